@@ -1,0 +1,111 @@
+//! Newtypes for every id and counter, so that two bare `u64` never stand side by side.
+//!
+//! Each wraps a `u64` (or `u32` for small indices), orders like it, prints like it and travels like it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl $name {
+            /// The number itself.
+            pub const fn get(self) -> $inner {
+                self.0
+            }
+
+            /// The number after this one.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+
+            /// As an index into memory.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl From<$inner> for $name {
+            fn from(value: $inner) -> Self {
+                Self(value)
+            }
+        }
+    };
+}
+
+number!(
+    /// A job, numbered by the master from 1. Users also name it `NAME-ID`.
+    JobId(u64)
+);
+number!(
+    /// One process start of a worker or ps, numbered by the master from 1 and never reused.
+    IncarnationId(u64)
+);
+number!(
+    /// The part of a job's model that one ps holds; 0-based within its job.
+    PartitionId(u32)
+);
+number!(
+    /// A chunk of a dense tensor: its 0-based index in the job's [`Layout`](crate::placement::Layout).
+    ChunkId(u32)
+);
+number!(
+    /// A unit of work that the master hands out; numbered within its job.
+    TaskId(u64)
+);
+number!(
+    /// One time-limited grant of a task; never reused while a master lives.
+    LeaseId(u64)
+);
+number!(
+    /// A row of an embedding table, as the user's data names it.
+    RowId(u64)
+);
+number!(
+    /// One pass over the data set, 0-based.
+    Epoch(u64)
+);
+number!(
+    /// One update of the model, 0-based over the whole job.
+    Step(u64)
+);
+number!(
+    /// Number of steps applied to the weights; version 0 is the initial weights.
+    Version(u64)
+);
+number!(
+    /// The records of one gradient, 0-based over the whole job.
+    MicrobatchId(u64)
+);
+number!(
+    /// Count of rewinds of a job to a checkpoint; a ps refuses pushes and pulls of an older one.
+    Era(u64)
+);
+number!(
+    /// Count of membership changes of the fleet; it informs, it fences nothing.
+    Generation(u64)
+);
+
+impl Step {
+    /// The version that this step reads when every step before it is applied, which it turns into the next one.
+    pub const fn reads(self) -> Version {
+        Version(self.0)
+    }
+
+    /// The version that exists once this step and all before it are applied.
+    pub const fn produces(self) -> Version {
+        Version(self.0 + 1)
+    }
+}

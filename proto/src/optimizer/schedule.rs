@@ -1,0 +1,264 @@
+//! Learning-rate schedules: pure functions of the step, the same bits in every process and on every CPU.
+//!
+//! The formulas are those of `torch.optim.lr_scheduler` in closed form. Only `+ - * /` of f64 are used: the platform's
+//! `pow` and `cos` may differ in the last bit from one C library, or one CPU, to the next.
+
+use std::f64::consts::FRAC_PI_2;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate changes over a job's steps; the `schedule` table inside `[optimizer]`.
+///
+/// The first `warmup_steps` steps climb linearly from near zero to the full rate; the schedule of `kind` starts after
+/// them, with its own step 0. (PyTorch: `SequentialLR([LinearLR, ..], milestones=[warmup_steps])`.)
+///
+/// ```
+/// use proto::optimizer::{Schedule, ScheduleKind};
+///
+/// let schedule = Schedule { kind: ScheduleKind::Cosine, warmup_steps: 3, ..Schedule::default() };
+/// let factors: Vec<f64> = [0, 1, 2, 3, 8, 13].into_iter().map(|step| schedule.factor(step, 13)).collect();
+/// assert_eq!(factors[..4], [0.25, 0.5, 0.75, 1.0]);
+/// assert!((factors[4] - 0.5).abs() < 1e-15); // half way from step 3 to step 13
+/// assert_eq!(factors[5], 0.0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// The shape after the warm-up. Default: constant.
+    #[serde(default)]
+    pub kind: ScheduleKind,
+    /// Number of steps that run below the full rate: step t of them has the factor `(t + 1) / (warmup_steps + 1)`, so
+    /// that no step is wasted on a rate of zero. Default 0. Use some percent of the job for adam with a large batch.
+    /// (PyTorch: `LinearLR(start_factor=1 / (warmup_steps + 1), total_iters=warmup_steps)`.)
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// step: number of steps between two reductions, at least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// step, exponential: the rate is multiplied by this at each reduction or at each step, in (0, 1]. Default for
+    /// step 0.1; exponential has none, 0.1 at each step would be the end of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// cosine: the step, counted from the start of the job, at which the minimum is reached; it stays there. Default:
+    /// the end of the job. Set it to be able to prolong the job later without changing what came before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// cosine: the factor at the end, in [0, 1]. Default 0. (PyTorch's `eta_min` divided by the learning rate.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_factor: Option<f64>,
+}
+
+/// The shapes of a schedule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// The full rate throughout.
+    #[default]
+    Constant,
+    /// `StepLR`: times `factor` after each `every_steps` steps.
+    Step,
+    /// `ExponentialLR`: times `factor` after each step.
+    Exponential,
+    /// `CosineAnnealingLR`: half a cosine from the full rate to the minimum (Loshchilov and Hutter, 2016), no restarts.
+    Cosine,
+}
+
+impl Schedule {
+    /// What the learning rate is multiplied by at `step` (from 0) of a job of `total_steps`; in [0, 1].
+    ///
+    /// Expects a validated schedule; a missing setting counts as "no change" here.
+    pub fn factor(&self, step: u64, total_steps: u64) -> f64 {
+        let Some(step_after_warmup) = step.checked_sub(self.warmup_steps) else {
+            return (step as f64 + 1.0) / (self.warmup_steps as f64 + 1.0);
+        };
+        match self.kind {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Step => {
+                let reductions = step_after_warmup / self.every_steps.unwrap_or(u64::MAX).max(1);
+                power(self.factor.unwrap_or(0.1), reductions)
+            }
+            ScheduleKind::Exponential => power(self.factor.unwrap_or(1.0), step_after_warmup),
+            ScheduleKind::Cosine => {
+                let steps = self.total_steps.unwrap_or(total_steps).saturating_sub(self.warmup_steps);
+                let minimum = self.minimum_factor.unwrap_or(0.0);
+                minimum + (1.0 - minimum) * half_cosine(step_after_warmup, steps)
+            }
+        }
+    }
+
+    /// Appends one message per violation.
+    pub(super) fn check(&self, violations: &mut Vec<String>) {
+        let kind = self.kind;
+        for (name, given, owners) in [
+            ("every_steps", self.every_steps.is_some(), &[ScheduleKind::Step][..]),
+            ("factor", self.factor.is_some(), &[ScheduleKind::Step, ScheduleKind::Exponential]),
+            ("total_steps", self.total_steps.is_some(), &[ScheduleKind::Cosine]),
+            ("minimum_factor", self.minimum_factor.is_some(), &[ScheduleKind::Cosine]),
+        ] {
+            if given && !owners.contains(&kind) {
+                let owners: Vec<_> = owners.iter().map(ToString::to_string).collect();
+                violations.push(format!(
+                    "`optimizer.schedule.{name}` is not a setting of kind `{kind}`; remove it or choose a kind that \
+                     has it: {}",
+                    owners.join(", ")
+                ));
+            }
+        }
+        for (name, missing) in [
+            ("every_steps", kind == ScheduleKind::Step && self.every_steps.is_none()),
+            ("factor", kind == ScheduleKind::Exponential && self.factor.is_none()),
+        ] {
+            if missing {
+                violations.push(format!("`optimizer.schedule.{name}` is missing, kind `{kind}` needs it"));
+            }
+        }
+        if self.every_steps == Some(0) {
+            violations.push("`optimizer.schedule.every_steps` is 0, expected at least 1".to_owned());
+        }
+        if let Some(factor) = self.factor.filter(|&factor| !(factor > 0.0 && factor <= 1.0)) {
+            violations.push(format!("`optimizer.schedule.factor` is {factor}, expected a number in (0, 1]"));
+        }
+        if let Some(minimum) = self.minimum_factor.filter(|minimum| !(0.0..=1.0).contains(minimum)) {
+            violations.push(format!(
+                "`optimizer.schedule.minimum_factor` is {minimum}, expected a number in [0, 1]"
+            ));
+        }
+        if let Some(total_steps) = self.total_steps.filter(|&total_steps| total_steps <= self.warmup_steps) {
+            violations.push(format!(
+                "`optimizer.schedule.total_steps` is {total_steps}, expected more than the {} of `warmup_steps`, which \
+                 it includes",
+                self.warmup_steps
+            ));
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    /// The name in the job file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Constant => "constant",
+            Self::Step => "step",
+            Self::Exponential => "exponential",
+            Self::Cosine => "cosine",
+        })
+    }
+}
+
+/// `base` to the power of `exponent` by repeated squaring, in f64: the same bits on every machine.
+///
+/// The relative error is about `exponent * 1e-16`: below an f32's last bit for every result that is not yet negligible.
+pub fn power(base: f64, exponent: u64) -> f64 {
+    let (mut square, mut rest, mut result) = (base, exponent, 1.0);
+    while rest > 0 {
+        if rest & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        rest >>= 1;
+    }
+    result
+}
+
+/// `(1 + cos(pi * step / steps)) / 2`, and 0 from `steps` on.
+///
+/// Computed as the square of `cos(angle / 2)`, which keeps full relative precision where `1 + cos` cancels, and from
+/// one sine on the first eighth of the circle.
+fn half_cosine(step: u64, steps: u64) -> f64 {
+    if step >= steps {
+        return 0.0;
+    }
+    let remaining = steps - step;
+    let half_angle = FRAC_PI_2 * (step.min(remaining) as f64 / steps as f64);
+    let square = sine(half_angle) * sine(half_angle);
+    if step < remaining { 1.0 - square } else { square }
+}
+
+/// The Taylor series of the sine on [0, pi / 4]; the first omitted term is below 5e-17.
+fn sine(x: f64) -> f64 {
+    let square = x * x;
+    let mut sum = 1.0;
+    for n in (1..8).rev() {
+        sum = 1.0 - square / f64::from(2 * n * (2 * n + 1)) * sum;
+    }
+    x * sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_step_is_never_wasted() {
+        for kind in
+            [ScheduleKind::Constant, ScheduleKind::Step, ScheduleKind::Exponential, ScheduleKind::Cosine]
+        {
+            for warmup_steps in [0, 1, 7] {
+                let schedule = Schedule {
+                    kind,
+                    warmup_steps,
+                    every_steps: Some(3),
+                    factor: Some(0.5),
+                    ..Schedule::default()
+                };
+                assert!(schedule.factor(0, 20) > 0.0, "{schedule:?}");
+                assert_eq!(schedule.factor(warmup_steps, 20), 1.0, "{schedule:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_cosine_falls_at_every_step_and_stays_at_its_minimum() {
+        let schedule =
+            Schedule { kind: ScheduleKind::Cosine, minimum_factor: Some(0.1), ..Schedule::default() };
+        for step in 0..1000 {
+            assert!(schedule.factor(step, 1000) > schedule.factor(step + 1, 1000), "step {step}");
+        }
+        assert_eq!(schedule.factor(1000, 1000), 0.1);
+        assert_eq!(schedule.factor(5000, 1000), 0.1);
+    }
+
+    #[test]
+    fn a_warm_up_longer_than_the_job_still_climbs() {
+        let schedule = Schedule { kind: ScheduleKind::Cosine, warmup_steps: 9, ..Schedule::default() };
+        assert_eq!(schedule.factor(4, 5), 0.5);
+        assert_eq!(schedule.factor(9, 5), 0.0);
+    }
+
+    #[test]
+    fn own_arithmetic_is_as_good_as_the_platforms() {
+        for step in 0..=1000_u32 {
+            let expected = (f64::from(step) * std::f64::consts::PI / 2000.0).cos().powi(2);
+            let found = half_cosine(u64::from(step), 1000);
+            assert!((found - expected).abs() <= 2e-16, "step {step}: {found:e} against {expected:e}");
+        }
+        for exponent in [0, 1, 2, 3, 10, 100, 1000, 12_345_u32] {
+            let expected = 0.999_f64.powf(f64::from(exponent));
+            let found = power(0.999, u64::from(exponent));
+            assert!(
+                (found / expected - 1.0).abs() <= 1e-12,
+                "exponent {exponent}: {found:e} against {expected:e}"
+            );
+        }
+    }
+
+    #[test]
+    fn settings_of_another_kind_and_impossible_values_are_named() {
+        let schedule = Schedule {
+            kind: ScheduleKind::Exponential,
+            warmup_steps: 10,
+            every_steps: Some(0),
+            factor: None,
+            total_steps: Some(10),
+            minimum_factor: Some(f64::NAN),
+        };
+        let mut violations = Vec::new();
+        schedule.check(&mut violations);
+        let named = |name: &str| violations.iter().filter(|text| text.contains(name)).count();
+        assert_eq!(named("`optimizer.schedule.every_steps`"), 2, "{violations:?}");
+        assert_eq!(named("`optimizer.schedule.factor` is missing"), 1, "{violations:?}");
+        assert_eq!(named("`optimizer.schedule.total_steps`"), 2, "{violations:?}");
+        assert_eq!(named("`optimizer.schedule.minimum_factor`"), 2, "{violations:?}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The exchange between worker and ps as a Rust trait: implemented by the ps itself for workers of the same process,
+//! and by the worker's gRPC client for all others. Both sides of the wire check what they receive in [`convert`](crate::convert).
+
+use std::time::Duration;
+
+use crate::ids::{Era, JobId, PartitionId, Version};
+use crate::status::Failure;
+use crate::tensor::Chunk;
+use crate::tree::StepNode;
+
+/// Who is spoken to, and in which era.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The job.
+    pub job: JobId,
+    /// The receiver's part of it.
+    pub partition: PartitionId,
+    /// The sender's era; the receiver refuses an older one than its own.
+    pub era: Era,
+}
+
+/// What a push brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Version 0.
+    Initial,
+    /// The sum below a node of a step's reduction tree, over `samples` records.
+    Node {
+        /// Which node.
+        node: StepNode,
+        /// Records below it.
+        samples: u64,
+    },
+}
+
+/// One push: all chunks of a partition, in increasing order of their ids.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// Where to.
+    pub address: Address,
+    /// What for.
+    pub target: Target,
+    /// The values.
+    pub chunks: Vec<Chunk>,
+}
+
+/// What a push did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Added to its step, which still lacks others.
+    Merged,
+    /// Completed its step, or version 0.
+    Completed,
+    /// Brought nothing new; dropped.
+    Duplicate,
+}
+
+/// Answer to a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pushed {
+    /// What it did.
+    pub outcome: Outcome,
+    /// Version of the partition after it.
+    pub version: Version,
+}
+
+/// Which weights a pull needs: this is the barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Exactly this version (canonical order, evaluation, export).
+    Exact(Version),
+    /// The newest, once all steps below this one are applied (arrival order).
+    AtLeast(Version),
+}
+
+/// One pull of a whole partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pull {
+    /// Where from.
+    pub address: Address,
+    /// Which weights.
+    pub want: Want,
+    /// Longest time to wait for them.
+    pub wait: Duration,
+}
+
+/// Answer to a pull: all chunks of the partition at one version.
+#[derive(Clone, Debug)]
+pub struct Pulled {
+    /// Number of steps applied to them.
+    pub version: Version,
+    /// The values, in increasing order of the ids.
+    pub chunks: Vec<Chunk>,
+}
+
+/// A ps as a worker sees it.
+#[async_trait::async_trait]
+pub trait Parameters: Send + Sync + 'static {
+    /// Sends one node of a step's reduction tree, or version 0. Safe to repeat: a repeat is acknowledged and dropped.
+    ///
+    /// # Errors
+    /// [`Failure`] says whether trying again can help.
+    async fn push(&self, push: Push) -> Result<Pushed, Failure>;
+
+    /// Reads a partition at a version, waiting until it exists.
+    ///
+    /// # Errors
+    /// [`Kind::NotYet`](crate::status::Kind::NotYet) when it did not come in time, [`Kind::Gone`](crate::status::Kind::Gone)
+    /// when an exact version is no longer kept, which means that its steps are applied.
+    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure>;
+}

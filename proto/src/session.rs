@@ -1,0 +1,147 @@
+//! A process's life in the fleet: register, heartbeat, register anew when the master forgot it. Workers and ps share it.
+//!
+//! The heartbeat stream stays open as long as the process lives; when it breaks, the master knows at once. The session then
+//! tries again with backoff for as long as its owner lets it, under a new incarnation if the master no longer knows the old one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+
+use crate::ids::IncarnationId;
+use crate::pb;
+use crate::pb::fleet_client::FleetClient;
+use crate::retry::Retry;
+use crate::status::{Failure, Kind};
+
+/// What the fleet knows of this process: cheap to clone, all clones are the same session.
+#[derive(Clone, Debug)]
+pub struct Session {
+    registered: watch::Receiver<Option<Registered>>,
+    replies: watch::Receiver<pb::HeartbeatReply>,
+    outgoing: Arc<Outgoing>,
+}
+
+/// The current incarnation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// This process start, as the master numbered it.
+    pub incarnation: IncarnationId,
+    /// The master's own process start.
+    pub master: u64,
+}
+
+#[derive(Debug, Default)]
+struct Outgoing {
+    /// What the next heartbeat says; the incarnation is filled in when it is sent.
+    next: Mutex<pb::HeartbeatRequest>,
+    /// Send it now.
+    now: Notify,
+}
+
+impl Session {
+    /// Starts the session. The returned future drives it, and ends only with an error that trying again cannot mend
+    /// (another program version, a refused name); drop it to leave the fleet.
+    pub fn start(
+        fleet: FleetClient<Channel>,
+        register: pb::RegisterRequest,
+    ) -> (Self, impl Future<Output = Failure> + Send) {
+        let (registered_tx, registered) = watch::channel(None);
+        let (replies_tx, replies) = watch::channel(pb::HeartbeatReply::default());
+        let outgoing = Arc::new(Outgoing::default());
+        let session = Self { registered, replies, outgoing: outgoing.clone() };
+        let driver = async move {
+            loop {
+                if let Err(failure) =
+                    live(fleet.clone(), &register, &registered_tx, &replies_tx, &outgoing).await
+                    && !failure.is_retryable()
+                    && failure.kind != Kind::Fenced
+                {
+                    return failure;
+                }
+                registered_tx.send_replace(None);
+            }
+        };
+        (session, driver)
+    }
+
+    /// The current incarnation; waits while there is none.
+    pub async fn registered(&self) -> Registered {
+        let mut registered = self.registered.clone();
+        match registered.wait_for(Option::is_some).await {
+            Ok(current) => current.unwrap_or_else(|| unreachable!("just waited for it")),
+            // The driver is gone, and with it whoever would use the answer.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Changes of the current incarnation; `None` while the master does not know this process.
+    pub fn incarnations(&self) -> watch::Receiver<Option<Registered>> {
+        self.registered.clone()
+    }
+
+    /// The master's answers to heartbeats, newest only.
+    pub fn replies(&self) -> watch::Receiver<pb::HeartbeatReply> {
+        self.replies.clone()
+    }
+
+    /// Changes what heartbeats say, and sends one at once when `edit` asks for it by returning true.
+    pub fn report(&self, edit: impl FnOnce(&mut pb::HeartbeatRequest) -> bool) {
+        if edit(&mut self.outgoing.next.lock().unwrap_or_else(PoisonError::into_inner)) {
+            self.outgoing.now.notify_one();
+        }
+    }
+}
+
+/// One incarnation: from registration to the end of its heartbeat stream.
+async fn live(
+    mut fleet: FleetClient<Channel>,
+    register: &pb::RegisterRequest,
+    registered: &watch::Sender<Option<Registered>>,
+    replies: &watch::Sender<pb::HeartbeatReply>,
+    outgoing: &Outgoing,
+) -> Result<(), Failure> {
+    let seed = register.name.bytes().fold(0u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+    let visible = |attempt: u32, failure: &Failure| {
+        // Logged when the state changes, not at each attempt.
+        if attempt == 1 {
+            tracing::warn!(reason = %failure, "master unreachable; trying again");
+        }
+    };
+    let client = fleet.clone();
+    let reply = Retry::unlimited()
+        .run(seed, visible, || {
+            let mut fleet = client.clone();
+            async move { Ok(fleet.register(register.clone()).await.map_err(Failure::from)?.into_inner()) }
+        })
+        .await?;
+    let incarnation = IncarnationId(reply.incarnation);
+    let period = Duration::from_millis(u64::from(reply.heartbeat_ms.max(10)));
+    tracing::info!(%incarnation, "registered with the master");
+
+    let beat = || {
+        let mut request = outgoing.next.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        request.incarnation = reply.incarnation;
+        request
+    };
+    let (requests, receiver) = mpsc::channel(4);
+    // The first one travels with the call, so that the master can answer it.
+    let _ = requests.try_send(beat());
+    let mut answers =
+        fleet.heartbeat(ReceiverStream::new(receiver)).await.map_err(Failure::from)?.into_inner();
+    registered.send_replace(Some(Registered { incarnation, master: reply.master }));
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            answer = answers.message() => match answer.map_err(Failure::from)? {
+                Some(answer) => drop(replies.send_replace(answer)),
+                None => return Err(Failure::new(Kind::Unavailable, "the master closed the heartbeat stream")),
+            },
+            _ = ticks.tick() => drop(requests.try_send(beat())),
+            () = outgoing.now.notified() => drop(requests.try_send(beat())),
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! The job's specification: what `JOB.toml` says, with defaults filled in and everything checked.
+//!
+//! It travels between processes as JSON of these same structures, so a job file, the wire and the code have one schema.
+//! Unknown keys are errors that name the nearest known key; contradictions are reported all at once.
+
+mod duration;
+mod file;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::file::parse;
+use crate::error::{Error, Result};
+use crate::optimizer::OptimizerSpec;
+use crate::plan::Plan;
+
+/// A whole job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Name for people: 1 to 64 letters, digits, `-`, `_` or `.`.
+    pub name: String,
+    /// Passes over the training records.
+    pub epochs: u64,
+    /// Everything random derives from it: record order, initial weights, dropout. Default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// What is trained.
+    pub model: ModelSpec,
+    /// What it is trained on.
+    pub data: DataSpec,
+    /// Records per gradient and per update.
+    pub batch: BatchSpec,
+    /// How gradients become updates.
+    pub optimizer: OptimizerSpec,
+    /// Which weights a step is computed from. Default: `sync`.
+    #[serde(default)]
+    pub consistency: ConsistencySpec,
+    /// How many processes take part.
+    #[serde(default)]
+    pub fleet: FleetSpec,
+    /// When the state is saved. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointSpec>,
+    /// Time-outs and how often to try.
+    #[serde(default)]
+    pub limits: LimitsSpec,
+    /// How values travel.
+    #[serde(default)]
+    pub wire: WireSpec,
+}
+
+/// The network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSpec {
+    /// TorchScript file (`torch.jit.script(..).save(..)`). Either this or `builtin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<String>,
+    /// A network of Ebbflow's own (`linear`, `softmax`, `mlp`, `convnet`, `resnet18`) or of your program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub builtin: Option<String>,
+    /// Options of a builtin network, e.g. `hidden = [128]`; each network checks its own.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub options: serde_json::Map<String, serde_json::Value>,
+    /// What is minimised. Default: `cross_entropy`.
+    #[serde(default)]
+    pub loss: Loss,
+    /// What an evaluation reports beside the loss. Default: nothing.
+    #[serde(default)]
+    pub metrics: Vec<Metric>,
+}
+
+/// What is minimised: the mean over the records of a microbatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Loss {
+    /// Softmax and negative log likelihood of the label's class; outputs are logits `[n, classes]`, labels classes.
+    #[default]
+    CrossEntropy,
+    /// Negative log likelihood; outputs are log-probabilities `[n, classes]`, labels classes.
+    Nll,
+    /// Squared difference, mean over the outputs; labels have the outputs' shape.
+    Mse,
+    /// Sigmoid and binary cross-entropy, mean over the outputs; labels in `[0, 1]` with the outputs' shape.
+    BceWithLogits,
+    /// The script returns the loss itself: `forward(features, labels) -> (mean loss, outputs)`.
+    Module,
+}
+
+impl Loss {
+    /// Whether labels are class numbers (i64) rather than values (f32).
+    pub const fn wants_classes(self) -> bool {
+        matches!(self, Self::CrossEntropy | Self::Nll)
+    }
+}
+
+/// What an evaluation reports beside the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Share of records whose largest output is the label's class (for `bce_with_logits`: on the label's side of 0).
+    Accuracy,
+    /// Mean absolute difference between outputs and labels.
+    Mae,
+}
+
+impl Metric {
+    /// Its name in job files, events and summaries.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
+            Self::Mae => "mae",
+        }
+    }
+}
+
+/// The data set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSpec {
+    /// How the files are written.
+    pub format: Format,
+    /// Training files.
+    pub train: FilesSpec,
+    /// Validation files. Either these or `validation_fraction`, or neither for no evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<FilesSpec>,
+    /// Share of the training records, drawn by the seed, that validate instead; in (0, 1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_fraction: Option<f64>,
+    /// Order of the records in an epoch. Default: `records`.
+    #[serde(default)]
+    pub shuffle: Shuffle,
+    /// Shape that one record's features are given, e.g. `[1, 28, 28]`. Default: as in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Vec<usize>>,
+    /// How features are scaled. Default: as in the file.
+    #[serde(default)]
+    pub normalize: Normalize,
+    /// CSV: the column (its name in the header, or its number from 0) that holds the label. Default: the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// CSV: whether the first line names the columns. Default: true.
+    #[serde(default = "yes")]
+    pub header: bool,
+    /// Folder that relative paths start from: the job file's. Set when the file is read, not by the user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<PathBuf>,
+}
+
+/// Files that belong together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilesSpec {
+    /// Files of features, in order.
+    pub features: Vec<String>,
+    /// Files of labels, one for each of `features`. CSV: leave out, the label is a column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// Only these records `[begin, end)`, counted over all files. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<(u64, u64)>,
+}
+
+/// Data formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// MNIST's format, plain or `.gz`.
+    Idx,
+    /// Comma-separated text, plain or `.gz`.
+    Csv,
+    /// NumPy arrays, first dimension the records.
+    Npy,
+}
+
+/// Order of the records in an epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shuffle {
+    /// A new permutation of all records each epoch.
+    #[default]
+    Records,
+    /// The order of the files.
+    None,
+}
+
+/// `feature = (raw / scale - mean) / std`, computed in f32 in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Normalize {
+    /// Divisor of the raw value, e.g. 255. Default 1.
+    pub scale: f32,
+    /// Subtracted then. Default 0.
+    pub mean: f32,
+    /// Divisor then. Default 1.
+    pub std: f32,
+}
+
+impl Default for Normalize {
+    fn default() -> Self {
+        Self { scale: 1.0, mean: 0.0, std: 1.0 }
+    }
+}
+
+/// Records per gradient and per update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchSpec {
+    /// Records of one gradient: what must fit into a worker's memory.
+    pub micro: u32,
+    /// Records of one update, however many workers there are; rounded up to a multiple of `micro`. Default: `micro`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effective: Option<u32>,
+}
+
+impl BatchSpec {
+    /// M: microbatches of one step.
+    pub fn microbatches_per_step(&self) -> u32 {
+        self.effective.unwrap_or(self.micro).div_ceil(self.micro)
+    }
+}
+
+/// Which weights a step is computed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsistencySpec {
+    /// One of the four presets. Default: `sync`.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Steps that computing may run ahead of applying (`pipelined` and `bounded`). Default 1 for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay: Option<u32>,
+}
+
+/// The four usual presets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Step t from exactly version t. Bit-reproducible.
+    #[default]
+    Sync,
+    /// Step t from exactly version t - delay. Bit-reproducible.
+    Pipelined,
+    /// Step t once all steps up to t - 1 - delay are applied (SSP).
+    Bounded,
+    /// From whatever is there.
+    Async,
+}
+
+/// When updates are applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Step t only after t - 1.
+    Canonical,
+    /// As soon as a step's microbatches are in.
+    Arrival,
+}
+
+/// The two settings that the presets stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Consistency {
+    /// When updates are applied.
+    pub order: Order,
+    /// Steps that computing may run ahead of applying; `None`: no bound.
+    pub delay: Option<u32>,
+}
+
+impl ConsistencySpec {
+    /// What the preset means.
+    pub fn resolve(&self) -> Consistency {
+        let (order, delay) = match self.mode {
+            Mode::Sync => (Order::Canonical, Some(0)),
+            Mode::Pipelined => (Order::Canonical, Some(self.delay.unwrap_or(1))),
+            Mode::Bounded => (Order::Arrival, Some(self.delay.unwrap_or(1))),
+            Mode::Async => (Order::Arrival, None),
+        };
+        Consistency { order, delay }
+    }
+}
+
+/// How many processes take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetSpec {
+    /// Workers. Default 1 to 64.
+    pub workers: WorkersSpec,
+    /// Partitions of the model, each on its own ps where there are enough. Default 1.
+    pub ps: u32,
+}
+
+impl Default for FleetSpec {
+    fn default() -> Self {
+        Self { workers: WorkersSpec::default(), ps: 1 }
+    }
+}
+
+/// Bounds of the number of workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkersSpec {
+    /// Below this many the job waits. Default 1.
+    pub min: u32,
+    /// Workers above this many stand by. Default 64.
+    pub max: u32,
+}
+
+impl Default for WorkersSpec {
+    fn default() -> Self {
+        Self { min: 1, max: 64 }
+    }
+}
+
+/// When the state is saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointSpec {
+    /// Where: a path or an object-store URL.
+    pub url: String,
+    /// After so many steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// How many to keep. Default 3.
+    #[serde(default = "three")]
+    pub keep: u32,
+}
+
+/// Time-outs and how often to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsSpec {
+    /// How long a lease holds without renewal. Default 30 s.
+    #[serde(with = "duration")]
+    pub lease: Duration,
+    /// Reported failures of one task before the job fails. Default 3.
+    pub attempts_max: u32,
+    /// Deaths of processes holding one task before the job fails. Default 10.
+    pub deaths_max: u32,
+    /// Longest wait of one pull (IBM EDT: EDT_PULL_WEIGHT_TIME_OUT). Default 30 s.
+    #[serde(with = "duration")]
+    pub pull_timeout: Duration,
+    /// Pulls that may fail in a row before the worker stops (IBM EDT: EDT_PULL_FAILED_LIMITS). Default 5.
+    pub pull_attempts_max: u32,
+}
+
+impl Default for LimitsSpec {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            attempts_max: 3,
+            deaths_max: 10,
+            pull_timeout: Duration::from_secs(30),
+            pull_attempts_max: 5,
+        }
+    }
+}
+
+/// How values travel between worker and ps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WireSpec {
+    /// Type of gradients and weights on the wire. Default: f32.
+    pub value: WireValue,
+}
+
+/// Type of gradients and weights on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WireValue {
+    /// 32-bit IEEE float.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit IEEE float.
+    F16,
+}
+
+impl JobSpec {
+    /// Reads the wire form and checks it.
+    ///
+    /// # Errors
+    /// Not such JSON, or [`Error::Invalid`] with every violation.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let spec: Self = serde_json::from_str(json)
+            .map_err(|error| Error::JobFile(format!("job specification: {error}")))?;
+        spec.validate()?;
+        Ok(spec)
+    }
+
+    /// The wire form.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a specification has no keys that JSON lacks")
+    }
+
+    /// The numbering of this job's work over `records` training records.
+    pub fn plan(&self, records: u64) -> Plan {
+        Plan {
+            records,
+            micro: self.batch.micro,
+            microbatches_per_step: self.batch.microbatches_per_step(),
+            epochs: self.epochs,
+        }
+    }
+
+    /// Checks what the types cannot.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with every violation, not just the first.
+    pub fn validate(&self) -> Result<()> {
+        let mut wrong = Vec::new();
+        let mut check = |ok: bool, message: String| {
+            if !ok {
+                wrong.push(message);
+            }
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        check(
+            (1..=64).contains(&self.name.len()) && self.name.chars().all(plain),
+            format!("name: `{}` is not 1 to 64 letters, digits, `-`, `_` or `.`", self.name),
+        );
+        check(self.epochs > 0, "epochs: 0 would train nothing; set 1 or more".to_owned());
+        check(
+            self.model.script.is_some() != self.model.builtin.is_some(),
+            "model: give either `script` (a TorchScript file) or `builtin` (a network's name), not both or neither".to_owned(),
+        );
+        check(
+            self.model.script.is_none() || self.model.options.is_empty(),
+            "model.options: a script has none; they belong to a builtin network".to_owned(),
+        );
+        check(
+            self.model.loss != Loss::Module || self.model.script.is_some(),
+            "model.loss: \"module\" needs a script that returns its loss".to_owned(),
+        );
+        check(
+            !self.model.metrics.contains(&Metric::Mae) || !self.model.loss.wants_classes(),
+            "model.metrics: \"mae\" compares values; this loss has class labels, use \"accuracy\"".to_owned(),
+        );
+        check(
+            !self.model.metrics.contains(&Metric::Accuracy) || self.model.loss != Loss::Mse,
+            "model.metrics: \"accuracy\" needs classes; this loss compares values, use \"mae\"".to_owned(),
+        );
+        self.data.validate(&mut check);
+        let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
+        check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());
+        check(
+            effective >= micro,
+            format!(
+                "batch.effective = {effective} is below batch.micro = {micro}; an update needs at least one microbatch"
+            ),
+        );
+        check(
+            micro == 0 || effective / micro.max(1) <= 65_536,
+            format!(
+                "batch: effective / micro = {} microbatches per step, at most 65536",
+                effective / micro.max(1)
+            ),
+        );
+        for message in self.optimizer.validate().err().map(|invalid| invalid.violations).unwrap_or_default() {
+            check(false, message);
+        }
+        let (mode, delay) = (self.consistency.mode, self.consistency.delay);
+        let takes_delay = matches!(mode, Mode::Pipelined | Mode::Bounded);
+        check(
+            delay.is_none() || takes_delay,
+            "consistency.delay: only `pipelined` and `bounded` have one; change mode or remove it".to_owned(),
+        );
+        check(
+            mode != Mode::Pipelined || delay != Some(0),
+            "consistency.delay: `pipelined` needs 1 or more; without delay it is mode = \"sync\"".to_owned(),
+        );
+        check(delay.is_none_or(|delay| delay <= 64), "consistency.delay: at most 64".to_owned());
+        let WorkersSpec { min, max } = self.fleet.workers;
+        check(
+            (1..=max).contains(&min),
+            format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max"),
+        );
+        check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
+        check(
+            self.checkpoint.is_none(),
+            "checkpoint: this version writes none yet; remove the section".to_owned(),
+        );
+        let LimitsSpec { lease, attempts_max, deaths_max, pull_timeout, pull_attempts_max } = self.limits;
+        check(lease >= Duration::from_millis(100), "limits.lease: at least 100ms".to_owned());
+        check(pull_timeout >= Duration::from_millis(100), "limits.pull_timeout: at least 100ms".to_owned());
+        check(
+            attempts_max > 0 && deaths_max > 0 && pull_attempts_max > 0,
+            "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more".to_owned(),
+        );
+        check(self.wire.value == WireValue::F32, "wire.value: this version sends f32 only".to_owned());
+        if wrong.is_empty() { Ok(()) } else { Err(Error::Invalid(wrong)) }
+    }
+}
+
+impl DataSpec {
+    fn validate(&self, check: &mut impl FnMut(bool, String)) {
+        self.train.validate("data.train", self.format, check);
+        if let Some(validation) = &self.validation {
+            validation.validate("data.validation", self.format, check);
+        }
+        check(
+            self.validation.is_none() || self.validation_fraction.is_none(),
+            "data: give either `validation` (files) or `validation_fraction`, not both".to_owned(),
+        );
+        if let Some(fraction) = self.validation_fraction {
+            check(
+                fraction > 0.0 && fraction < 1.0,
+                format!("data.validation_fraction = {fraction}: must be between 0 and 1"),
+            );
+        }
+        let is_csv = self.format == Format::Csv;
+        check(
+            self.label.is_none() || is_csv,
+            "data.label: only CSV has a label column; remove it or set format = \"csv\"".to_owned(),
+        );
+        let Normalize { scale, mean, std } = self.normalize;
+        check(
+            [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,
+            format!(
+                "data.normalize: scale = {scale}, mean = {mean}, std = {std}; must be finite, scale and std not 0"
+            ),
+        );
+        check(
+            self.shape.as_ref().is_none_or(|shape| !shape.is_empty() && !shape.contains(&0)),
+            "data.shape: needs at least one dimension and none of size 0".to_owned(),
+        );
+    }
+
+    /// The files of a data set, when it has files of its own.
+    pub fn files(&self, set: DataSet) -> Option<&FilesSpec> {
+        match set {
+            DataSet::Train => Some(&self.train),
+            DataSet::Validation => self.validation.as_ref(),
+        }
+    }
+
+    /// Where a data file lies: below `root` when the worker has one, otherwise below the job file's folder.
+    pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
+        let path = Path::new(file);
+        match (root, &self.base) {
+            (Some(root), _) => root.join(path.strip_prefix("/").unwrap_or(path)),
+            (None, Some(base)) => base.join(path),
+            (None, None) => path.to_owned(),
+        }
+    }
+}
+
+impl FilesSpec {
+    fn validate(&self, key: &str, format: Format, check: &mut impl FnMut(bool, String)) {
+        let (features, labels) = (self.features.len(), self.labels.len());
+        check(features > 0, format!("{key}.features: needs at least one file"));
+        if format == Format::Csv {
+            check(
+                labels == 0,
+                format!("{key}.labels: in CSV the label is a column of the features file; remove it"),
+            );
+        } else {
+            check(
+                features == labels,
+                format!("{key}: {features} files of features, {labels} of labels; each needs its partner"),
+            );
+        }
+        if let Some((begin, end)) = self.records {
+            check(begin < end, format!("{key}.records = [{begin}, {end}]: the range is empty"));
+        }
+        for file in self.features.iter().chain(&self.labels) {
+            check(!file.contains("://"), format!("{key}: `{file}` is a URL; this version reads local paths"));
+        }
+    }
+}
+
+/// Which records of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DataSet {
+    /// The training records.
+    Train,
+    /// The validation records.
+    Validation,
+}
+
+/// Sums of metrics by name; a mean once divided by the samples.
+pub type Metrics = BTreeMap<String, f64>;
+
+const fn yes() -> bool {
+    true
+}
+
+const fn three() -> u32 {
+    3
+}

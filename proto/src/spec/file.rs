@@ -1,0 +1,173 @@
+//! From the text of `JOB.toml` and `--set` overrides to a checked [`JobSpec`].
+
+use std::path::Path;
+
+use super::JobSpec;
+use crate::error::{Error, Result};
+
+/// Reads a job file's text. `path` names it in errors, and relative data paths start from its folder.
+/// `overrides` are `key.path=value` pairs, applied after the file; a value is TOML, or a bare string.
+///
+/// # Errors
+/// [`Error::JobFile`] with line and column for a syntax error, an unknown key (naming the nearest known one) or a wrong
+/// type; [`Error::Invalid`] with every contradiction.
+pub fn parse(text: &str, path: &Path, overrides: &[String]) -> Result<JobSpec> {
+    let in_file =
+        |error: &toml::de::Error| Error::JobFile(describe(&path.display().to_string(), text, error));
+    let mut table: toml::Table = toml::from_str(text).map_err(|error| in_file(&error))?;
+    if overrides.is_empty() {
+        // Deserialised from the text, so that errors know their line.
+        return finish(toml::from_str(text).map_err(|error| in_file(&error))?, path);
+    }
+    for pair in overrides {
+        set(&mut table, pair)?;
+    }
+    let text = toml::to_string(&table).expect("a table that was parsed can be written");
+    let name = format!("{} with --set {}", path.display(), overrides.join(" --set "));
+    finish(toml::from_str(&text).map_err(|error| Error::JobFile(describe(&name, &text, &error)))?, path)
+}
+
+fn finish(mut spec: JobSpec, path: &Path) -> Result<JobSpec> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    spec.data.base = Some(std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+    spec.validate()?;
+    Ok(spec)
+}
+
+fn set(table: &mut toml::Table, pair: &str) -> Result<()> {
+    let wrong = |what: String| Error::JobFile(format!("--set {pair}: {what}"));
+    let (key, value) = pair
+        .split_once('=')
+        .ok_or_else(|| wrong("expected KEY=VALUE, e.g. optimizer.learning_rate=0.01".into()))?;
+    let value = value.trim();
+    let parsed = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
+    let value = parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| value.into());
+    let mut at = table;
+    let mut keys = key.trim().split('.').peekable();
+    while let Some(part) = keys.next() {
+        if keys.peek().is_none() {
+            at.insert(part.to_owned(), value);
+            return Ok(());
+        }
+        at = at
+            .entry(part)
+            .or_insert_with(|| toml::Table::new().into())
+            .as_table_mut()
+            .ok_or_else(|| wrong(format!("`{part}` is a value, not a section")))?;
+    }
+    Ok(())
+}
+
+/// What serde says, with file, line and column, and the nearest known key when one is unknown.
+fn describe(name: &str, text: &str, error: &toml::de::Error) -> String {
+    let place = error.span().map(|span| {
+        let before = &text[..span.start.min(text.len())];
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
+        format!(", line {line}, column {column}")
+    });
+    let message = error.message().trim();
+    let hint = nearest(message).map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+    format!("{name}{}: {message}{hint}", place.unwrap_or_default())
+}
+
+/// Of serde's "unknown field `x`, expected one of `a`, `b`": the expected word that is closest to `x`.
+fn nearest(message: &str) -> Option<String> {
+    if !message.starts_with("unknown") {
+        return None;
+    }
+    let mut words = message.split('`').skip(1).step_by(2);
+    let unknown = words.next()?;
+    let near = words.map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min()?;
+    (near.0 <= unknown.len().div_ceil(2)).then(|| near.1.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::spec::{Mode, Order};
+
+    const JOB: &str = r#"
+name = "digits"
+epochs = 10
+seed = 7
+[model]
+builtin = "mlp"
+[data]
+format = "idx"
+train = { features = ["images.gz"], labels = ["labels.gz"] }
+validation_fraction = 0.2
+[batch]
+micro = 32
+effective = 128
+[optimizer]
+kind = "adam"
+learning_rate = 1e-3
+"#;
+
+    fn read(text: &str) -> Result<JobSpec> {
+        parse(text, Path::new("jobs/digits.toml"), &[])
+    }
+
+    fn error(text: &str) -> String {
+        read(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_short_job_has_every_default() {
+        let spec = read(JOB).unwrap();
+        assert_eq!(spec.batch.microbatches_per_step(), 4);
+        assert_eq!(spec.consistency.mode, Mode::Sync);
+        assert_eq!(spec.limits.lease, Duration::from_secs(30));
+        assert!(spec.data.locate("images.gz", None).ends_with("jobs/images.gz"));
+        assert_eq!(spec.data.locate("/d/images.gz", Some(Path::new("/mnt"))), Path::new("/mnt/d/images.gz"));
+    }
+
+    #[test]
+    fn the_wire_form_is_the_same_job() {
+        let spec = read(JOB).unwrap();
+        assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+    }
+
+    #[test]
+    fn a_syntax_error_has_line_and_column() {
+        let message = error(&JOB.replace("epochs = 10", "epochs = = 10"));
+        assert!(message.contains("jobs/digits.toml, line 3, column"), "{message}");
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest() {
+        let message = error(&JOB.replace("effective =", "efective ="));
+        assert!(message.contains("line 13") && message.contains("did you mean `effective`?"), "{message}");
+        let message = error(&JOB.replace("kind = \"adam\"", "kind = \"adm\""));
+        assert!(message.contains("did you mean `adam`?"), "{message}");
+    }
+
+    #[test]
+    fn a_wrong_type_has_its_line() {
+        let message = error(&JOB.replace("micro = 32", "micro = \"many\""));
+        assert!(message.contains("line 12") && message.contains("many"), "{message}");
+    }
+
+    #[test]
+    fn contradictions_are_reported_all_at_once() {
+        let text = JOB.replace("effective = 128", "effective = 8").replace("epochs = 10", "epochs = 0")
+            + "[consistency]\nmode = \"sync\"\ndelay = 2\n";
+        let message = error(&text);
+        for part in ["epochs: 0", "batch.effective = 8", "consistency.delay"] {
+            assert!(message.contains(part), "{part} missing in {message}");
+        }
+    }
+
+    #[test]
+    fn overrides_win_and_bad_ones_are_named() {
+        let set = |pair: &str| parse(JOB, Path::new("digits.toml"), &[pair.to_owned()]);
+        assert_eq!(set("batch.micro=16").unwrap().batch.micro, 16);
+        assert_eq!(set("consistency.mode=pipelined").unwrap().consistency.resolve().order, Order::Canonical);
+        assert_eq!(set("fleet.workers.max=3").unwrap().fleet.workers.max, 3);
+        assert!(set("batch.mikro=16").unwrap_err().to_string().contains("did you mean `micro`?"));
+        assert!(set("nonsense").unwrap_err().to_string().contains("--set nonsense"));
+    }
+}

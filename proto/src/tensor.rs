@@ -1,0 +1,280 @@
+//! Tensors as they travel and rest: names, shapes, roles, and values as raw little-endian bytes.
+//!
+//! [`Chunk`] is the one currency between worker and ps, on a socket or inside one process: its `Bytes` may share a
+//! ps's versioned buffer or a receive buffer. Received bytes are rarely aligned, so they are read with unaligned
+//! loads ([`Values::from_bytes`], [`add_assign`]) and never reinterpreted.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ChunkId;
+
+/// Type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit IEEE float.
+    F32,
+    /// 64-bit signed integer.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// What a step does to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The optimizer updates it from the mean gradient (f32).
+    Parameter,
+    /// Becomes the mean of the M values that the microbatches report (f32).
+    State,
+    /// Becomes the maximum of the M values that the microbatches report (i64).
+    Counter,
+}
+
+impl Role {
+    /// The only element type a tensor of this role may have.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Parameter | Self::State => DType::F32,
+            Self::Counter => DType::I64,
+        }
+    }
+}
+
+/// One named tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// PyTorch `state_dict` name.
+    pub name: String,
+    /// Sizes of the dimensions, row-major; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// What a step does to it; fixes the element type.
+    pub role: Role,
+}
+
+impl TensorSpec {
+    /// A parameter of the optimizer.
+    pub fn parameter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into(), role: Role::Parameter }
+    }
+
+    /// A state tensor: mean of the M values.
+    pub fn state(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into(), role: Role::State }
+    }
+
+    /// A counter: maximum of the M values.
+    pub fn counter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into(), role: Role::Counter }
+    }
+
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        self.role.dtype()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether a dimension is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All-zero values of this tensor.
+    pub fn zeros(&self) -> Values {
+        Values::zeros(self.dtype(), self.len())
+    }
+}
+
+/// The values of one tensor or chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
+}
+
+impl Values {
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Self {
+        match dtype {
+            DType::F32 => Self::F32(vec![0.0; len]),
+            DType::I64 => Self::I64(vec![0; len]),
+        }
+    }
+
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::I64(_) => DType::I64,
+        }
+    }
+
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::I64(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The floats, or `None` for integers.
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        match self {
+            Self::F32(values) => Some(values),
+            Self::I64(_) => None,
+        }
+    }
+
+    /// The floats for writing, or `None` for integers.
+    pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
+        match self {
+            Self::F32(values) => Some(values),
+            Self::I64(_) => None,
+        }
+    }
+
+    /// Copies `bytes` (little-endian, unaligned) over the elements from `offset` on.
+    ///
+    /// # Panics
+    /// If they do not fit; receivers check lengths against the layout first.
+    pub fn write_bytes(&mut self, offset: usize, bytes: &[u8]) {
+        match self {
+            Self::F32(values) => {
+                let values = &mut values[offset..offset + bytes.len() / 4];
+                for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_le_bytes(*raw);
+                }
+            }
+            Self::I64(values) => {
+                let values = &mut values[offset..offset + bytes.len() / 8];
+                for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = i64::from_le_bytes(*raw);
+                }
+            }
+        }
+    }
+
+    /// Reads little-endian elements from unaligned bytes.
+    pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Self {
+        let mut values = Self::zeros(dtype, bytes.len() / dtype.size());
+        values.write_bytes(0, bytes);
+        values
+    }
+
+    /// The elements `range` as little-endian bytes (a copy).
+    pub fn to_bytes(&self, range: std::ops::Range<usize>) -> Bytes {
+        match self {
+            Self::F32(values) => values[range].iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::I64(values) => values[range].iter().flat_map(|value| value.to_le_bytes()).collect(),
+        }
+    }
+
+    /// `self = merge(self, other)`, the reduction tree's operation at a node: the sum, and for counters the maximum.
+    ///
+    /// # Panics
+    /// If types or lengths differ.
+    pub fn merge(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::F32(left), Self::F32(right)) => {
+                assert_eq!(left.len(), right.len(), "merge of different lengths");
+                left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+            }
+            (Self::I64(left), Self::I64(right)) => {
+                assert_eq!(left.len(), right.len(), "merge of different lengths");
+                left.iter_mut().zip(right).for_each(|(left, right)| *left = (*left).max(*right));
+            }
+            (left, right) => panic!("merge of {:?} with {:?}", left.dtype(), right.dtype()),
+        }
+    }
+}
+
+/// A slice of a dense tensor on its way between worker and ps.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// Its index in the job's layout.
+    pub id: ChunkId,
+    /// Raw little-endian elements.
+    pub values: Bytes,
+}
+
+/// `left += right`, where `right` is little-endian f32 in unaligned bytes.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn add_assign(left: &mut [f32], right: &[u8]) {
+    assert_eq!(left.len() * 4, right.len(), "sum of different lengths");
+    for (left, right) in left.iter_mut().zip(right.as_chunks().0) {
+        *left += f32::from_le_bytes(*right);
+    }
+}
+
+/// `left = max(left, right)`, where `right` is little-endian i64 in unaligned bytes.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn max_assign(left: &mut [i64], right: &[u8]) {
+    assert_eq!(left.len() * 8, right.len(), "maximum of different lengths");
+    for (left, right) in left.iter_mut().zip(right.as_chunks().0) {
+        *left = (*left).max(i64::from_le_bytes(*right));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn values_survive_the_wire_at_any_alignment(values in proptest::collection::vec(any::<u32>(), 1..70), shift in 0usize..8) {
+            let values = Values::F32(values.into_iter().map(f32::from_bits).collect());
+            let mut raw = vec![0u8; shift];
+            raw.extend_from_slice(&values.to_bytes(0..values.len()));
+            let back = Values::from_bytes(DType::F32, &raw[shift..]);
+            let bits = |values: &Values| values.as_f32().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&back), bits(&values));
+        }
+
+        #[test]
+        fn adding_bytes_equals_merging_values(a in proptest::collection::vec(-1e6f32..1e6, 1..70)) {
+            let right: Vec<f32> = a.iter().map(|v| v * 0.37 - 1.0).collect();
+            let mut merged = Values::F32(a.clone());
+            merged.merge(&Values::F32(right.clone()));
+            let (mut added, right) = (a, Values::F32(right));
+            add_assign(&mut added, &right.to_bytes(0..right.len()));
+            prop_assert_eq!(merged, Values::F32(added));
+        }
+    }
+
+    #[test]
+    fn counters_merge_to_the_maximum() {
+        let mut left = Values::I64(vec![3, -1]);
+        left.merge(&Values::I64(vec![2, 5]));
+        assert_eq!(left, Values::I64(vec![3, 5]));
+        let Values::I64(mut left) = left else { unreachable!() };
+        max_assign(&mut left, &Values::I64(vec![9, 0]).to_bytes(0..2));
+        assert_eq!(left, [9, 5]);
+    }
+}

@@ -1,0 +1,165 @@
+//! The seam to the compute engine: what Ebbflow needs to know about a model, and nothing else.
+//!
+//! A [`Model`] is used by one thread at a time and is told everything it may depend on: the weights, the batch, and a
+//! key for its random numbers. Given the same three it must answer with the same bits, whatever it computed before.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proto::spec::{JobSpec, Metrics};
+use proto::tensor::{TensorSpec, Values};
+
+use crate::data::Batch;
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// A network, its loss and its metrics.
+pub trait Model: Send {
+    /// The model's tensors in a fixed order, named as in PyTorch's `state_dict`: parameters, and state that a step
+    /// changes (BatchNorm's running statistics). All other methods speak of tensors in this order.
+    fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// The values of version 0: a function of the job's seed (or of the model's file), never of process state.
+    ///
+    /// # Errors
+    /// The model cannot make them.
+    fn initial(&mut self, seed: u64) -> Result<Vec<Values>>;
+
+    /// Takes over the weights that the next calls compute with.
+    ///
+    /// # Errors
+    /// They do not fit, or the device refuses them.
+    fn load(&mut self, weights: &[Values]) -> Result<()>;
+
+    /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of
+    /// the job's seed and the microbatch.
+    ///
+    /// # Errors
+    /// Labels or outputs do not fit the loss, or the device fails.
+    fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients>;
+
+    /// Loss and metrics of records, in evaluation mode: no dropout, running statistics as they are.
+    ///
+    /// # Errors
+    /// Labels or outputs do not fit the loss, or the device fails.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation>;
+
+    /// Further files to export beside `model.safetensors`, by name, with the loaded weights in them. Default: none.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+}
+
+/// What one microbatch contributes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// Mean loss over the records.
+    pub loss: f32,
+    /// For each tensor, in order: the gradient of the mean loss (parameters), or the new value (state, counters).
+    pub values: Vec<Values>,
+}
+
+/// What records measure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Records measured.
+    pub samples: u64,
+    /// Sum over the records of their losses.
+    pub loss_sum: f64,
+    /// Sums over the records of the job's metrics, by [`Metric::name`](proto::spec::Metric::name).
+    pub metric_sums: Metrics,
+}
+
+/// Everything a model is built from.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// Shape of one record's features.
+    pub features: Vec<usize>,
+    /// Largest class label in the data, when labels are classes.
+    pub label_max: Option<i64>,
+    /// Files that came with the job, by name.
+    pub artifacts: BTreeMap<String, PathBuf>,
+    /// Where to compute.
+    pub device: Device,
+    /// Threads of one gradient computation; at least 1. Another number gives other bits.
+    pub threads: usize,
+}
+
+impl Context {
+    /// Reads the `[model.options]` of the job into a structure of the network's own.
+    ///
+    /// # Errors
+    /// Unknown or ill-typed options, named.
+    pub fn options<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
+        let options = serde_json::Value::Object(self.spec.model.options.clone());
+        serde_json::from_value(options).map_err(|error| Error::ModelOptions {
+            model: self.spec.model.builtin.clone().unwrap_or_default(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Number of values in one record's features.
+    pub fn inputs(&self) -> usize {
+        self.features.iter().product()
+    }
+}
+
+type Build = Arc<dyn Fn(&Context) -> Result<Box<dyn Model>> + Send + Sync>;
+
+/// The networks that `model.builtin` can name: Ebbflow's and your program's.
+#[derive(Clone)]
+pub struct Registry {
+    builders: BTreeMap<String, Build>,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names()).finish()
+    }
+}
+
+impl Default for Registry {
+    /// Ebbflow's own networks.
+    fn default() -> Self {
+        let mut registry = Self { builders: BTreeMap::new() };
+        crate::engine::register(&mut registry);
+        registry
+    }
+}
+
+impl Registry {
+    /// Adds (or replaces) the network `name`.
+    #[must_use]
+    pub fn with<F>(mut self, name: &str, build: F) -> Self
+    where
+        F: Fn(&Context) -> Result<Box<dyn Model>> + Send + Sync + 'static,
+    {
+        self.builders.insert(name.to_owned(), Arc::new(build));
+        self
+    }
+
+    /// The names it knows, in order.
+    pub fn names(&self) -> Vec<&str> {
+        self.builders.keys().map(String::as_str).collect()
+    }
+
+    /// Builds the job's model: its script, or the network that `model.builtin` names.
+    ///
+    /// # Errors
+    /// No such network, or its options, the data's shape or the script do not fit.
+    pub fn build(&self, context: &Context) -> Result<Box<dyn Model>> {
+        let Some(name) = &context.spec.model.builtin else { return crate::engine::script(context) };
+        let build = self.builders.get(name).ok_or_else(|| Error::UnknownModel {
+            name: name.clone(),
+            known: self.names().into_iter().map(str::to_owned).collect(),
+        })?;
+        build(context)
+    }
+}
