@@ -1,0 +1,10 @@
+//! Gives the root package's programs the rpath to libtorch that `worker/build.rs` found; without the feature `torch`
+//! there is none.
+#![expect(clippy::disallowed_methods, reason = "cargo talks to build scripts through the environment")]
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if let Ok(lib) = std::env::var("DEP_LIBTORCH_LIB") {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
+    }
+}

@@ -1,0 +1,36 @@
+//! Project chores, as `cargo xtask CHORE`: what a newcomer, a maintainer and the CI type, with nothing to install first
+//! but Rust, a C++ compiler and Python 3 with pip.
+
+mod check;
+mod install;
+mod libtorch;
+mod pip;
+mod run;
+mod workspace;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Project chores.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", version, max_term_width = 100)]
+enum Chore {
+    Libtorch(libtorch::Args),
+    Run(run::Args),
+    Test(check::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Chore::parse() {
+        Chore::Libtorch(args) => libtorch::run(&args),
+        Chore::Run(args) => run::run(&args),
+        Chore::Test(args) => check::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Where this clone is, what the environment says, and how cargo is called. The only file here that reads the
+//! environment.
+#![expect(clippy::disallowed_methods, reason = "xtask's one reader of the environment")]
+
+use anyhow::{Context, Result};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The clone's root folder.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// The link that `.cargo/config.toml` names as `LIBTORCH`.
+pub(crate) fn libtorch_link() -> PathBuf {
+    root().join(".libtorch")
+}
+
+/// The user's own `LIBTORCH`. Cargo sets the variable to [`libtorch_link`] for everything it runs, xtask included, when
+/// the user has not set it; that value is not the user's.
+pub(crate) fn libtorch_of_user() -> Option<PathBuf> {
+    env::var_os("LIBTORCH").map(PathBuf::from).filter(|path| *path != libtorch_link())
+}
+
+/// The folder that clones share: `$EBB_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbflow`, else `~/.cache/ebbflow`. Absolute.
+pub(crate) fn cache_dir() -> Result<PathBuf> {
+    let of_user = |name| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let caches = || of_user("XDG_CACHE_HOME").or_else(|| Some(env::home_dir()?.join(".cache")));
+    let cache = of_user("EBB_CACHE_DIR")
+        .or_else(|| Some(caches()?.join("ebbflow")))
+        .context("no home folder to keep libtorch in; set EBB_CACHE_DIR to a folder")?;
+    std::path::absolute(&cache).with_context(|| format!("resolve `{}`", cache.display()))
+}
+
+/// The cargo that runs this program.
+pub(crate) fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
