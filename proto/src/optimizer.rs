@@ -132,7 +132,7 @@ pub enum Rule {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", violations.join("; "))]
 pub struct InvalidOptimizer {
-    /// One message per violation; each begins with the setting, as in `` `optimizer.eps` ``.
+    /// One message per violation; each begins with the setting, as in `optimizer.eps`.
     pub violations: Vec<String>,
 }
 
@@ -186,8 +186,8 @@ impl OptimizerSpec {
                     .map(|other| other.to_string())
                     .collect();
                 violations.push(format!(
-                    "`optimizer.{name}` is not a setting of kind `{kind}` (which has {}); remove it or choose a \
-                     kind that has it: {}",
+                    "optimizer.{name}: not a setting of kind `{kind}` (which has {}); remove it or choose a kind that \
+                     has it: {}",
                     kind.settings().join(", "),
                     owners.join(", ")
                 ));
@@ -198,7 +198,7 @@ impl OptimizerSpec {
     fn check_ranges(&self, violations: &mut Vec<String>) {
         let mut check = |name: &str, value: Option<f64>, valid: fn(f64) -> bool, expected: &str| {
             if let Some(value) = value.filter(|&value| !valid(value)) {
-                violations.push(format!("`optimizer.{name}` is {value}, expected {expected}"));
+                violations.push(format!("optimizer.{name} = {value}, expected {expected}"));
             }
         };
         let at_least_zero = |value: f64| value >= 0.0 && fits_f32(value);
@@ -329,17 +329,18 @@ mod tests {
     #[test]
     fn all_violations_are_reported_at_once() {
         let found = violations(
-            "kind = 'sgd'\nlearning_rate = -1\neps = 1e-8\nweight_decay = nan\nschedule = { kind = 'step', factor = 2 }",
+            "kind = 'sgd'\nlearning_rate = -1\neps = 1e-8\nweight_decay = nan\n\
+             schedule = { kind = 'step', factor = 2 }",
         );
         assert_eq!(
             found,
             [
-                "`optimizer.eps` is not a setting of kind `sgd` (which has weight_decay); remove it or choose a kind \
+                "optimizer.eps: not a setting of kind `sgd` (which has weight_decay); remove it or choose a kind \
                  that has it: adam, adamw, adagrad",
-                "`optimizer.learning_rate` is -1, expected a number above 0 that fits an f32",
-                "`optimizer.weight_decay` is NaN, expected a finite number, at least 0",
-                "`optimizer.schedule.every_steps` is missing, kind `step` needs it",
-                "`optimizer.schedule.factor` is 2, expected a number in (0, 1]",
+                "optimizer.learning_rate = -1, expected a number above 0 that fits an f32",
+                "optimizer.weight_decay = NaN, expected a finite number, at least 0",
+                "optimizer.schedule.every_steps: missing, kind `step` needs it",
+                "optimizer.schedule.factor = 2, expected a number in (0, 1]",
             ]
         );
     }
@@ -368,7 +369,7 @@ mod tests {
         ] {
             let found = violations(table);
             assert_eq!(found.len(), 1, "{table}: {found:?}");
-            assert!(found[0].starts_with(&format!("`optimizer.{setting}` ")), "{table}: {found:?}");
+            assert!(found[0].starts_with(&format!("optimizer.{setting}")), "{table}: {found:?}");
         }
     }
 
