@@ -1,0 +1,3 @@
+//! The parameter server: holds partitions of any number of jobs and applies the optimizer to them.
+
+pub mod optim;

@@ -1,0 +1,167 @@
+//! What holds for every optimizer, checked on all of them.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proto::optimizer::{OptimizerKind, OptimizerSpec};
+
+use super::Optimizer;
+
+const TOTAL_STEPS: u64 = 50;
+
+/// Each kind as it comes and with every setting moved off its default.
+fn optimizers() -> Vec<Optimizer> {
+    let plain = OptimizerKind::ALL.map(|kind| OptimizerSpec::new(kind, 0.03));
+    let tuned = plain.clone().map(|mut spec| {
+        let has = |name| spec.kind.settings().contains(&name);
+        spec.momentum = has("momentum").then_some(0.7);
+        spec.dampening = has("dampening").then_some(0.2);
+        spec.weight_decay = has("weight_decay").then_some(0.05);
+        spec.betas = has("betas").then_some([0.4, 0.95]);
+        spec.eps = has("eps").then_some(1e-5);
+        spec.lr_decay = has("lr_decay").then_some(0.1);
+        spec.initial_accumulator_value = has("initial_accumulator_value").then_some(0.3);
+        spec.schedule.warmup_steps = 5;
+        spec
+    });
+    plain.iter().chain(&tuned).map(|spec| Optimizer::new(spec, TOTAL_STEPS).expect("valid")).collect()
+}
+
+/// One step's operands for one slice.
+#[derive(Clone, Debug)]
+struct Operands {
+    weights: Vec<f32>,
+    gradient: Vec<f32>,
+    slots: Vec<Vec<f32>>,
+}
+
+impl Operands {
+    /// The next weights and the next slots, as bits.
+    fn update(&self, optimizer: &Optimizer, step: u64, scale: f32) -> Vec<Vec<u32>> {
+        let mut slots = self.slots[..optimizer.slots()].to_vec();
+        let mut next = vec![f32::NAN; self.weights.len()];
+        optimizer.update(step, &self.weights, &self.gradient, scale, &mut slots, &mut next);
+        [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
+    }
+
+    fn part(&self, range: std::ops::Range<usize>) -> Self {
+        Self {
+            weights: self.weights[range.clone()].to_vec(),
+            gradient: self.gradient[range.clone()].to_vec(),
+            slots: self.slots.iter().map(|slot| slot[range.clone()].to_vec()).collect(),
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Lengths around the widths of SIMD vectors; the slots are never negative, which suits squares and velocities alike.
+fn operands() -> impl Strategy<Value = Operands> {
+    let any =
+        || prop_oneof![4 => -10.0_f32..10.0, 1 => Just(0.0), 1 => -1e-20_f32..1e-20, 1 => -1e15_f32..1e15];
+    (0..70_usize).prop_flat_map(move |length| {
+        (vec(any(), length), vec(any(), length), vec(vec(0.0_f32..10.0, length), 2))
+            .prop_map(|(weights, gradient, slots)| Operands { weights, gradient, slots })
+    })
+}
+
+proptest! {
+    #[test]
+    fn two_parts_updated_apart_equal_the_whole(
+        operands in operands(), cut in 0.0..=1.0_f64, step in 0..TOTAL_STEPS, scale in 0.001_f32..=1.0,
+    ) {
+        let cut = (operands.weights.len() as f64 * cut) as usize;
+        for optimizer in optimizers() {
+            let whole = operands.update(&optimizer, step, scale);
+            let left = operands.part(0..cut).update(&optimizer, step, scale);
+            let right = operands.part(cut..operands.weights.len()).update(&optimizer, step, scale);
+            let joined: Vec<_> = left.into_iter().zip(right).map(|(left, right)| [left, right].concat()).collect();
+            prop_assert_eq!(&joined, &whole, "{:?}", optimizer);
+        }
+    }
+
+    #[test]
+    fn the_fused_scale_equals_a_gradient_scaled_before(
+        operands in operands(), step in 0..TOTAL_STEPS, scale in 0.001_f32..=1.0,
+    ) {
+        let mut scaled = operands.clone();
+        scaled.gradient.iter_mut().for_each(|gradient| *gradient *= scale);
+        for optimizer in optimizers() {
+            let fused = operands.update(&optimizer, step, scale);
+            prop_assert_eq!(fused, scaled.update(&optimizer, step, 1.0), "{:?}", optimizer);
+        }
+    }
+
+    #[test]
+    fn weights_gradient_and_what_next_held_are_not_used_as_scratch(
+        operands in operands(), step in 0..TOTAL_STEPS, garbage in any::<f32>(),
+    ) {
+        for optimizer in optimizers() {
+            let (weights, gradient) = (operands.weights.clone(), operands.gradient.clone());
+            let mut slots = operands.slots[..optimizer.slots()].to_vec();
+            let mut next = vec![garbage; weights.len()];
+            optimizer.update(step, &weights, &gradient, 0.5, &mut slots, &mut next);
+            prop_assert_eq!(bits(&weights), bits(&operands.weights));
+            prop_assert_eq!(bits(&gradient), bits(&operands.gradient));
+            prop_assert_eq!(bits(&next), &operands.update(&optimizer, step, 0.5)[0][..]);
+        }
+    }
+}
+
+#[test]
+fn every_slot_has_a_name_and_an_initial_value() {
+    for optimizer in optimizers() {
+        assert_eq!(optimizer.slot_names().len(), optimizer.slots());
+        for slot in 0..optimizer.slots() {
+            assert!(optimizer.slot_initial(slot) >= 0.0);
+        }
+    }
+    let mut spec = OptimizerSpec::new(OptimizerKind::Adagrad, 0.1);
+    spec.initial_accumulator_value = Some(0.25);
+    assert_eq!(Optimizer::new(&spec, 1).expect("valid").slot_initial(0), 0.25);
+}
+
+#[test]
+fn the_learning_rate_follows_the_schedule() {
+    let mut spec = OptimizerSpec::new(OptimizerKind::Sgd, 0.8);
+    spec.schedule.warmup_steps = 3;
+    let optimizer = Optimizer::new(&spec, 10).expect("valid");
+    assert_eq!([0, 1, 2, 3, 9].map(|step| optimizer.learning_rate(step)), [0.2, 0.4, 0.8 * 0.75, 0.8, 0.8]);
+    let mut next = [0.0];
+    optimizer.update::<Vec<f32>>(1, &[1.0], &[1.0], 1.0, &mut [], &mut next);
+    assert_eq!(next, [1.0 - 0.4]);
+}
+
+#[test]
+fn slots_may_be_borrowed_slices_of_a_row() {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
+    let mut row = [0.0_f32; 6]; // [ value(2) | m(2) | v(2) ]
+    let (value, slots) = row.split_at_mut(2);
+    let (mean, square) = slots.split_at_mut(2);
+    let mut next = [0.0; 2];
+    optimizer.update(0, value, &[1.0, -1.0], 1.0, &mut [mean, square], &mut next);
+    assert!((next[0] + 0.1).abs() < 1e-6 && (next[1] - 0.1).abs() < 1e-6, "{next:?}");
+    assert!(row[2] > 0.0 && row[4] > 0.0, "{row:?}");
+}
+
+#[test]
+#[should_panic(expected = "slot 1 has 2 values, the weights have 3")]
+fn a_slot_of_another_length_is_a_broken_invariant() {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
+    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3], vec![0.0; 2]], &mut [0.0; 3]);
+}
+
+#[test]
+#[should_panic(expected = "the gradient has 4 values, the weights have 3")]
+fn a_gradient_of_another_length_is_a_broken_invariant() {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 1).expect("valid");
+    optimizer.update::<Vec<f32>>(0, &[0.0; 3], &[0.0; 4], 1.0, &mut [], &mut [0.0; 3]);
+}
+
+#[test]
+#[should_panic(expected = "1 slots given")]
+fn a_missing_slot_is_a_broken_invariant() {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
+    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3]], &mut [0.0; 3]);
+}
