@@ -5,6 +5,7 @@
 
 mod duration;
 mod file;
+mod records;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
+pub use self::records::Records;
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;

@@ -1,0 +1,161 @@
+//! Which records of its files each data set has.
+//!
+//! Every process computes this from the specification and the files' record counts, so that "validation record 17" is the
+//! same record everywhere. First `records = [begin, end)` cuts the files' records, counted over all files in order; then
+//! `validation_fraction`, where given, draws from the training files' records those that validate instead.
+
+use std::ops::Range;
+
+use super::{DataSet, DataSpec};
+use crate::error::{Error, Result};
+use crate::plan::RecordOrder;
+
+/// The records of one data set, numbered from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Records {
+    /// The records cut from the files.
+    cut: Range<u64>,
+    /// Ranks within the cut that are this set's.
+    ranks: Range<u64>,
+    /// The order that the ranks are of; `None`: that of the files.
+    order: Option<RecordOrder>,
+}
+
+impl Records {
+    /// How many.
+    pub const fn len(&self) -> u64 {
+        self.ranks.end - self.ranks.start
+    }
+
+    /// Never: [`DataSpec::records`] refuses empty sets.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the set's record `index` lies: its number over the records of all files, in order.
+    ///
+    /// # Panics
+    /// If the set has no such record.
+    pub fn in_files(&self, index: u64) -> u64 {
+        assert!(index < self.len(), "record {index} of {}", self.len());
+        let rank = self.ranks.start + index;
+        self.cut.start + self.order.map_or(rank, |order| order.record(rank))
+    }
+}
+
+impl DataSpec {
+    /// Whose files hold the records of `set`: its own, or the training files when a fraction of them validates.
+    pub fn files_of(&self, set: DataSet) -> Option<DataSet> {
+        match set {
+            DataSet::Train => Some(DataSet::Train),
+            DataSet::Validation if self.validation.is_some() => Some(DataSet::Validation),
+            DataSet::Validation => self.validation_fraction.map(|_| DataSet::Train),
+        }
+    }
+
+    /// The records of `set`, where `in_files` are the records of each file of [`files_of`](Self::files_of), in order.
+    /// `None`: the job has no such set.
+    ///
+    /// Of n records, `round(n * validation_fraction)` validate, at least 1 and at most n - 1: those of the highest ranks
+    /// in [`RecordOrder::split`].
+    ///
+    /// # Errors
+    /// There are no records, or fewer than `records = [begin, end)` or the fraction need.
+    pub fn records(&self, set: DataSet, in_files: &[u64], seed: u64) -> Result<Option<Records>> {
+        let Some(files) = self.files_of(set).and_then(|source| self.files(source)) else { return Ok(None) };
+        let key = if self.files_of(set) == Some(DataSet::Train) { "data.train" } else { "data.validation" };
+        let found = in_files.iter().fold(0u64, |sum, &records| sum.saturating_add(records));
+        let (begin, end) = files.records.unwrap_or((0, found));
+        if end > found {
+            return wrong(format!("{key}.records = [{begin}, {end}]: the files have {found} records"));
+        }
+        if begin >= end {
+            return wrong(format!("{key}: the files have no records"));
+        }
+        let all = end - begin;
+        let Some(fraction) = self.validation_fraction else {
+            return Ok(Some(Records { cut: begin..end, ranks: 0..all, order: None }));
+        };
+        if all < 2 {
+            return wrong(format!(
+                "data.validation_fraction: {key} has 1 record, which cannot both train and validate; add records"
+            ));
+        }
+        let validate = ((all as f64 * fraction).round() as u64).clamp(1, all - 1);
+        let ranks = match set {
+            DataSet::Train => 0..all - validate,
+            DataSet::Validation => all - validate..all,
+        };
+        Ok(Some(Records { cut: begin..end, ranks, order: Some(RecordOrder::split(all, seed)) }))
+    }
+}
+
+fn wrong(message: String) -> Result<Option<Records>> {
+    Err(Error::Invalid(vec![message]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(extra: &str) -> DataSpec {
+        let train = r#"format = "csv"
+            train = { features = ["a.csv", "b.csv"], records = [2, 12] }
+        "#;
+        toml::from_str(&format!("{train}{extra}")).unwrap()
+    }
+
+    fn all(records: &Records) -> Vec<u64> {
+        (0..records.len()).map(|index| records.in_files(index)).collect()
+    }
+
+    #[test]
+    fn a_range_cuts_the_records_of_all_files() {
+        let records = spec("").records(DataSet::Train, &[5, 9], 3).unwrap().unwrap();
+        assert_eq!(all(&records), (2..12).collect::<Vec<_>>());
+        assert_eq!(spec("").records(DataSet::Validation, &[5, 9], 3).unwrap(), None);
+    }
+
+    #[test]
+    fn own_validation_files_are_used_whole() {
+        let spec = spec(r#"validation = { features = ["c.csv"] }"#);
+        assert_eq!(spec.files_of(DataSet::Validation), Some(DataSet::Validation));
+        let records = spec.records(DataSet::Validation, &[4], 3).unwrap().unwrap();
+        assert_eq!(all(&records), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_set_that_cannot_be_filled_is_refused_with_its_counts() {
+        let message = spec("").records(DataSet::Train, &[5, 6], 0).unwrap_err().to_string();
+        assert!(message.contains("data.train.records = [2, 12]: the files have 11 records"), "{message}");
+        let spec: DataSpec = toml::from_str(
+            r#"train = { features = ["a"] }
+            format = "csv"
+            validation_fraction = 0.5"#,
+        )
+        .unwrap();
+        for (records, expected) in [(0, "no records"), (1, "has 1 record")] {
+            let message = spec.records(DataSet::Validation, &[records], 0).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_fraction_parts_the_cut_in_two(n in 2u64..500, fraction in 0.001f64..0.999, seed in any::<u64>()) {
+            let mut spec = spec("");
+            spec.validation_fraction = Some(fraction);
+            spec.train.records = Some((7, 7 + n));
+            let train = spec.records(DataSet::Train, &[n, 7], seed).unwrap().unwrap();
+            let validation = spec.records(DataSet::Validation, &[n, 7], seed).unwrap().unwrap();
+            let expected = ((n as f64 * fraction).round() as u64).clamp(1, n - 1);
+            prop_assert_eq!((train.len(), validation.len()), (n - expected, expected));
+            let union: BTreeSet<u64> = all(&train).into_iter().chain(all(&validation)).collect();
+            prop_assert_eq!(union, (7..7 + n).collect::<BTreeSet<_>>());
+        }
+    }
+}
