@@ -3,6 +3,7 @@
 //! Whole streams too: [`ChunkCheck`] walks a partition's layout beside a stream of chunks, so that a push or a pull with
 //! a wrong shape, a missing or a foreign chunk is refused before its first value is used.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::channel::PAYLOAD_BYTES;
@@ -15,8 +16,8 @@ use crate::plan::Plan;
 use crate::tensor::{Chunk, DType, Role, TensorSpec};
 use crate::tree::{Node, StepNode};
 
-fn field(message: &'static str, field: &'static str, expected: &str, found: impl ToString) -> Error {
-    Error::Field { message, field, expected: expected.to_owned(), found: found.to_string() }
+fn field(message: &'static str, field: &'static str, expected: &str, found: impl fmt::Display) -> Error {
+    Error::Field { message, field, expected: expected.to_owned(), found: format!("{found}") }
 }
 
 /// A field that must be there.
@@ -293,11 +294,20 @@ impl<'a> ChunkCheck<'a> {
     /// # Errors
     /// Another chunk belongs here, or this one has the wrong size.
     pub fn accept(&mut self, chunk: pb::Chunk) -> Result<Chunk> {
+        let chunk = Chunk { id: ChunkId(chunk.id), values: chunk.values };
+        self.check(&chunk)?;
+        Ok(chunk)
+    }
+
+    /// The same for a chunk that came without a wire.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn check(&mut self, chunk: &Chunk) -> Result<()> {
         let expected = self.layout.members(self.partition).get(self.next).copied();
-        if expected != Some(ChunkId(chunk.id)) {
+        if expected != Some(chunk.id) {
             return Err(self.wrong(expected, chunk.id.to_string()));
         }
-        let chunk = Chunk { id: ChunkId(chunk.id), values: chunk.values };
         let expected_bytes = self.layout.chunk_bytes(chunk.id);
         if chunk.values.len() != expected_bytes {
             return Err(Error::ChunkBytes {
@@ -310,7 +320,7 @@ impl<'a> ChunkCheck<'a> {
             });
         }
         self.next += 1;
-        Ok(chunk)
+        Ok(())
     }
 
     /// Checks that the stream ended where the partition ends.

@@ -4,6 +4,7 @@
 //! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`channel`],
 //! [`convert`]), and what errors mean ([`status`], [`retry`]). Roles meet here and nowhere else.
 
+pub mod artifact;
 pub mod channel;
 pub mod convert;
 pub mod error;

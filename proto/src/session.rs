@@ -62,6 +62,8 @@ impl Session {
                     return failure;
                 }
                 registered_tx.send_replace(None);
+                // A master that takes registrations and drops heartbeats must not be hammered.
+                tokio::time::sleep(Retry::default().first).await;
             }
         };
         (session, driver)

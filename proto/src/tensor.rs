@@ -182,12 +182,24 @@ impl Values {
         values
     }
 
-    /// The elements `range` as little-endian bytes (a copy).
-    pub fn to_bytes(&self, range: std::ops::Range<usize>) -> Bytes {
+    /// The elements as the little-endian bytes that they are in memory.
+    pub fn bytes(&self) -> &[u8] {
+        const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
         match self {
-            Self::F32(values) => values[range].iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::I64(values) => values[range].iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::F32(values) => bytemuck::cast_slice(values),
+            Self::I64(values) => bytemuck::cast_slice(values),
         }
+    }
+
+    /// The values as bytes that can be sliced and shared; no copy.
+    pub fn into_bytes(self) -> Bytes {
+        struct Owner(Values);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                self.0.bytes()
+            }
+        }
+        Bytes::from_owner(Owner(self))
     }
 
     /// `self = merge(self, other)`, the reduction tree's operation at a node: the sum, and for counters the maximum.
@@ -251,7 +263,7 @@ mod tests {
         fn values_survive_the_wire_at_any_alignment(values in proptest::collection::vec(any::<u32>(), 1..70), shift in 0usize..8) {
             let values = Values::F32(values.into_iter().map(f32::from_bits).collect());
             let mut raw = vec![0u8; shift];
-            raw.extend_from_slice(&values.to_bytes(0..values.len()));
+            raw.extend_from_slice(values.bytes());
             let back = Values::from_bytes(DType::F32, &raw[shift..]);
             let bits = |values: &Values| values.as_f32().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&back), bits(&values));
@@ -263,7 +275,7 @@ mod tests {
             let mut merged = Values::F32(a.clone());
             merged.merge(&Values::F32(right.clone()));
             let (mut added, right) = (a, Values::F32(right));
-            add_assign(&mut added, &right.to_bytes(0..right.len()));
+            add_assign(&mut added, right.bytes());
             prop_assert_eq!(merged, Values::F32(added));
         }
     }
@@ -274,7 +286,7 @@ mod tests {
         left.merge(&Values::I64(vec![2, 5]));
         assert_eq!(left, Values::I64(vec![3, 5]));
         let Values::I64(mut left) = left else { unreachable!() };
-        max_assign(&mut left, &Values::I64(vec![9, 0]).to_bytes(0..2));
+        max_assign(&mut left, Values::I64(vec![9, 0]).bytes());
         assert_eq!(left, [9, 5]);
     }
 }

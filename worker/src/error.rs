@@ -112,6 +112,9 @@ pub enum Error {
         /// NaN or infinity.
         loss: f32,
     },
+    /// Options that contradict themselves: every violation.
+    #[error("worker options: {}", .0.join("; "))]
+    Options(Vec<String>),
     /// A device that no flag means.
     #[error("device `{0}`: expected cpu, cuda:N or auto")]
     UnknownDevice(String),
@@ -133,6 +136,23 @@ pub enum Error {
 }
 
 impl Error {
+    /// A task of ours that panicked.
+    pub(crate) fn from_panic(what: &str, panic: &tokio::task::JoinError) -> Self {
+        Self::Engine { what: what.to_owned(), reason: panic.to_string() }
+    }
+
+    /// Whether the other side no longer wants what this worker does: it slept, or the job was rewound or ended.
+    pub(crate) fn is_fenced(&self) -> bool {
+        use proto::status::Kind;
+        matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Fenced | Kind::NotFound))
+    }
+
+    /// Whether this worker could not reach a ps for all its attempts: it cannot go on, others may.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        use proto::status::Kind;
+        matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Unavailable | Kind::Full))
+    }
+
     /// Whether another attempt, here or on another worker, can only fail the same way.
     pub fn is_fatal(&self) -> bool {
         match self {

@@ -1,9 +1,25 @@
 //! The worker: leases pieces of the data, computes gradients, pushes them. It keeps nothing that it could not pull again.
+//!
+//! [`run`] is the whole role. [`model::Model`] is the seam to the compute engines, and where a user's own network goes.
 
+mod compute;
+pub mod config;
 pub mod data;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod export;
+mod fetcher;
+mod held;
+mod job;
+mod master_client;
 pub mod model;
+mod other_tasks;
+pub mod ps_client;
+mod task_loop;
+mod trainer;
 
+pub use config::Options;
 pub use error::{Error, Result};
+pub use ps_client::Connector;
+pub use task_loop::run;

@@ -1,0 +1,196 @@
+//! Fetches work ahead: always one request at the master, and everything a lease needs made ready before the loop sees it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::convert::required;
+use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
+use proto::pb;
+use proto::pb::lease::Work as Wire;
+use proto::session::Session;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::config::Options;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::job::{self, Job};
+use crate::master_client::MasterClient;
+use crate::model::Registry;
+use crate::other_tasks::Index;
+use crate::ps_client::Connector;
+use crate::task_loop::{Task, Train, Work};
+
+/// Wait before asking again after an answer that no retry mends (the session re-registers meanwhile).
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Turns leases into work.
+pub(crate) struct Fetcher {
+    options: Options,
+    device: Device,
+    connector: Connector,
+    registry: Registry,
+    master: MasterClient,
+    session: Session,
+    held: Held,
+    arrivals: mpsc::Sender<Work>,
+    jobs: BTreeMap<JobId, Arc<Job>>,
+    /// Read records ahead; ends with this fetcher.
+    readers: JoinSet<()>,
+}
+
+impl Fetcher {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "called once; a structure of the same fields would say it twice"
+    )]
+    pub(crate) fn new(
+        options: &Options,
+        device: Device,
+        connector: Connector,
+        registry: Registry,
+        master: MasterClient,
+        session: Session,
+        held: Held,
+        arrivals: mpsc::Sender<Work>,
+    ) -> Self {
+        let (jobs, readers) = (BTreeMap::new(), JoinSet::new());
+        let options = options.clone();
+        Self { options, device, connector, registry, master, session, held, arrivals, jobs, readers }
+    }
+
+    /// Runs until dropped.
+    pub(crate) async fn run(mut self) {
+        let mut replies = self.session.replies();
+        loop {
+            let incarnation = self.session.registered().await.incarnation;
+            let lease = tokio::select! {
+                lease = self.master.lease(incarnation) => lease,
+                Ok(()) = replies.changed() => {
+                    let reply = replies.borrow_and_update().clone();
+                    self.on_reply(&reply);
+                    continue;
+                }
+            };
+            while self.readers.try_join_next().is_some() {}
+            match lease {
+                Ok(None) => {}
+                Ok(Some(lease)) => self.on_lease(incarnation, lease).await,
+                Err(error) => {
+                    tracing::debug!(reason = %error, "no lease");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn on_reply(&mut self, reply: &pb::HeartbeatReply) {
+        reply.leases_lost.iter().for_each(|&lease| self.held.remove(LeaseId(lease)));
+        // A job above the newest that the master knew when it answered may have begun since.
+        self.jobs.retain(|id, _| id.get() > reply.newest_job || reply.jobs.contains(&id.get()));
+    }
+
+    async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease) {
+        let id = LeaseId(lease.id);
+        self.held.insert(id);
+        match self.prepare(lease).await {
+            Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task }).await),
+            Err(error) => {
+                self.held.remove(id);
+                tracing::warn!(lease = %id, reason = %error, "cannot begin this task");
+                if let Err(error) = self.master.fail(incarnation, id, &error).await {
+                    tracing::debug!(reason = %error, "the master did not take the failure");
+                }
+            }
+        }
+    }
+
+    async fn prepare(&mut self, lease: pb::Lease) -> Result<Task> {
+        let wrong = |error: proto::Error| Error::Call { what: "lease".to_owned(), failure: error.into() };
+        let id = JobId(lease.job);
+        match required("Lease", "work", lease.work).map_err(wrong)? {
+            Wire::Index(task) => {
+                let spec = job::specification(&self.master.job(id).await?)?;
+                Ok(Task::Index(Index::new(spec, &task, &self.options)?))
+            }
+            Wire::Init(pb::InitTask {}) => Ok(Task::Init(self.open(id, false).await?)),
+            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, true).await?, task)),
+            Wire::Export(task) => Ok(Task::Export(self.open(id, true).await?, task)),
+            Wire::Train(task) => Ok(Task::Train(self.train(id, &task).await?)),
+            Wire::Predict(_) => Err(Error::Engine {
+                what: "predict".to_owned(),
+                reason: "this version has no prediction tasks".to_owned(),
+            }),
+        }
+    }
+
+    async fn train(&mut self, id: JobId, task: &pb::TrainTask) -> Result<Train> {
+        let job = self.open(id, true).await?;
+        let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
+        if task.count == 0 || end.get() > job.plan.microbatches() {
+            return Err(Error::Engine {
+                what: format!("lease of microbatches {next}..{end}"),
+                reason: format!(
+                    "this worker counts {} in the job; its data differs",
+                    job.plan.microbatches()
+                ),
+            });
+        }
+        let batches = self.read_ahead(job.clone(), next, end);
+        Ok(Train { job, era: Era(task.era), next, end, batches, reports: Vec::new(), pushes: JoinSet::new() })
+    }
+
+    /// Reads `next..end` on another thread, a few microbatches ahead of the computation.
+    fn read_ahead(
+        &mut self,
+        job: Arc<Job>,
+        next: MicrobatchId,
+        end: MicrobatchId,
+    ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, crate::data::Batch)>> {
+        let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
+        let ids = (next.get()..end.get()).map(MicrobatchId);
+        if self.options.threaded {
+            self.readers.spawn_blocking(move || {
+                for id in ids {
+                    // An error here means that the lease is over.
+                    if batches_tx.blocking_send(job.read(id)).is_err() {
+                        return;
+                    }
+                }
+            });
+        } else {
+            self.readers.spawn(async move {
+                for id in ids {
+                    if batches_tx.send(job.read(id)).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        batches
+    }
+
+    /// The job, opened once; with its placement when `placed`.
+    async fn open(&mut self, id: JobId, placed: bool) -> Result<Arc<Job>> {
+        let known = self.jobs.get(&id).cloned();
+        if let Some(job) = known.as_ref().filter(|job| job.is_placed() || !placed) {
+            return Ok(job.clone());
+        }
+        let reply = self.master.job(id).await?;
+        let job = match known {
+            Some(job) => job,
+            None => {
+                let open = Job::open(id, &reply, &self.options, self.device, &self.registry, &self.master);
+                let job = Arc::new(open.await?);
+                self.jobs.insert(id, job.clone());
+                job
+            }
+        };
+        if let Some(placement) = reply.placement {
+            job.place(placement, &self.connector)?;
+        }
+        Ok(job)
+    }
+}

@@ -1,0 +1,197 @@
+//! The master as a worker sees it: every call named, retried, and with errors that say to whom it was made.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proto::convert;
+use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::pb;
+use proto::pb::fleet_client::FleetClient;
+use proto::retry::Retry;
+use proto::status::Failure;
+use tokio::io::AsyncWriteExt;
+use tonic::transport::Channel;
+
+use crate::error::{Error, Result};
+
+/// Longest wait of one request for work; the worker asks again at once.
+const LEASE_WAIT: Duration = Duration::from_secs(20);
+
+/// Calls to the master. Clones share the connection.
+#[derive(Clone, Debug)]
+pub(crate) struct MasterClient {
+    fleet: FleetClient<Channel>,
+    url: String,
+    seed: u64,
+}
+
+impl MasterClient {
+    pub(crate) fn new(fleet: FleetClient<Channel>, url: &str, seed: u64) -> Self {
+        Self { fleet, url: url.to_owned(), seed }
+    }
+
+    /// Asks for work; `None` when there was none in time.
+    pub(crate) async fn lease(&self, incarnation: IncarnationId) -> Result<Option<pb::Lease>> {
+        let wait_ms = LEASE_WAIT.as_millis() as u32;
+        let request = pb::LeaseRequest { incarnation: incarnation.get(), wait_ms };
+        Ok(self.call("lease", |mut fleet| async move { fleet.lease(request).await }).await?.lease)
+    }
+
+    /// What a job is.
+    pub(crate) async fn job(&self, job: JobId) -> Result<pb::JobReply> {
+        self.call("job", |mut fleet| async move { fleet.job(pb::JobRequest { job: job.get() }).await }).await
+    }
+
+    /// Names the model's tensors; answers where they go.
+    pub(crate) async fn describe(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        tensors: Vec<pb::TensorSpec>,
+    ) -> Result<pb::Placement> {
+        let request = pb::DescribeRequest { incarnation: incarnation.get(), lease: lease.get(), tensors };
+        let reply = self
+            .call("describe", |mut fleet| {
+                let request = request.clone();
+                async move { fleet.describe(request).await }
+            })
+            .await?;
+        convert::required("DescribeReply", "placement", reply.placement)
+            .map_err(|error| self.error("describe", error.into()))
+    }
+
+    /// Reports a finished task; false when the lease had ended.
+    pub(crate) async fn complete(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        result: pb::complete_request::Result,
+    ) -> Result<bool> {
+        let request =
+            pb::CompleteRequest { incarnation: incarnation.get(), lease: lease.get(), result: Some(result) };
+        let reply = self.call("complete", |mut fleet| {
+            let request = request.clone();
+            async move { fleet.complete(request).await }
+        });
+        Ok(reply.await?.accepted)
+    }
+
+    /// Reports a task that could not be done.
+    pub(crate) async fn fail(&self, incarnation: IncarnationId, lease: LeaseId, error: &Error) -> Result<()> {
+        let diverged_at = match error {
+            Error::Diverged { step, .. } => Some(*step),
+            _ => None,
+        };
+        let request = pb::FailRequest {
+            incarnation: incarnation.get(),
+            lease: lease.get(),
+            message: error.to_string(),
+            fatal: error.is_fatal(),
+            diverged_at,
+        };
+        let reply = self.call("fail", |mut fleet| {
+            let request = request.clone();
+            async move { fleet.fail(request).await }
+        });
+        reply.await.map(drop)
+    }
+
+    /// Gives back what is left of a lease.
+    pub(crate) async fn release(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        done: Vec<pb::MicrobatchReport>,
+    ) -> Result<()> {
+        let request = pb::ReleaseRequest {
+            incarnation: incarnation.get(),
+            lease: lease.get(),
+            trained: Some(pb::Trained { microbatches: done }),
+        };
+        let reply = self.call("release", |mut fleet| {
+            let request = request.clone();
+            async move { fleet.release(request).await }
+        });
+        reply.await.map(drop)
+    }
+
+    /// Stores a job's file in `folder`. A repeat starts over.
+    pub(crate) async fn download(
+        &self,
+        job: JobId,
+        artifact: &pb::Artifact,
+        folder: &Path,
+    ) -> Result<PathBuf> {
+        let what = format!("download `{}`", artifact.name);
+        convert::artifact_name(&artifact.name).map_err(|error| self.error(&what, error.into()))?;
+        let path = folder.join(&artifact.name);
+        let file_error = |source| Error::File { path: path.clone(), source };
+        let request = pb::DownloadRequest { job: job.get(), name: artifact.name.clone() };
+        let mut stream = self
+            .call(&what, |mut fleet| {
+                let request = request.clone();
+                async move { fleet.download(request).await }
+            })
+            .await?;
+        tokio::fs::create_dir_all(folder).await.map_err(file_error)?;
+        let mut file = tokio::fs::File::create(&path).await.map_err(file_error)?;
+        while let Some(part) = stream.message().await.map_err(|status| self.error(&what, status.into()))? {
+            if let Some(pb::artifact_part::Part::Content(content)) = part.part {
+                file.write_all(&content).await.map_err(file_error)?;
+            }
+        }
+        file.flush().await.map_err(file_error)?;
+        Ok(path)
+    }
+
+    /// Sends the files of an export and returns what the master was told of them.
+    pub(crate) async fn upload(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        files: BTreeMap<String, bytes::Bytes>,
+    ) -> Result<Vec<pb::Artifact>> {
+        use pb::artifact_part::Part;
+        let header = pb::UploadHeader { incarnation: incarnation.get(), lease: lease.get() };
+        let artifacts: Vec<_> =
+            files.iter().map(|(name, content)| proto::artifact::describe(name, content)).collect();
+        let parts = || {
+            let artifact = |part| pb::UploadRequest {
+                part: Some(pb::upload_request::Part::Artifact(pb::ArtifactPart { part: Some(part) })),
+            };
+            let mut list = vec![pb::UploadRequest { part: Some(pb::upload_request::Part::Header(header)) }];
+            for (description, content) in artifacts.iter().zip(files.values()) {
+                list.push(artifact(Part::Header(description.clone())));
+                list.extend(proto::artifact::slices(content).map(|slice| artifact(Part::Content(slice))));
+            }
+            tokio_stream::iter(list)
+        };
+        self.call("upload", |mut fleet| {
+            let parts = parts();
+            async move { fleet.upload(parts).await }
+        })
+        .await?;
+        Ok(artifacts)
+    }
+
+    async fn call<T, Fut>(&self, what: &str, call: impl Fn(FleetClient<Channel>) -> Fut) -> Result<T>
+    where
+        Fut: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let visible = |attempt: u32, failure: &Failure| {
+            if attempt == 1 {
+                tracing::warn!(reason = %failure, "{what}: master {} does not answer; trying again", self.url);
+            }
+        };
+        let attempt = || {
+            let answer = call(self.fleet.clone());
+            async move { Ok(answer.await?.into_inner()) }
+        };
+        Retry::unlimited().run(self.seed, visible, attempt).await.map_err(|failure| self.error(what, failure))
+    }
+
+    fn error(&self, what: &str, failure: Failure) -> Error {
+        Error::Call { what: format!("{what} (master {})", self.url), failure }
+    }
+}

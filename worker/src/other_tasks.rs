@@ -1,0 +1,144 @@
+//! Everything but training: counting records, placing a model, measuring it, exporting it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proto::ids::{Era, IncarnationId, LeaseId, MicrobatchId, Version};
+use proto::parameters::{Target, Want};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::spec::{DataSet, JobSpec};
+
+use crate::config::Options;
+use crate::data;
+use crate::error::{Error, Result};
+use crate::export;
+use crate::job::{Job, blocking};
+use crate::master_client::MasterClient;
+use crate::ps_client::{Connector, Weights};
+use crate::trainer;
+
+/// Counts the records of one file (pair).
+pub(crate) struct Index {
+    spec: Arc<JobSpec>,
+    set: DataSet,
+    file: usize,
+    root: Option<PathBuf>,
+    threaded: bool,
+}
+
+impl Index {
+    pub(crate) fn new(spec: JobSpec, task: &pb::IndexTask, options: &Options) -> Result<Self> {
+        let set = match task.set() {
+            pb::DataSet::Validation => DataSet::Validation,
+            pb::DataSet::Train | pb::DataSet::Unspecified => DataSet::Train,
+        };
+        let file = task.file as usize;
+        if spec.data.files(set).is_none_or(|files| file >= files.features.len()) {
+            return Err(Error::Engine {
+                what: "index".to_owned(),
+                reason: format!("the job has no {set:?} file {file}"),
+            });
+        }
+        Ok(Self { spec: Arc::new(spec), set, file, root: options.data_root.clone(), threaded: options.threaded })
+    }
+
+    pub(crate) async fn run(self) -> Result<Report> {
+        let threaded = self.threaded;
+        let indexed =
+            blocking(threaded, move || data::index(&self.spec, self.set, self.file, self.root.as_deref()))
+                .await?;
+        Ok(Report::Indexed(pb::Indexed {
+            records: indexed.records,
+            shape: indexed.shape.iter().map(|&size| size as u64).collect(),
+            label_min: indexed.labels.map(|(min, _)| min),
+            label_max: indexed.labels.map(|(_, max)| max),
+        }))
+    }
+}
+
+/// Names the model's tensors, tries it on records, and pushes version 0.
+pub(crate) async fn init(
+    job: &Arc<Job>,
+    master: &MasterClient,
+    incarnation: IncarnationId,
+    lease: LeaseId,
+    connector: &Connector,
+) -> Result<Report> {
+    let (seed, spec) = (job.spec.seed, job.spec.clone());
+    // A model that cannot digest its data must fail now, not after an hour of placement and waiting.
+    let (_, batch) = job.read(MicrobatchId(0))?;
+    let (tensors, values) = job
+        .compute
+        .call(move |loaded| {
+            let tensors = loaded.model.tensors();
+            let values = Arc::new(loaded.model.initial(seed)?);
+            let model = loaded.with(&values)?;
+            model.gradients(&batch, 0)?;
+            let measured = model.evaluate(&batch)?;
+            let missing =
+                spec.model.metrics.iter().find(|metric| !measured.metric_sums.contains_key(metric.name()));
+            if let Some(metric) = missing {
+                return Err(Error::Engine {
+                    what: format!("metric `{}`", metric.name()),
+                    reason: "this model does not report it; remove it from model.metrics".to_owned(),
+                });
+            }
+            Ok((tensors, values))
+        })
+        .await?;
+    let described = tensors.iter().map(pb::TensorSpec::from).collect();
+    let placement = master.describe(incarnation, lease, described).await?;
+    job.place(placement, connector)?;
+    job.partitions()?.1.push(Target::Initial, values.as_ref().clone()).await?;
+    Ok(Report::Initialized(pb::Initialized {}))
+}
+
+/// Measures a data shard of the validation set at a version.
+pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask) -> Result<Report> {
+    let weights = pull(job, Era(task.era), Want::Exact(Version(task.version))).await?;
+    let data = job.validation.clone().ok_or_else(|| Error::Engine {
+        what: "evaluate".to_owned(),
+        reason: "the job has no validation records".to_owned(),
+    })?;
+    let (begin, end, micro) = (task.begin, task.end.min(data.len()), job.spec.batch.micro as usize);
+    let evaluated = job.compute.call(move |loaded| {
+        let starts = (begin..end).step_by(micro);
+        let batches = starts.map(|at| data.batch(at..end.min(at + micro as u64)));
+        trainer::evaluate(loaded.with(&weights.values)?, batches)
+    });
+    Ok(Report::Evaluated(evaluated.await?))
+}
+
+/// Writes a version's files and sends them to the master.
+pub(crate) async fn export(
+    job: &Arc<Job>,
+    task: &pb::ExportTask,
+    master: &MasterClient,
+    incarnation: IncarnationId,
+    lease: LeaseId,
+) -> Result<Report> {
+    let want = task.version.map_or(Want::AtLeast(Version(0)), |version| Want::Exact(Version(version)));
+    let weights = pull(job, Era(task.era), want).await?;
+    let tensors = job.partitions()?.0.tensors().to_vec();
+    let files = job.compute.call(move |loaded| {
+        let mut files = BTreeMap::new();
+        let model = loaded.with(&weights.values)?;
+        for (name, content) in model.export()? {
+            files.insert(name, content.into());
+        }
+        files.insert("model.safetensors".to_owned(), export::safetensors(&tensors, &weights.values)?.into());
+        Ok(files)
+    });
+    let artifacts = master.upload(incarnation, lease, files.await?).await?;
+    Ok(Report::Exported(pb::Exported { artifacts }))
+}
+
+async fn pull(job: &Job, era: Era, want: Want) -> Result<Weights> {
+    let pulled = job.partitions()?.1.at(era).pull(want).await?;
+    pulled.ok_or_else(|| Error::Engine {
+        what: format!("{want:?}"),
+        reason: "the parameter servers no longer keep this version".to_owned(),
+    })
+}

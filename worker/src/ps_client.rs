@@ -1,0 +1,220 @@
+//! Fan-out over a job's partitions: one push or pull becomes one call to each, concurrently, with retries.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::future::try_join_all;
+use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::convert::{ChunkCheck, pack, required};
+use proto::ids::{ChunkId, Era, JobId, PartitionId, Version};
+use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target, Want};
+use proto::pb;
+use proto::pb::parameters_client::ParametersClient;
+use proto::placement::Layout;
+use proto::retry::Retry;
+use proto::spec::LimitsSpec;
+use proto::status::{Failure, Kind};
+use proto::tensor::{Chunk, TensorSpec, Values};
+use tonic::transport::Channel;
+
+use crate::error::{Error, Result};
+
+/// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
+#[derive(Clone)]
+pub struct Connector(Arc<Connect>);
+
+type Connect = dyn Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync;
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connector")
+    }
+}
+
+impl Connector {
+    /// A connector that asks `connect`.
+    pub fn new(
+        connect: impl Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(connect))
+    }
+
+    /// gRPC over bulk channels of `dialer`.
+    pub fn grpc(dialer: Dialer) -> Self {
+        Self::new(move |url| {
+            let channel = dialer.channel(url, Purpose::Bulk)?;
+            let client = ParametersClient::new(channel);
+            Ok(Arc::new(GrpcPs(client.max_decoding_message_size(MESSAGE_BYTES_MAX))))
+        })
+    }
+}
+
+/// A ps behind gRPC.
+struct GrpcPs(ParametersClient<Channel>);
+
+#[async_trait::async_trait]
+impl Parameters for GrpcPs {
+    async fn push(&self, push: Push) -> Result<Pushed, Failure> {
+        let part = |part| pb::PushRequest { part: Some(part) };
+        let header = part(pb::push_request::Part::Header((push.address, push.target).into()));
+        let chunks = pack(push.chunks).map(move |chunks| part(pb::push_request::Part::Chunks(chunks)));
+        let stream = tokio_stream::iter(std::iter::once(header).chain(chunks));
+        Ok(self.0.clone().push(stream).await?.into_inner().try_into()?)
+    }
+
+    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+        let mut stream = self.0.clone().pull(pb::PullRequest::from(pull)).await?.into_inner();
+        let mut version = None;
+        let mut chunks = Vec::new();
+        while let Some(reply) = stream.message().await? {
+            match required("PullReply", "part", reply.part)? {
+                pb::pull_reply::Part::Header(header) => version = Some(Version(header.version)),
+                pb::pull_reply::Part::Chunks(message) => {
+                    let chunk = |chunk: pb::Chunk| Chunk { id: ChunkId(chunk.id), values: chunk.values };
+                    chunks.extend(message.chunks.into_iter().map(chunk));
+                }
+            }
+        }
+        Ok(Pulled { version: required("PullReply", "header", version)?, chunks })
+    }
+}
+
+/// All partitions of one job.
+#[derive(Clone)]
+pub(crate) struct PsClient {
+    job: JobId,
+    era: Era,
+    layout: Arc<Layout>,
+    partitions: Arc<[Partition]>,
+    limits: LimitsSpec,
+    seed: u64,
+}
+
+struct Partition {
+    id: PartitionId,
+    /// For messages: name and URL.
+    name: String,
+    ps: Arc<dyn Parameters>,
+}
+
+/// The whole model at one version (in arrival order, each partition at its newest).
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    /// Tensors in the model's order.
+    pub(crate) values: Arc<Vec<Values>>,
+}
+
+impl PsClient {
+    /// Connects to the partitions of `placement` (lazily).
+    pub(crate) fn new(
+        connector: &Connector,
+        job: JobId,
+        layout: Arc<Layout>,
+        addresses: &[pb::PartitionAddress],
+        limits: LimitsSpec,
+        seed: u64,
+    ) -> Result<Self> {
+        let connect = |(index, address): (usize, &pb::PartitionAddress)| {
+            let name = format!("partition {index} on ps `{}` at {}", address.ps, address.url);
+            let ps =
+                (connector.0)(&address.url).map_err(|failure| Error::Call { what: name.clone(), failure })?;
+            Ok(Partition { id: PartitionId(index as u32), name, ps })
+        };
+        let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;
+        Ok(Self { job, era: Era(0), layout, partitions, limits, seed })
+    }
+
+    /// The same partitions, spoken to in `era`.
+    pub(crate) fn at(&self, era: Era) -> Self {
+        Self { era, ..self.clone() }
+    }
+
+    /// Sends the values of `target` to every partition. Ends when all have acknowledged: `Duplicate` only if all say so.
+    ///
+    /// # Errors
+    /// One partition refused, or stayed unreachable for `pull_attempts_max` attempts.
+    pub(crate) async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
+        let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
+        let pushes = self.partitions.iter().map(|partition| {
+            let chunks = self.layout.members(partition.id).iter().map(|&id| {
+                let chunk = self.layout.chunk(id);
+                let size = self.layout.tensor_of(id).dtype().size();
+                let bytes = chunk.offset * size..(chunk.offset + chunk.len) * size;
+                Chunk { id, values: tensors[chunk.tensor].slice(bytes) }
+            });
+            let push = Push { address: self.address(partition), target, chunks: chunks.collect() };
+            self.retry(partition, "push to", move || partition.ps.push(push.clone()))
+        });
+        let pushed = try_join_all(pushes).await?;
+        let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
+        Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
+    }
+
+    /// Reads the whole model; waits on each partition until it has what is wanted. `None`: an exact version is gone, its
+    /// steps are applied.
+    ///
+    /// # Errors
+    /// One partition refused, or stayed unreachable for `pull_attempts_max` attempts.
+    pub(crate) async fn pull(&self, want: Want) -> Result<Option<Weights>> {
+        let pulls = self.partitions.iter().map(|partition| async move {
+            let pull = Pull { address: self.address(partition), want, wait: self.limits.pull_timeout };
+            loop {
+                match self.retry(partition, "pull from", || partition.ps.pull(pull)).await {
+                    // Waiting for the others' gradients is the barrier, not a failure.
+                    Err(Error::Call { failure, .. }) if failure.kind == Kind::NotYet => {
+                        tracing::debug!(?want, partition = %partition.name, "still waiting for this version");
+                    }
+                    result => break result,
+                }
+            }
+        });
+        let pulled = match try_join_all(pulls).await {
+            Err(Error::Call { failure, .. }) if failure.kind == Kind::Gone => return Ok(None),
+            result => result?,
+        };
+        let mut values: Vec<Values> = self.layout.tensors().iter().map(TensorSpec::zeros).collect();
+        for (partition, pulled) in self.partitions.iter().zip(&pulled) {
+            let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
+            for chunk in &pulled.chunks {
+                check.check(chunk).map_err(|error| self.wrong(partition, error))?;
+                let place = self.layout.chunk(chunk.id);
+                values[place.tensor].write_bytes(place.offset, &chunk.values);
+            }
+            check.finish().map_err(|error| self.wrong(partition, error))?;
+        }
+        Ok(Some(Weights { values: Arc::new(values) }))
+    }
+
+    fn address(&self, partition: &Partition) -> Address {
+        Address { job: self.job, partition: partition.id, era: self.era }
+    }
+
+    /// Repeats a call that may succeed later, each attempt within the pull time-out and some grace for the transfer.
+    async fn retry<T, Fut>(&self, partition: &Partition, verb: &str, call: impl Fn() -> Fut) -> Result<T>
+    where
+        Fut: Future<Output = Result<T, Failure>>,
+    {
+        let retry = Retry { attempts_max: self.limits.pull_attempts_max, ..Retry::default() };
+        let deadline = self.limits.pull_timeout * 2;
+        let visible = |attempt: u32, failure: &Failure| {
+            tracing::warn!(attempt, of = retry.attempts_max, reason = %failure, "{verb} {}: trying again", partition.name);
+        };
+        let attempt = || async {
+            match tokio::time::timeout(deadline, call()).await {
+                // Not a failure: the caller asks again without counting.
+                Ok(Err(failure)) if failure.kind == Kind::NotYet => Ok(Err(failure)),
+                Ok(result) => result.map(Ok),
+                Err(_) => Err(Failure::new(Kind::Unavailable, format!("no answer within {deadline:?}"))),
+            }
+        };
+        retry
+            .run(self.seed, visible, attempt)
+            .await
+            .and_then(|inner| inner)
+            .map_err(|failure| Error::Call { what: format!("{verb} {}", partition.name), failure })
+    }
+
+    fn wrong(&self, partition: &Partition, error: proto::Error) -> Error {
+        Error::Call { what: format!("pull from {}", partition.name), failure: error.into() }
+    }
+}

@@ -1,0 +1,435 @@
+//! The worker's day: lease -> records -> weights -> gradients -> push -> complete, and the next while this one is on its way.
+//!
+//! Three activities overlap. A *fetcher* always has one request for work at the master and prepares what it gets (the job's
+//! data and model, records ahead of the computation). The *loop* computes, always the most urgent work it holds: measuring
+//! and exporting first, then the lowest microbatch. *Finishers* wait for pushes to be acknowledged and report the lease.
+//! Waiting for weights gives way to more urgent work, so a lease that others wait for is never stuck behind one that waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::pb::fleet_client::FleetClient;
+use proto::plan::Microbatch;
+use proto::session::Session;
+use proto::status::{Failure, Kind};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Options;
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::fetcher::Fetcher;
+use crate::held::Held;
+use crate::job::Job;
+use crate::master_client::MasterClient;
+use crate::model::Registry;
+use crate::ps_client::{Connector, Weights};
+use crate::trainer::{self, Piece};
+use crate::{engine, other_tasks};
+
+/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves.
+///
+/// # Errors
+/// Options or device that cannot be, a master that refuses this worker or stays unreachable for `master_timeout`, or a ps that
+/// stays unreachable for the job's `pull_attempts_max` attempts.
+pub async fn run(
+    options: Options,
+    master_url: &str,
+    dialer: Dialer,
+    connector: Connector,
+    registry: Registry,
+    shutdown: CancellationToken,
+) -> Result<()> {
+    options.validate().map_err(Error::Options)?;
+    let device = options.device.resolve(engine::cuda_devices())?;
+    let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
+    let channel = dialer.channel(master_url, Purpose::Control).map_err(unreachable)?;
+    let fleet = FleetClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let register = pb::RegisterRequest {
+        role: pb::ProcessRole::Worker.into(),
+        name: options.name.clone(),
+        program_version: proto::PROGRAM_VERSION.to_owned(),
+        url: String::new(),
+        threads: options.threads as u32,
+        device: device.to_string(),
+    };
+    let (session, driver) = Session::start(fleet.clone(), register);
+    let seed = proto::random::key(0, &options.name, 0);
+    let master = MasterClient::new(fleet, master_url, seed);
+    let held = Held::new(session.clone());
+    let (arrivals_tx, arrivals) = mpsc::channel(16);
+    let fetcher = Fetcher::new(
+        &options,
+        device,
+        connector.clone(),
+        registry,
+        master.clone(),
+        session.clone(),
+        held.clone(),
+        arrivals_tx,
+    );
+    let permits = Arc::new(Semaphore::new(options.pushes_in_flight_max));
+    let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
+    let work = TaskLoop { master, connector, held, arrivals, ready, cache: None, permits, finishers };
+
+    let stop_fetching = shutdown.clone();
+    let body = async {
+        let fetching = async {
+            tokio::select! {
+                () = fetcher.run() => {}
+                () = stop_fetching.cancelled() => {}
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            result = work.run(&shutdown, &session, options.drain) => result,
+            () = fetching => unreachable!("never ends"),
+        }
+    };
+    tokio::select! {
+        failure = driver => Err(Error::Call { what: format!("register with master {master_url}"), failure }),
+        error = master_lost(&session, master_url, options.master_timeout) => Err(error),
+        result = body => result,
+    }
+}
+
+/// Ends when the master has not known this worker for `patience`.
+async fn master_lost(session: &Session, url: &str, patience: std::time::Duration) -> Error {
+    let mut incarnations = session.incarnations();
+    loop {
+        let back = incarnations.wait_for(Option::is_some);
+        if tokio::time::timeout(patience, back).await.is_err() {
+            let message = format!("unreachable for {patience:?}; is it running, and is the URL right?");
+            return Error::Call {
+                what: format!("master {url}"),
+                failure: Failure::new(Kind::Unavailable, message),
+            };
+        }
+        if incarnations.wait_for(Option::is_none).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// One lease with everything needed to work on it.
+pub(crate) struct Work {
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) lease: LeaseId,
+    pub(crate) task: Task,
+}
+
+/// What the lease is for.
+pub(crate) enum Task {
+    Index(other_tasks::Index),
+    Init(Arc<Job>),
+    Evaluate(Arc<Job>, pb::EvaluateTask),
+    Export(Arc<Job>, pb::ExportTask),
+    Train(Train),
+}
+
+/// A run of microbatches, as far as it is not computed.
+pub(crate) struct Train {
+    pub(crate) job: Arc<Job>,
+    pub(crate) era: Era,
+    pub(crate) next: MicrobatchId,
+    pub(crate) end: MicrobatchId,
+    /// Records of `next` and the following, in order.
+    pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
+    pub(crate) reports: Vec<pb::MicrobatchReport>,
+    pub(crate) pushes: JoinSet<Result<()>>,
+}
+
+impl Work {
+    /// Lower goes first.
+    fn urgency(&self) -> (bool, u64, LeaseId) {
+        match &self.task {
+            Task::Train(train) => (true, train.next.get(), self.lease),
+            _ => (false, 0, self.lease),
+        }
+    }
+}
+
+/// How a piece of training ended.
+enum Progress {
+    /// On to the next piece, or to the report.
+    Done,
+    /// Something more urgent arrived while waiting for weights.
+    Yielded(Work),
+    /// The worker is asked to leave.
+    Draining,
+}
+
+struct TaskLoop {
+    master: MasterClient,
+    connector: Connector,
+    held: Held,
+    arrivals: mpsc::Receiver<Work>,
+    ready: BTreeMap<(bool, u64, LeaseId), Work>,
+    /// The newest weights for training, with the job and the wish they answer.
+    cache: Option<(JobId, Version, Weights)>,
+    permits: Arc<Semaphore>,
+    finishers: JoinSet<Result<()>>,
+}
+
+impl TaskLoop {
+    async fn run(
+        mut self,
+        shutdown: &CancellationToken,
+        session: &Session,
+        drain: std::time::Duration,
+    ) -> Result<()> {
+        while !shutdown.is_cancelled() {
+            while let Some(finished) = self.finishers.try_join_next() {
+                finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+            }
+            while let Ok(work) = self.arrivals.try_recv() {
+                self.ready.insert(work.urgency(), work);
+            }
+            let Some((_, work)) = self.ready.pop_first() else {
+                tokio::select! {
+                    Some(work) = self.arrivals.recv() => drop(self.ready.insert(work.urgency(), work)),
+                    Some(finished) = self.finishers.join_next() => {
+                        finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+                    }
+                    () = shutdown.cancelled() => {}
+                }
+                continue;
+            };
+            if !self.held.has(work.lease) {
+                tracing::debug!(lease = %work.lease, "lease ended meanwhile; dropping its work");
+                continue;
+            }
+            self.step(work, shutdown).await?;
+        }
+        session.report(|heartbeat| {
+            heartbeat.draining = true;
+            true
+        });
+        match tokio::time::timeout(drain, self.hand_back()).await {
+            Ok(result) => result,
+            Err(_) => {
+                tracing::warn!("not drained within {drain:?}; leaving, the rest of the leases expires");
+                Ok(())
+            }
+        }
+    }
+
+    /// Works on one lease for a while. Only errors that end this worker are returned.
+    async fn step(&mut self, work: Work, shutdown: &CancellationToken) -> Result<()> {
+        let (incarnation, lease) = (work.incarnation, work.lease);
+        let result = match work.task {
+            Task::Train(train) => {
+                let work = Work { task: Task::Train(train), ..work };
+                match self.train(work, shutdown).await {
+                    Ok(Progress::Yielded(work)) => {
+                        self.ready.insert(work.urgency(), work);
+                        return Ok(());
+                    }
+                    Ok(Progress::Done | Progress::Draining) => return Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+            Task::Index(index) => index.run().await,
+            Task::Init(job) => {
+                other_tasks::init(&job, &self.master, incarnation, lease, &self.connector).await
+            }
+            Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task).await,
+            Task::Export(job, task) => {
+                other_tasks::export(&job, &task, &self.master, incarnation, lease).await
+            }
+        };
+        match result {
+            Ok(report) => {
+                self.held.remove(lease);
+                self.master.complete(incarnation, lease, report).await.map(drop).or_else(forgive_fenced)
+            }
+            Err(error) => self.report_failure(incarnation, lease, error).await,
+        }
+    }
+
+    /// Tells the master, unless it is this worker that cannot go on.
+    async fn report_failure(
+        &mut self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        error: Error,
+    ) -> Result<()> {
+        self.held.remove(lease);
+        if error.is_fenced() {
+            tracing::info!(%lease, reason = %error, "this work is no longer wanted");
+            return Ok(());
+        }
+        if error.is_unreachable() {
+            return Err(error);
+        }
+        tracing::warn!(%lease, reason = %error, "task failed");
+        self.master.fail(incarnation, lease, &error).await.or_else(forgive_fenced)
+    }
+
+    /// One piece: the microbatches of the lease that belong to one step.
+    async fn train(&mut self, mut work: Work, shutdown: &CancellationToken) -> Result<Progress> {
+        let Task::Train(train) = &work.task else { unreachable!("called with training work only") };
+        let job = train.job.clone();
+        let (step, indices) = job.plan.by_step(train.next..train.end).swap_remove(0);
+        let want = trainer::want(job.consistency, step);
+        let weights = match self.cached(&job, want) {
+            Some(weights) => Some(weights),
+            None => {
+                let client = job.partitions()?.1.at(train.era);
+                let pull = client.pull(want);
+                tokio::pin!(pull);
+                loop {
+                    tokio::select! {
+                        biased;
+                        () = shutdown.cancelled() => {
+                            self.ready.insert(work.urgency(), work);
+                            return Ok(Progress::Draining);
+                        }
+                        Some(arrived) = self.arrivals.recv() => {
+                            let more_urgent = arrived.urgency() < work.urgency();
+                            self.ready.insert(arrived.urgency(), arrived);
+                            if more_urgent {
+                                return Ok(Progress::Yielded(work));
+                            }
+                        }
+                        () = self.held.lost(work.lease) => return Ok(Progress::Done),
+                        Some(finished) = self.finishers.join_next() => {
+                            finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+                        }
+                        pulled = &mut pull => break pulled?,
+                    }
+                }
+            }
+        };
+        let Task::Train(train) = &mut work.task else { unreachable!("called with training work only") };
+        let Some(weights) = weights else {
+            // The version is gone, so the step is applied: somebody else was faster.
+            for _ in indices.clone() {
+                train.batches.recv().await;
+                train.reports.push(pb::MicrobatchReport::default());
+            }
+            train.next = MicrobatchId(train.next.get() + u64::from(indices.end - indices.start));
+            self.advance(work);
+            return Ok(Progress::Done);
+        };
+        if let proto::parameters::Want::Exact(version) = want {
+            self.cache = Some((job.id, version, weights.clone()));
+        }
+        let mut piece = Piece::new(&job, step, indices.clone(), train.era)?;
+        for _ in indices {
+            let (microbatch, batch) = match train.batches.recv().await {
+                Some(read) => read?,
+                None => {
+                    return Err(Error::Engine {
+                        what: "reading".to_owned(),
+                        reason: "the reader ended early".to_owned(),
+                    });
+                }
+            };
+            let (added, report) = piece.add(&job, &weights, microbatch, batch).await?;
+            piece = added;
+            train.reports.push(report);
+            train.next = train.next.next();
+            let leaving = shutdown.is_cancelled();
+            for (target, values) in piece.take(leaving) {
+                let client = job.partitions()?.1.at(piece.era());
+                // Bounds the gradients in memory; every push holds one until it is acknowledged.
+                let permit = self.permits.clone().acquire_owned().await;
+                train.pushes.spawn(async move {
+                    let pushed = client.push(target, values).await.map(drop);
+                    drop(permit);
+                    pushed
+                });
+            }
+            self.held.progress(work.lease, train.reports.len() as u64);
+            if leaving {
+                break;
+            }
+        }
+        self.advance(work);
+        Ok(Progress::Done)
+    }
+
+    fn cached(&self, job: &Job, want: proto::parameters::Want) -> Option<Weights> {
+        match (&self.cache, want) {
+            (Some((id, version, weights)), proto::parameters::Want::Exact(wanted))
+                if *id == job.id && *version == wanted =>
+            {
+                Some(weights.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Puts unfinished training back; reports finished training once its pushes are acknowledged.
+    fn advance(&mut self, work: Work) {
+        match work.task {
+            Task::Train(train) if train.next == train.end => {
+                let (master, held) = (self.master.clone(), self.held.clone());
+                self.finishers.spawn(finish(master, held, work.incarnation, work.lease, train));
+            }
+            _ => drop(self.ready.insert(work.urgency(), work)),
+        }
+    }
+
+    /// Drain: what is computed is pushed and reported, the rest is given back.
+    async fn hand_back(mut self) -> Result<()> {
+        self.arrivals.close();
+        while let Some(work) = self.arrivals.recv().await {
+            self.ready.insert(work.urgency(), work);
+        }
+        for work in std::mem::take(&mut self.ready).into_values() {
+            let mut done = Vec::new();
+            if let Task::Train(mut train) = work.task {
+                while let Some(pushed) = train.pushes.join_next().await {
+                    pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)))?;
+                }
+                done = train.reports;
+            }
+            self.held.remove(work.lease);
+            self.master.release(work.incarnation, work.lease, done).await.or_else(forgive_fenced)?;
+        }
+        while let Some(finished) = self.finishers.join_next().await {
+            finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the pushes of a lease and reports it.
+async fn finish(
+    master: MasterClient,
+    held: Held,
+    incarnation: IncarnationId,
+    lease: LeaseId,
+    mut train: Train,
+) -> Result<()> {
+    let mut result = Ok(());
+    while let Some(pushed) = train.pushes.join_next().await {
+        let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
+        result = result.and(pushed);
+    }
+    held.remove(lease);
+    match result {
+        Ok(()) => {
+            let report = Report::Trained(pb::Trained { microbatches: train.reports });
+            master.complete(incarnation, lease, report).await.map(drop).or_else(forgive_fenced)
+        }
+        Err(error) if error.is_fenced() => {
+            tracing::info!(%lease, reason = %error, "this work is no longer wanted");
+            Ok(())
+        }
+        Err(error) if error.is_unreachable() => Err(error),
+        Err(error) => master.fail(incarnation, lease, &error).await.or_else(forgive_fenced),
+    }
+}
+
+/// A master that no longer knows this incarnation has given its leases to others: nothing to mend.
+fn forgive_fenced(error: Error) -> Result<()> {
+    if error.is_fenced() { Ok(()) } else { Err(error) }
+}

@@ -1,0 +1,207 @@
+//! From a step's weights to pushed nodes: pull -> gradients -> reduce what is adjacent -> push.
+//!
+//! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced on a stack along the
+//! canonical tree as they are computed; a node is pushed as soon as its parent reaches beyond the piece.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use proto::ids::{Era, Step, Version};
+use proto::parameters::{Target, Want};
+use proto::pb;
+use proto::plan::Microbatch;
+use proto::random;
+use proto::spec::{Consistency, Order};
+use proto::tensor::{Role, TensorSpec, Values};
+use proto::tree::{Node, StepNode};
+
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::model::{Gradients, Model};
+use crate::ps_client::Weights;
+
+/// Which weights a step is computed from.
+pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
+    let Consistency { order, delay } = consistency;
+    let ago = |steps: u32| Version(step.get().saturating_sub(u64::from(steps)));
+    match (order, delay) {
+        (Order::Canonical, delay) => Want::Exact(ago(delay.unwrap_or(0))),
+        (Order::Arrival, Some(delay)) => Want::AtLeast(ago(delay)),
+        (Order::Arrival, None) => Want::AtLeast(Version(0)),
+    }
+}
+
+/// The gradients of a piece as far as they are computed.
+pub(crate) struct Piece {
+    step: Step,
+    of: u32,
+    indices: Range<u32>,
+    era: Era,
+    tensors: Arc<[TensorSpec]>,
+    /// Nodes left to right, none the sibling of the next.
+    stack: Vec<(Node, u64, Vec<Values>)>,
+}
+
+impl Piece {
+    pub(crate) fn new(job: &Job, step: Step, indices: Range<u32>, era: Era) -> Result<Self> {
+        let tensors = job.partitions()?.0.tensors().into();
+        Ok(Self { step, of: job.plan.of(step), indices, era, tensors, stack: Vec::new() })
+    }
+
+    /// Computes one microbatch on the model's thread and reduces it with what is there.
+    pub(crate) async fn add(
+        self,
+        job: &Job,
+        weights: &Weights,
+        microbatch: Microbatch,
+        batch: Batch,
+    ) -> Result<(Self, pb::MicrobatchReport)> {
+        let key = random::key(job.spec.seed, "dropout", microbatch.id.get());
+        let values = weights.values.clone();
+        job.compute
+            .call(move |loaded| {
+                let gradients = loaded.with(&values)?.gradients(&batch, key)?;
+                if !gradients.loss.is_finite() {
+                    return Err(Error::Diverged {
+                        step: microbatch.step.get(),
+                        microbatch: microbatch.id.get(),
+                        loss: gradients.loss,
+                    });
+                }
+                let samples = microbatch.samples();
+                let loss_sum = f64::from(gradients.loss) * samples as f64;
+                let mut piece = self;
+                piece.reduce(microbatch.leaf(), samples, leaf(&piece.tensors, gradients, samples)?);
+                Ok((piece, pb::MicrobatchReport { loss_sum, samples }))
+            })
+            .await
+    }
+
+    /// The nodes that cannot grow any more within this piece, ready to be pushed; `all`: also those that could.
+    pub(crate) fn take(&mut self, all: bool) -> Vec<(Target, Vec<Values>)> {
+        let piece = Node::new(self.indices.start, self.indices.end);
+        let grows =
+            |node: Node| node.parent_and_sibling(self.of).is_some_and(|(parent, _)| piece.covers(parent));
+        let (keep, ready): (Vec<_>, Vec<_>) = self.stack.drain(..).partition(|entry| !all && grows(entry.0));
+        self.stack = keep;
+        let target =
+            |node, samples| Target::Node { node: StepNode { step: self.step, node, of: self.of }, samples };
+        ready.into_iter().map(|(node, samples, values)| (target(node, samples), values)).collect()
+    }
+
+    pub(crate) const fn era(&self) -> Era {
+        self.era
+    }
+
+    fn reduce(&mut self, leaf: Node, samples: u64, values: Vec<Values>) {
+        let mut right = (leaf, samples, values);
+        while let Some((parent, sibling)) = right.0.parent_and_sibling(self.of) {
+            let Some(left) = self.stack.pop_if(|left| left.0 == sibling && sibling.begin < right.0.begin)
+            else {
+                break;
+            };
+            let (_, left_samples, mut sum) = left;
+            sum.iter_mut().zip(&right.2).for_each(|(left, right)| left.merge(right));
+            right = (parent, left_samples + right.1, sum);
+        }
+        self.stack.push(right);
+    }
+}
+
+/// `n * g` for parameters, the values themselves for state; checked against the job's tensors.
+fn leaf(tensors: &[TensorSpec], gradients: Gradients, samples: u64) -> Result<Vec<Values>> {
+    let fits = gradients.values.len() == tensors.len()
+        && tensors
+            .iter()
+            .zip(&gradients.values)
+            .all(|(tensor, values)| values.dtype() == tensor.dtype() && values.len() == tensor.len());
+    if !fits {
+        return Err(Error::Engine {
+            what: "gradients".to_owned(),
+            reason: "their number, types or lengths differ from the model's tensors; the model must return one for each, in order"
+                .to_owned(),
+        });
+    }
+    let mut values = gradients.values;
+    for (values, _) in values.iter_mut().zip(tensors).filter(|(_, tensor)| tensor.role == Role::Parameter) {
+        let n = samples as f32;
+        values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= n);
+    }
+    Ok(values)
+}
+
+/// Measures batches with the loaded weights; sums in their order.
+pub(crate) fn evaluate(
+    model: &mut dyn Model,
+    batches: impl Iterator<Item = Result<Batch>>,
+) -> Result<pb::Evaluated> {
+    let mut total = pb::Evaluated::default();
+    for batch in batches {
+        let part = model.evaluate(&batch?)?;
+        total.samples += part.samples;
+        total.loss_sum += part.loss_sum;
+        for (name, sum) in part.metric_sums {
+            *total.metric_sums.entry(name).or_insert(0.0) += sum;
+        }
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn piece(of: u32, indices: Range<u32>) -> Piece {
+        let tensors = [TensorSpec::parameter("w", [1]), TensorSpec::counter("n", [1])].into();
+        Piece { step: Step(3), of, indices, era: Era(0), tensors, stack: Vec::new() }
+    }
+
+    proptest! {
+        #[test]
+        fn a_piece_pushes_exactly_its_cover(of in 1u32..40, a in 0u32..40, b in 0u32..40) {
+            let (begin, end) = (a.min(b).min(of - 1), (a.max(b) + 1).min(of));
+            let mut piece = piece(of, begin..end);
+            let mut pushed = Vec::new();
+            for index in begin..end {
+                let values = vec![Values::F32(vec![index as f32]), Values::I64(vec![i64::from(index)])];
+                piece.reduce(Node::leaf(index), 2, values);
+                pushed.extend(piece.take(false));
+            }
+            prop_assert!(piece.stack.is_empty());
+            let nodes: Vec<Node> = pushed.iter().map(|(target, _)| match target {
+                Target::Node { node, .. } => node.node,
+                Target::Initial => unreachable!(),
+            }).collect();
+            prop_assert_eq!(&nodes, &proto::tree::cover(begin, end, of));
+            for (node, (target, values)) in nodes.iter().zip(&pushed) {
+                let sum: u32 = (node.begin..node.end).sum();
+                let counter = Values::I64(vec![i64::from(node.end) - 1]);
+                prop_assert_eq!(values, &vec![Values::F32(vec![sum as f32]), counter]);
+                let same_samples = matches!(target, Target::Node { samples, .. } if *samples == u64::from(2 * node.len()));
+                prop_assert!(same_samples);
+            }
+        }
+    }
+
+    #[test]
+    fn steps_read_the_versions_that_their_mode_says() {
+        let consistency = |order, delay| Consistency { order, delay };
+        assert_eq!(want(consistency(Order::Canonical, Some(0)), Step(5)), Want::Exact(Version(5)));
+        assert_eq!(want(consistency(Order::Canonical, Some(2)), Step(5)), Want::Exact(Version(3)));
+        assert_eq!(want(consistency(Order::Canonical, Some(2)), Step(1)), Want::Exact(Version(0)));
+        assert_eq!(want(consistency(Order::Arrival, Some(1)), Step(5)), Want::AtLeast(Version(4)));
+        assert_eq!(want(consistency(Order::Arrival, None), Step(5)), Want::AtLeast(Version(0)));
+    }
+
+    #[test]
+    fn gradients_of_another_model_are_refused() {
+        let tensors = [TensorSpec::parameter("w", [2])];
+        let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0])] };
+        assert!(leaf(&tensors, gradients, 4).unwrap_err().to_string().contains("gradients"));
+        let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0, -0.5])] };
+        assert_eq!(leaf(&tensors, gradients, 4).unwrap(), [Values::F32(vec![4.0, -2.0])]);
+    }
+}
