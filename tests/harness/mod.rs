@@ -1,0 +1,162 @@
+//! Real processes on loopback for the integration tests: one master, some ps, some workers, and the user's commands.
+//!
+//! Ports are the system's choice, every process ends with its handle, and what it said is shown when a test fails.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// The root of the checkout.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// `ebb` with arguments, ready to run.
+pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ebb"));
+    command.args(args).env_remove("EBB_MASTER").stdin(Stdio::null());
+    command
+}
+
+/// Standard output and error of a finished command, for messages.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs `ebb` and expects success.
+pub fn succeed<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> String {
+    let output = ebb(args).output().expect("ebb starts");
+    assert!(output.status.success(), "exit {:?}:\n{}", output.status.code(), text(&output));
+    text(&output)
+}
+
+/// Runs `ebb` and expects an error; answers what it said.
+pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> String {
+    let output = ebb(args).output().expect("ebb starts");
+    assert!(!output.status.success(), "expected an error, got:\n{}", text(&output));
+    text(&output)
+}
+
+/// A running role.
+pub struct Process {
+    pub child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    fn start(log: PathBuf, args: &[&str]) -> Self {
+        let file = fs::File::create(&log).expect("the log can be written");
+        let child = ebb(args).stdout(Stdio::piped()).stderr(file).spawn().expect("ebb starts");
+        Self { child, log }
+    }
+
+    /// The URL in the line that a server prints when it is ready.
+    fn url(&mut self) -> String {
+        let stdout = self.child.stdout.take().expect("stdout is piped");
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Some(at) = line.find("http://") {
+                return line[at..].trim().to_owned();
+            }
+        }
+        panic!("no ready line; it said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+    }
+
+    /// Sends a signal by its name, e.g. `KILL`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- {}\n{}", self.log.display(), fs::read_to_string(&self.log).unwrap_or_default());
+        }
+    }
+}
+
+/// A master with ps and workers.
+pub struct Cluster {
+    pub workers: Vec<Process>,
+    pub ps: Vec<Process>,
+    pub master: Process,
+    pub url: String,
+    pub dir: TempDir,
+}
+
+impl Cluster {
+    pub fn start(ps: usize, workers: usize) -> Self {
+        let dir = TempDir::new().expect("a temporary folder");
+        let at = |name: String| dir.path().join(name).display().to_string();
+        let mut master = Process::start(
+            at("master.log".into()).into(),
+            &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
+        );
+        let url = master.url();
+        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir };
+        for index in 0..ps {
+            let log = cluster.dir.path().join(format!("ps-{index}.log"));
+            let name = format!("ps-{index}");
+            let args = ["ps", "--master", &cluster.url, "--listen", "127.0.0.1:0", "--name", &name];
+            let mut process = Process::start(log, &args);
+            process.url();
+            cluster.ps.push(process);
+        }
+        for _ in 0..workers {
+            cluster.add_worker();
+        }
+        cluster
+    }
+
+    pub fn add_worker(&mut self) {
+        let index = self.workers.len();
+        let log = self.dir.path().join(format!("worker-{index}.log"));
+        let name = format!("worker-{index}");
+        let args = ["worker", "--master", &self.url, "--name", &name, "--device", "cpu"];
+        self.workers.push(Process::start(log, &args));
+    }
+
+    /// `ebb submit JOB --follow --out OUT`, with further arguments, to its end.
+    pub fn submit(&self, job: &Path, out: &Path, more: &[&str]) -> Output {
+        let mut command = ebb(["submit", "--master", &self.url, "--follow", "--out"]);
+        command.arg(out).arg(job).args(more).output().expect("ebb starts")
+    }
+}
+
+/// `summary.json` of an output folder.
+pub fn summary(out: &Path) -> serde_json::Value {
+    let path = out.join("summary.json");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).expect("summary.json is JSON")
+}
+
+/// The lines of `metrics.jsonl` with this `event`.
+pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics.jsonl is there");
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a JSON line"));
+    lines.filter(|line| line["event"] == event).collect()
+}
+
+/// The model file's bytes.
+pub fn model(out: &Path) -> Vec<u8> {
+    fs::read(out.join("model.safetensors")).expect("model.safetensors is there")
+}
+
+/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the checkout.
+pub fn mnist() -> Option<PathBuf> {
+    let given = std::env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
+    let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
+    let found = given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists());
+    if found.is_none() {
+        eprintln!("SKIPPED: no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR");
+    }
+    found
+}

@@ -1,0 +1,79 @@
+//! The second promise, as far as nobody fails: the trained weights do not depend on how many processes trained them.
+
+mod harness;
+
+use std::path::Path;
+
+use harness::{Cluster, ebb, model, root, summary, text};
+
+const SHORT: [&str; 2] = ["--set", "epochs=2"];
+
+fn run(workers: &str, ps: &str, more: &[&str]) -> (Vec<u8>, serde_json::Value) {
+    let out = tempfile::tempdir().unwrap();
+    let output = ebb(["run", "--workers", workers, "--ps", ps, "--out"])
+        .arg(out.path())
+        .arg(job())
+        .args(SHORT)
+        .args(more)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    (model(out.path()), summary(out.path()))
+}
+
+fn job() -> std::path::PathBuf {
+    root().join("examples/digits/job.toml")
+}
+
+#[test]
+fn workers_ps_and_processes_do_not_change_the_model() {
+    let (reference, summary) = run("1", "1", &[]);
+    assert_eq!(summary["status"], "succeeded");
+    for (workers, ps) in [("3", "1"), ("1", "3"), ("3", "2")] {
+        assert!(run(workers, ps, &[]).0 == reference, "{workers} workers, {ps} ps: other bits");
+    }
+    let cluster = Cluster::start(3, 3);
+    for ps in ["1", "3"] {
+        let out = cluster.dir.path().join(format!("out-{ps}"));
+        let output = cluster.submit(&job(), &out, &["--set", "epochs=2", "--set", &format!("fleet.ps={ps}")]);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(model(&out) == reference, "3 worker processes, {ps} ps: other bits");
+    }
+}
+
+#[test]
+fn pipelined_has_its_own_bits_and_keeps_them() {
+    let more = ["--set", "consistency.mode=pipelined", "--set", "consistency.delay=2"];
+    let (reference, summary) = run("1", "1", &more);
+    assert!(run("3", "2", &more).0 == reference, "3 workers, 2 ps: other bits");
+    assert!(run("1", "1", &[]).0 != reference, "a delay of 2 steps must show in the weights");
+    assert_eq!(summary["samples_applied"], 2 * 1438);
+}
+
+#[test]
+fn another_seed_gives_another_model() {
+    assert!(run("1", "1", &["--set", "seed=1"]).0 != run("1", "1", &["--set", "seed=2"]).0);
+}
+
+#[test]
+fn arrival_modes_apply_every_record_once() {
+    for mode in ["bounded", "async"] {
+        let (_, summary) = run("3", "2", &["--set", &format!("consistency.mode={mode}")]);
+        assert_eq!(summary["samples_applied"], 2 * 1438, "{mode}");
+        assert_eq!(summary["status"], "succeeded", "{mode}");
+    }
+}
+
+#[test]
+fn the_size_of_a_microbatch_hardly_matters_on_the_pure_engine() {
+    let loss = |micro: &str| {
+        let out = tempfile::tempdir().unwrap();
+        let sets = ["--set", "epochs=1", "--set", "batch.effective=128", "--set", micro];
+        let output = ebb(["run", "--out"]).arg(out.path()).arg(job()).args(sets).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let evaluation = harness::events(Path::new(out.path()), "eval").pop().expect("one evaluation");
+        evaluation["loss"].as_f64().unwrap()
+    };
+    let (small, large) = (loss("batch.micro=32"), loss("batch.micro=128"));
+    assert!((small - large).abs() <= 1e-4, "micro 32: {small}, micro 128: {large}");
+}
