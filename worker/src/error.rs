@@ -34,6 +34,19 @@ pub enum Error {
         /// Where in it, expected against found, what to do.
         reason: String,
     },
+    /// The job's description and its data do not go together.
+    #[error(transparent)]
+    Specification(proto::Error),
+    /// A record beyond the end of its data set.
+    #[error(
+        "record {record}: the data set has {records}; its files have changed since the job began, restore them or submit the job anew"
+    )]
+    NoRecord {
+        /// The record's number within its data set.
+        record: u64,
+        /// Records of the data set.
+        records: u64,
+    },
     /// A record's label does not fit the network's outputs.
     #[error(
         "record {record}: label {label} is outside 0..{classes}; the network has {classes} outputs, give it more or mend the labels"
