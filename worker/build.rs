@@ -3,7 +3,8 @@
 //! Binaries, tests, examples and benches get an rpath to the real folder. Doctests take no link arguments from a build
 //! script, but cargo puts link-search folders that lie inside the target directory on the library path of everything it
 //! runs, doctests included; so the folder is also linked into `OUT_DIR`. The root package reads `DEP_LIBTORCH_LIB`
-//! (Cargo's `links` mechanism) and repeats the rpath for its own programs. Nothing happens without the feature `torch`.
+//! (Cargo's `links` mechanism) and repeats the rpath for its own programs. The C++ shim of the libtorch engine is compiled
+//! here too. Nothing happens without the feature `torch`.
 #![expect(clippy::disallowed_methods, reason = "cargo talks to build scripts through the environment")]
 
 use std::{
@@ -38,7 +39,23 @@ fn libtorch() -> Result<(), String> {
     let inside_target = Path::new(&out_dir).join("libtorch");
     link(&lib, &inside_target).map_err(|error| format!("link `{}`: {error}", inside_target.display()))?;
     println!("cargo::rustc-link-search=native={}", inside_target.display());
+    #[cfg(feature = "torch")]
+    shim(&root);
     Ok(())
+}
+
+/// Compiles the C++ that reaches what `tch` does not, with the settings of the wheel that libtorch comes from.
+#[cfg(feature = "torch")]
+fn shim(root: &Path) {
+    const SOURCE: &str = "src/engine/torch/shim.cpp";
+    println!("cargo::rerun-if-changed={SOURCE}");
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").define("_GLIBCXX_USE_CXX11_ABI", "1").file(SOURCE);
+    for include in ["include", "include/torch/csrc/api/include"] {
+        // System headers: their warnings are not ours.
+        build.flag("-isystem").flag(root.join(include));
+    }
+    build.compile("ebb_shim");
 }
 
 /// The real folder of the libraries: the rpath must survive `.libtorch` being pointed elsewhere.
@@ -50,7 +67,7 @@ fn find_lib(root: &Path) -> io::Result<PathBuf> {
 
 fn link(original: &Path, link: &Path) -> io::Result<()> {
     match fs::remove_file(link) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::os::unix::fs::symlink(original, link),
     }
 }

@@ -36,7 +36,7 @@ const VERSION: &str = "2.11.0";
 /// else ~/.cache/ebbflow, and is shared by all clones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Also the CUDA half: 2.5 GB to download, 3.4 GB on disk. Programs need no rebuild to use it.
+    /// Also the CUDA half: 2.5 GB to download, 3.1 GB on disk. Programs need no rebuild to use it.
     #[arg(long)]
     cuda: bool,
 }
