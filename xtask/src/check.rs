@@ -5,6 +5,7 @@
 
 use crate::{libtorch, workspace};
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValuesParser;
 use std::{
     fmt::Write as _,
     process::Stdio,
@@ -13,12 +14,12 @@ use std::{
 
 /// Run the whole check: format, lints, build without libtorch, tests, doctests, benches once, licences.
 ///
-/// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 20 minutes on 2
-/// cores, with 544 MB to download; a few minutes when only our own code has changed.
+/// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 20 minutes
+/// on 2 cores, with 544 MB to download; a few minutes when only our own code has changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these stages [default: all, in this order]
-    #[arg(value_name = "STAGE", value_parser = clap::builder::PossibleValuesParser::new(STAGES.map(|stage| stage.name)))]
+    #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(STAGES.map(|stage| stage.name)))]
     stages: Vec<String>,
 }
 
@@ -41,7 +42,7 @@ const STAGES: [Stage; 9] = [
     Stage { name: "doctest", cargo: "test --workspace --doc" },
     // Without `--bench` on its command line a criterion bench runs each of its functions once.
     Stage { name: "bench-smoke", cargo: "test --workspace --bench *" },
-    // Not advisories: a new one must not fail a change that has nothing to do with it. `cargo deny check` has them too.
+    // Not advisories: a new one must not fail a change that has nothing to do with it. `cargo deny check` has them.
     Stage { name: "deny", cargo: "deny check bans licenses sources" },
 ];
 

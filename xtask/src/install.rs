@@ -1,8 +1,8 @@
 //! Folders that are either complete or not there. A folder is filled under a temporary name beside its final one and
 //! renamed at the end, so whatever interrupts the filling (Ctrl-C, SIGKILL, a full disk), nobody ever finds half of it.
 //!
-//! A file lock makes clones that share the place take turns. It is given to child processes too: the kernel drops it when
-//! the last of them is gone, so an orphan of a killed install is waited for and never writes into a later one.
+//! A file lock makes clones that share the place take turns. It is given to child processes too: the kernel drops it
+//! when the last of them is gone, so an orphan of a killed install is waited for and never writes into a later one.
 
 use anyhow::{Context, Result};
 use std::{

@@ -31,9 +31,9 @@ const VERSION: &str = "2.11.0";
 
 /// Fetch libtorch 2.11.0 for this clone, or check the one that LIBTORCH names.
 ///
-/// The CPU half is a download of 544 MB (aarch64: 432 MB) and takes 500 MB on disk; during the fetch 1.1 GB. A fetch that
-/// was interrupted starts again. A finished one is never changed; it lies in $EBB_CACHE_DIR, else $XDG_CACHE_HOME/ebbflow,
-/// else ~/.cache/ebbflow, and is shared by all clones.
+/// The CPU half is a download of 544 MB (aarch64: 432 MB) and takes 500 MB on disk; during the fetch 1.1 GB. A fetch
+/// that was interrupted starts again. A finished one is never changed; it lies in $EBB_CACHE_DIR, else
+/// $XDG_CACHE_HOME/ebbflow, else ~/.cache/ebbflow, and is shared by all clones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Also the CUDA half: 2.5 GB to download, 3.1 GB on disk. Programs need no rebuild to use it.
@@ -203,8 +203,8 @@ fn verify(torch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The version a libtorch folder says it has, without a suffix such as `+cpu`; zip archives bring `build-version`, wheels
-/// only a header.
+/// The version a libtorch folder says it has, without a suffix such as `+cpu`; zip archives bring `build-version`,
+/// wheels only a header.
 fn version(torch: &Path) -> Result<String> {
     let file = torch.join("build-version");
     match fs::read_to_string(&file) {

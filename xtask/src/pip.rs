@@ -1,5 +1,5 @@
 //! Wheels through pip, which knows the user's proxies, mirrors and certificates. Versions and SHA-256 hashes are pinned
-//! in requirement files; pip refuses what differs. pip's own output (sizes, progress, refusals) goes to the user as it is.
+//! in requirement files; pip refuses what differs. pip's own output (sizes, progress, refusals) goes to the user.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::{
