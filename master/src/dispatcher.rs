@@ -1,0 +1,384 @@
+//! Which worker computes which microbatches: pure arithmetic on their numbers, `now` an argument.
+//!
+//! A microbatch is in exactly one of four places: done, in an outstanding run, in a returned run, or at or past the frontier.
+//! Only the middle two are stored, so memory grows with what is handed out and not with the job:
+//!
+//! ```text
+//!   done  done  [ run ]  done  [ returned )  [ run ]  | next ............ microbatches
+//!               ^ watermark                           ^ the frontier
+//! ```
+//!
+//! A run is a node of its step's reduction tree, or several whole steps, so that a worker reduces all of it before it pushes.
+//! A lease names one holder of a run; a copy for an idle worker is a second lease of the same run. A late or foreign lease
+//! changes nothing.
+//!
+//! Nobody waits in a circle: whoever asks gets the oldest work that there is, and a worker that holds as much as it may
+//! still gets what is of an earlier step than all that it holds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
+use proto::plan::Plan;
+use proto::tree;
+
+use crate::lease::{Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
+
+/// Microbatches that a run of several whole steps may have: enough to hide the round trip to the master.
+const RUN_MAX: u64 = 16;
+
+/// Microbatches that any lease may have, so that a worker that joins finds work soon even when M is huge.
+const LEASE_MAX: u64 = 1024;
+
+/// Steps that may be handed out ahead of the first incomplete one when nothing else bounds them.
+const LOOK_AHEAD: u64 = 64;
+
+/// A lease is copied once it is this many times older than the median lease became.
+const STRAGGLER_FACTOR: u32 = 4;
+
+/// No lease is copied before this age: very short ones vary for no reason.
+const STRAGGLER_AGE_MIN: Duration = Duration::from_millis(200);
+
+/// Durations of leases that the median is taken over.
+const DURATIONS: usize = 32;
+
+/// The books of one job's training.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    plan: Plan,
+    /// Steps that computing may run ahead of applying; `None`: no bound.
+    delay: Option<u32>,
+    limits: Limits,
+    /// The frontier: no microbatch at or past it was ever handed out.
+    next: u64,
+    /// Handed out and come back undone, by the first microbatch; disjoint.
+    returned: BTreeMap<u64, Returned>,
+    /// Handed out, by the first microbatch; disjoint, each with a holder.
+    runs: BTreeMap<u64, Run>,
+    /// The run of each lease.
+    leases: BTreeMap<LeaseId, u64>,
+    /// How long the latest leases took.
+    durations: VecDeque<Duration>,
+}
+
+#[derive(Debug)]
+struct Returned {
+    end: u64,
+    attempts: Attempts,
+}
+
+#[derive(Debug)]
+struct Run {
+    end: u64,
+    attempts: Attempts,
+    /// One holder, or two when one is a copy.
+    holders: Vec<Grant>,
+}
+
+impl Run {
+    fn is_held_by(&self, worker: IncarnationId) -> bool {
+        self.holders.iter().any(|grant| grant.worker == worker)
+    }
+}
+
+/// What a worker is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TrainGrant {
+    pub(crate) lease: LeaseId,
+    pub(crate) run: Range<MicrobatchId>,
+    /// Grants of these microbatches so far, this one included.
+    pub(crate) attempt: u32,
+    pub(crate) deadline: Duration,
+}
+
+impl Dispatcher {
+    pub(crate) const fn new(plan: Plan, delay: Option<u32>, limits: Limits) -> Self {
+        Self {
+            plan,
+            delay,
+            limits,
+            next: 0,
+            returned: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            durations: VecDeque::new(),
+        }
+    }
+
+    /// The next work for `worker`, when there is some that it may have: returned runs first, then the frontier.
+    ///
+    /// `workers` share a step; `held_elsewhere` are the training leases that this worker holds of other jobs.
+    pub(crate) fn lease(
+        &mut self,
+        now: Duration,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        workers: u32,
+        held_elsewhere: usize,
+    ) -> Option<TrainGrant> {
+        let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
+        let candidate = returned.clone().unwrap_or(self.next..self.plan.microbatches());
+        let first = candidate.start;
+        if candidate.is_empty() || !self.may_hold(worker, self.step_at(first), held_elsewhere) {
+            return None;
+        }
+        let waits_for = self.step_at(self.lowest_without(worker)).get();
+        if self.step_at(first).get() > waits_for + self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1)
+        {
+            return None;
+        }
+        let end = first + self.cut(worker, &candidate, workers);
+        let mut attempts = Attempts::default();
+        if returned.is_some() {
+            let rest = self.returned.remove(&first).expect("it was the first");
+            attempts = rest.attempts.clone();
+            if end < rest.end {
+                self.returned.insert(end, rest);
+            }
+        } else {
+            self.next = end;
+        }
+        self.runs.insert(first, Run { end, attempts, holders: Vec::new() });
+        Some(self.grant(now, ids, worker, first))
+    }
+
+    /// A copy of the oldest lease of somebody else that takes unusually long, for a worker that has nothing else to do.
+    /// Whoever completes first wins; the gradients are the same bits, so the other's pushes are duplicates.
+    pub(crate) fn copy(
+        &mut self,
+        now: Duration,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        held_elsewhere: usize,
+    ) -> Option<TrainGrant> {
+        let patience = self.patience();
+        let slow = |run: &Run| match run.holders.as_slice() {
+            [only] if only.worker != worker && now >= only.granted + patience => Some(only.granted),
+            _ => None,
+        };
+        let copyable = self.runs.iter().filter_map(|(&first, run)| Some((slow(run)?, first)));
+        let permitted =
+            copyable.filter(|&(_, first)| self.may_hold(worker, self.step_at(first), held_elsewhere));
+        let (_, first) = permitted.min()?;
+        Some(self.grant(now, ids, worker, first))
+    }
+
+    /// Prolongs a lease; false when it has ended.
+    pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
+        let limits = self.limits;
+        let held = self.leases.get(&lease).and_then(|first| self.runs.get_mut(first));
+        let grant = held.and_then(|run| {
+            run.holders.iter_mut().find(|grant| (grant.lease, grant.worker) == (lease, worker))
+        });
+        grant.map(|grant| grant.renew(now, &limits)).is_some()
+    }
+
+    /// What a good lease is for.
+    pub(crate) fn run_of(&self, worker: IncarnationId, lease: LeaseId) -> Option<Range<MicrobatchId>> {
+        let first = *self.leases.get(&lease)?;
+        let run = &self.runs[&first];
+        let good = run.holders.iter().any(|grant| (grant.lease, grant.worker) == (lease, worker));
+        good.then_some(MicrobatchId(first)..MicrobatchId(run.end))
+    }
+
+    /// The run of the lease is done, for all its holders. `None`: the lease had ended, nothing changed.
+    pub(crate) fn complete(
+        &mut self,
+        now: Duration,
+        worker: IncarnationId,
+        lease: LeaseId,
+    ) -> Option<Range<MicrobatchId>> {
+        let run = self.run_of(worker, lease)?;
+        for grant in self.runs.remove(&run.start.get()).expect("a good lease has a run").holders {
+            self.leases.remove(&grant.lease);
+            if grant.lease == lease {
+                self.durations.push_back(now.saturating_sub(grant.granted));
+            }
+        }
+        while self.durations.len() > DURATIONS {
+            self.durations.pop_front();
+        }
+        Some(run)
+    }
+
+    /// The holder could not do it. `None`: the lease had ended, nothing changed.
+    pub(crate) fn fail(&mut self, worker: IncarnationId, lease: LeaseId, message: &str) -> Option<Lost> {
+        self.run_of(worker, lease)?;
+        Some(self.end(lease, Ending::Failed(message.to_owned())))
+    }
+
+    /// The holder gives it back with its first `done` microbatches finished. Answers what is done by that, which may be
+    /// nothing. `None`: the lease had ended, nothing changed.
+    pub(crate) fn release(
+        &mut self,
+        worker: IncarnationId,
+        lease: LeaseId,
+        done: u64,
+    ) -> Option<Range<MicrobatchId>> {
+        let run = self.run_of(worker, lease)?;
+        let (first, end) = (run.start.get(), run.end.get());
+        let holders = self.runs[&first].holders.len();
+        // With a copy the other holder reports the whole run; to count its beginning here would count it twice.
+        let middle = if holders == 1 { end.min(first + done) } else { first };
+        self.end(lease, Ending::Released);
+        if middle > first {
+            let rest = self.returned.remove(&first).expect("the only holder gave it back");
+            if middle < rest.end {
+                self.returned.insert(middle, rest);
+            }
+        }
+        Some(MicrobatchId(first)..MicrobatchId(middle))
+    }
+
+    /// Takes back every overdue lease.
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Lost> {
+        self.take_back(|grant| grant.is_overdue(now).then(|| grant.overdue()))
+    }
+
+    /// Takes back every lease of a process that is gone.
+    pub(crate) fn worker_gone(&mut self, worker: IncarnationId) -> Vec<Lost> {
+        self.take_back(|grant| (grant.worker == worker).then_some(Ending::Died))
+    }
+
+    /// All microbatches below this one are done.
+    pub(crate) fn watermark(&self) -> MicrobatchId {
+        let returned = self.returned.keys().next().copied();
+        let held = self.runs.keys().next().copied();
+        MicrobatchId([returned, held].into_iter().flatten().fold(self.next, u64::min))
+    }
+
+    /// How many microbatches are done.
+    pub(crate) fn done(&self) -> u64 {
+        let returned = self.returned.iter().map(|(first, returned)| returned.end - first).sum::<u64>();
+        let held = self.runs.iter().map(|(first, run)| run.end - first).sum::<u64>();
+        self.next - returned - held
+    }
+
+    /// Whether every microbatch of the job is done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.watermark().get() == self.plan.microbatches()
+    }
+
+    /// Every lease and its holder.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = (IncarnationId, LeaseId)> {
+        self.runs.values().flat_map(|run| &run.holders).map(|grant| (grant.worker, grant.lease))
+    }
+
+    /// The step of a microbatch; of the end of the job the number of steps.
+    fn step_at(&self, microbatch: u64) -> Step {
+        if microbatch < self.plan.microbatches() {
+            self.plan.microbatch(MicrobatchId(microbatch)).step
+        } else {
+            Step(self.plan.steps())
+        }
+    }
+
+    /// The lowest microbatch that is not done and that `worker` does not hold: what its own work may have to wait for.
+    fn lowest_without(&self, worker: IncarnationId) -> u64 {
+        let returned = self.returned.keys().next().copied();
+        [returned, self.lowest_of_others(worker)].into_iter().flatten().fold(self.next, u64::min)
+    }
+
+    fn lowest_of_others(&self, worker: IncarnationId) -> Option<u64> {
+        self.runs.iter().find(|(_, run)| !run.is_held_by(worker)).map(|(&first, _)| first)
+    }
+
+    /// A worker may hold little, so that the others find work too; but what is of an earlier step than everything that it
+    /// holds, its own leases may be waiting for.
+    fn may_hold(&self, worker: IncarnationId, step: Step, held_elsewhere: usize) -> bool {
+        let mut held = self.runs.iter().filter(|(_, run)| run.is_held_by(worker)).map(|(&first, _)| first);
+        let Some(lowest) = held.next() else { return held_elsewhere < HELD_MAX };
+        1 + held.count() + held_elsewhere < HELD_MAX || step < self.step_at(lowest)
+    }
+
+    /// How many microbatches of `candidate`, from its first on, make one lease.
+    fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, workers: u32) -> u64 {
+        let first = self.plan.microbatch(MicrobatchId(candidate.start));
+        let left = candidate.end - candidate.start;
+        let of = u64::from(first.of);
+        let share = self.share(of, workers);
+        if first.index > 0 || share < of || left < of {
+            let end = of.min(u64::from(first.index) + left) as u32;
+            return tree::largest_from(first.index, end, first.of, share as u32).len().into();
+        }
+        // Step t needs all steps below t - delay: the holder's own, or others would keep it waiting in mid-lease.
+        let foreign = self.lowest_of_others(worker).map(|microbatch| self.step_at(microbatch).get());
+        let ahead = self.delay.map_or(LOOK_AHEAD, u64::from);
+        let (mut count, mut step) = (of, first.step.next());
+        while count < left && foreign.is_none_or(|foreign| step.get() <= foreign + ahead) {
+            let more = u64::from(self.plan.of(step));
+            if count + more > share.min(left) {
+                break;
+            }
+            (count, step) = (count + more, step.next());
+        }
+        count
+    }
+
+    /// A worker's fair share in microbatches, for steps of `of`: all workers work on one step, unless steps may be
+    /// computed side by side anyway and sharing one would only make more and smaller pushes.
+    fn share(&self, of: u64, workers: u32) -> u64 {
+        let workers = u64::from(workers.max(1));
+        let share = match self.delay {
+            _ if workers == 1 => of.max(RUN_MAX),
+            None => (of / workers).max(RUN_MAX.min(LOOK_AHEAD * of / (HELD_MAX as u64 * workers))),
+            Some(_) if of >= workers => of / workers,
+            Some(delay) => RUN_MAX.min((u64::from(delay) + 1) * of / workers),
+        };
+        share.clamp(1, LEASE_MAX)
+    }
+
+    /// The age from which on a lease is copied. Before any lease is done, nobody knows what is usual.
+    fn patience(&self) -> Duration {
+        let mut durations: Vec<_> = self.durations.iter().copied().collect();
+        durations.sort_unstable();
+        let median = durations.get(durations.len() / 2).copied();
+        median.map_or(self.limits.lease, |median| (median * STRAGGLER_FACTOR).max(STRAGGLER_AGE_MIN))
+    }
+
+    fn grant(&mut self, now: Duration, ids: &mut LeaseIds, worker: IncarnationId, first: u64) -> TrainGrant {
+        let grant = Grant::new(now, ids.fresh(), worker, &self.limits);
+        let (lease, deadline) = (grant.lease, grant.deadline);
+        let run = self.runs.get_mut(&first).expect("a run to grant");
+        run.attempts.grants += 1;
+        run.holders.push(grant);
+        self.leases.insert(lease, first);
+        let attempt = run.attempts.grants;
+        TrainGrant { lease, run: MicrobatchId(first)..MicrobatchId(run.end), attempt, deadline }
+    }
+
+    fn take_back(&mut self, ending: impl Fn(&Grant) -> Option<Ending>) -> Vec<Lost> {
+        let grants = self.runs.values().flat_map(|run| &run.holders);
+        let ended: Vec<_> = grants.filter_map(|grant| Some((grant.lease, ending(grant)?))).collect();
+        ended.into_iter().map(|(lease, ending)| self.end(lease, ending)).collect()
+    }
+
+    /// Ends a good lease whose work is not done. The run is returned when nobody else holds it.
+    fn end(&mut self, lease: LeaseId, ending: Ending) -> Lost {
+        let first = self.leases.remove(&lease).expect("a good lease");
+        let run = self.runs.get_mut(&first).expect("a good lease has a run");
+        let position = run.holders.iter().position(|grant| grant.lease == lease).expect("its holder");
+        let worker = run.holders.remove(position).worker;
+        let exhausted = run.attempts.end(ending, &self.limits);
+        let exhausted = exhausted.map(|exhausted| describe(&self.plan, first..run.end, &exhausted));
+        if run.holders.is_empty() {
+            let run = self.runs.remove(&first).expect("just seen");
+            self.returned.insert(first, Returned { end: run.end, attempts: run.attempts });
+        }
+        Lost { lease, worker, exhausted }
+    }
+}
+
+/// Names the records that cannot be trained, as far as a master knows them.
+fn describe(plan: &Plan, run: Range<u64>, exhausted: &Exhausted) -> String {
+    let (first, last) =
+        (plan.microbatch(MicrobatchId(run.start)), plan.microbatch(MicrobatchId(run.end - 1)));
+    format!(
+        "microbatches {} to {} (epoch {}, steps {} to {}) cannot be trained: {exhausted}",
+        first.id, last.id, first.epoch, first.step, last.step
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! Traces of commands with what they must answer and why (`testdata/dispatcher`), and properties over any sequence.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const A: IncarnationId = IncarnationId(1);
+const B: IncarnationId = IncarnationId(2);
+
+fn limits() -> Limits {
+    Limits { lease: Duration::from_secs(30), claim: Duration::from_secs(3), attempts_max: 3, deaths_max: 3 }
+}
+
+/// Runs one trace: a line is `command => answer`, `#` begins a reason, `job` a new dispatcher, `at` sets the clock.
+struct Trace {
+    books: Dispatcher,
+    ids: LeaseIds,
+    now: Duration,
+}
+
+impl Trace {
+    fn run(name: &str, text: &str) {
+        let mut trace = None;
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let Some((command, expected)) = line.split_once("=>") else {
+                let words: Vec<_> = line.split_whitespace().collect();
+                match (words.first().copied(), &mut trace) {
+                    (None, _) => {}
+                    (Some("job"), _) => trace = Some(Self::new(&words[1..])),
+                    (Some("at"), Some(trace)) => trace.now = millis(words[1]),
+                    _ => panic!("{name}:{}: `{line}`", number + 1),
+                }
+                continue;
+            };
+            let words: Vec<_> = command.split_whitespace().collect();
+            let found = trace.as_mut().expect("`job` first").answer(&words);
+            assert_eq!(found, expected.trim(), "{name}:{}: `{command}`", number + 1);
+        }
+        assert!(trace.is_some(), "{name} has no job");
+    }
+
+    fn new(words: &[&str]) -> Self {
+        let settings: BTreeMap<_, _> =
+            words.iter().map(|word| word.split_once('=').expect("key=value")).collect();
+        let number =
+            |key: &str, default| settings.get(key).map_or(default, |value| value.parse().expect("a number"));
+        let plan = Plan {
+            records: number("records", 1),
+            micro: 1,
+            microbatches_per_step: number("m", 1) as u32,
+            epochs: number("epochs", 1),
+        };
+        let delay = (settings.get("delay") != Some(&"none")).then(|| number("delay", 0) as u32);
+        Self {
+            books: Dispatcher::new(plan, delay, limits()),
+            ids: LeaseIds::starting_at(1),
+            now: Duration::ZERO,
+        }
+    }
+
+    fn answer(&mut self, words: &[&str]) -> String {
+        let worker = |name: &str| IncarnationId(u64::from(name.as_bytes()[0] - b'a' + 1));
+        let lease = |number: &str| LeaseId(number.parse().expect("a lease number"));
+        let Self { books, ids, now } = self;
+        match *words {
+            ["lease", who, "of", workers] => {
+                granted(books.lease(*now, ids, worker(who), workers.parse().expect("workers"), 0))
+            }
+            ["lease", who, "of", workers, "elsewhere", held] => {
+                let held = held.parse().expect("leases");
+                granted(books.lease(*now, ids, worker(who), workers.parse().expect("workers"), held))
+            }
+            ["copy", who] => granted(books.copy(*now, ids, worker(who), 0)),
+            ["renew", who, id] => books.renew(*now, worker(who), lease(id)).to_string(),
+            ["complete", who, id] => done(books.complete(*now, worker(who), lease(id))),
+            ["release", who, id, "done", count] => {
+                done(books.release(worker(who), lease(id), count.parse().expect("a count")))
+            }
+            ["fail", who, id, message] => books
+                .fail(worker(who), lease(id), message)
+                .map_or("late".to_owned(), |lost| lost_list(&[lost])),
+            ["expire"] => lost_list(&books.expire(*now)),
+            ["gone", who] => lost_list(&books.worker_gone(worker(who))),
+            ["watermark"] => books.watermark().to_string(),
+            ["done"] => format!("{}{}", books.done(), if books.is_done() { ", all" } else { "" }),
+            _ => panic!("no command {words:?}"),
+        }
+    }
+}
+
+fn millis(word: &str) -> Duration {
+    Duration::from_millis(word.trim_end_matches("ms").parse().expect("milliseconds"))
+}
+
+fn granted(grant: Option<TrainGrant>) -> String {
+    grant.map_or("nothing".to_owned(), |grant| {
+        let again = if grant.attempt > 1 { format!(", attempt {}", grant.attempt) } else { String::new() };
+        format!("{}: [{}, {}){again}", grant.lease, grant.run.start, grant.run.end)
+    })
+}
+
+fn done(run: Option<Range<MicrobatchId>>) -> String {
+    run.map_or("late".to_owned(), |run| format!("[{}, {})", run.start, run.end))
+}
+
+fn lost_list(lost: &[Lost]) -> String {
+    let mut text = String::from("lost");
+    for lost in lost {
+        write!(text, " {}", lost.lease).expect("a string");
+        if let Some(why) = &lost.exhausted {
+            write!(text, " for good: {why}").expect("a string");
+        }
+    }
+    text
+}
+
+macro_rules! traces {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let file = concat!(stringify!($name), ".txt");
+                Trace::run(file, include_str!(concat!("../testdata/dispatcher/", stringify!($name), ".txt")));
+            }
+        )*
+    };
+}
+
+traces! {
+    workers_share_a_step
+    small_steps_go_in_runs
+    what_comes_back_goes_first
+    late_reports_change_nothing
+    stragglers_are_copied
+    too_many_attempts_end_the_job
+}
+
+/// What a random schedule does next.
+#[derive(Clone, Debug)]
+enum Action {
+    Lease(u8),
+    Copy(u8),
+    Renew(u8, u8),
+    Complete(u8, u8),
+    Fail(u8, u8),
+    Release(u8, u8, u8),
+    Gone(u8),
+    Wait(u16),
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let (worker, pick) = (0u8..4, any::<u8>());
+    let action = prop_oneof![
+        8 => worker.clone().prop_map(Action::Lease),
+        2 => worker.clone().prop_map(Action::Copy),
+        1 => (worker.clone(), pick).prop_map(|(w, p)| Action::Renew(w, p)),
+        6 => (worker.clone(), pick).prop_map(|(w, p)| Action::Complete(w, p)),
+        1 => (worker.clone(), pick).prop_map(|(w, p)| Action::Fail(w, p)),
+        1 => (worker.clone(), pick, any::<u8>()).prop_map(|(w, p, d)| Action::Release(w, p, d)),
+        1 => worker.prop_map(Action::Gone),
+        2 => (0u16..4000).prop_map(Action::Wait),
+    ];
+    proptest::collection::vec(action, 1..200)
+}
+
+fn jobs() -> impl Strategy<Value = (Plan, Option<u32>)> {
+    let plan = (1u64..60, 1u32..4, 1u32..20, 1u64..3).prop_map(|(records, micro, m, epochs)| Plan {
+        records,
+        micro,
+        microbatches_per_step: m,
+        epochs,
+    });
+    (plan, proptest::option::of(0u32..4))
+}
+
+/// Four workers, of which any may have any leases, and what was counted as done.
+struct Fleet {
+    books: Dispatcher,
+    ids: LeaseIds,
+    now: Duration,
+    /// Every lease ever granted, by worker: ended ones too, so that late reports are tried.
+    leases: [Vec<LeaseId>; 4],
+    finished: Vec<u32>,
+}
+
+impl Fleet {
+    fn new(plan: Plan, delay: Option<u32>) -> Self {
+        let limits = Limits { attempts_max: u32::MAX, deaths_max: u32::MAX, ..limits() };
+        let finished = vec![0; plan.microbatches() as usize];
+        let books = Dispatcher::new(plan, delay, limits);
+        Self {
+            books,
+            ids: LeaseIds::starting_at(1),
+            now: Duration::ZERO,
+            leases: Default::default(),
+            finished,
+        }
+    }
+
+    fn act(&mut self, action: &Action) {
+        let worker = |w: u8| IncarnationId(u64::from(w) + 1);
+        let pick = |fleet: &Self, w: u8, p: u8| {
+            let leases = &fleet.leases[usize::from(w)];
+            (!leases.is_empty()).then(|| leases[leases.len() - 1 - usize::from(p) % leases.len().min(4)])
+        };
+        match *action {
+            Action::Lease(w) => {
+                let grant = self.books.lease(self.now, &mut self.ids, worker(w), 4, 0);
+                self.granted(w, grant);
+            }
+            Action::Copy(w) => {
+                let grant = self.books.copy(self.now, &mut self.ids, worker(w), 0);
+                self.granted(w, grant);
+            }
+            Action::Renew(w, p) => {
+                if let Some(lease) = pick(self, w, p) {
+                    self.books.renew(self.now, worker(w), lease);
+                }
+            }
+            Action::Complete(w, p) => {
+                if let Some(lease) = pick(self, w, p) {
+                    let done = self.books.complete(self.now, worker(w), lease);
+                    self.count(done);
+                }
+            }
+            Action::Fail(w, p) => {
+                if let Some(lease) = pick(self, w, p) {
+                    self.books.fail(worker(w), lease, "no");
+                }
+            }
+            Action::Release(w, p, d) => {
+                if let Some(lease) = pick(self, w, p) {
+                    let done = self.books.release(worker(w), lease, d.into());
+                    self.count(done);
+                }
+            }
+            Action::Gone(w) => drop(self.books.worker_gone(worker(w))),
+            Action::Wait(ms) => {
+                self.now += Duration::from_millis(ms.into());
+                self.books.expire(self.now);
+            }
+        }
+    }
+
+    fn granted(&mut self, worker: u8, grant: Option<TrainGrant>) {
+        let Some(grant) = grant else { return };
+        let plan = self.books.plan;
+        let pieces = plan.by_step(grant.run.clone());
+        for (step, indices) in &pieces {
+            let whole = *indices == (0..plan.of(*step));
+            let node = tree::Node::new(indices.start, indices.end).is_in(plan.of(*step));
+            assert!(if pieces.len() == 1 { node } else { whole }, "{grant:?} is no node and no whole steps");
+        }
+        for id in grant.run.start.get()..grant.run.end.get() {
+            assert_eq!(self.finished[id as usize], 0, "microbatch {id} is done and was granted again");
+        }
+        self.leases[usize::from(worker)].push(grant.lease);
+    }
+
+    fn count(&mut self, done: Option<Range<MicrobatchId>>) {
+        for id in done.map_or(0..0, |run| run.start.get()..run.end.get()) {
+            self.finished[id as usize] += 1;
+        }
+    }
+
+    /// The lowest undone microbatch is held by somebody who has nothing before it, or is granted to whoever asks, except to
+    /// those who hold work of the same step, which waits for nobody.
+    fn check_progress(&mut self) {
+        let lowest = self.books.watermark();
+        if lowest.get() == self.books.plan.microbatches() {
+            return;
+        }
+        if let Some(run) = self.books.runs.get(&lowest.get()) {
+            assert!(!run.holders.is_empty());
+            return;
+        }
+        let step = self.books.step_at(lowest.get());
+        for worker in (1..=4).map(IncarnationId) {
+            let held = self.books.runs.iter().find(|(_, run)| run.is_held_by(worker));
+            let same_step = held.is_some_and(|(&first, _)| self.books.step_at(first) == step);
+            let grantable = self.books.may_hold(worker, step, 0)
+                && self.books.step_at(self.books.lowest_without(worker)) == step;
+            assert!(grantable || same_step, "{worker} cannot get microbatch {lowest} of step {step}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_order_of_events_finishes_each_microbatch_once((plan, delay) in jobs(), actions in actions()) {
+        let mut fleet = Fleet::new(plan, delay);
+        for action in &actions {
+            fleet.act(action);
+            fleet.check_progress();
+            let done = fleet.finished.iter().map(|&count| u64::from(count)).sum::<u64>();
+            prop_assert_eq!(fleet.books.done(), done);
+            let first_undone = fleet.finished.iter().position(|&count| count == 0).unwrap_or(fleet.finished.len());
+            prop_assert_eq!(fleet.books.watermark(), MicrobatchId(first_undone as u64));
+            prop_assert!(fleet.finished.iter().all(|&count| count <= 1));
+        }
+        // Whatever happened, one worker that lives can finish the job.
+        for dead in 2..=4 {
+            fleet.books.worker_gone(IncarnationId(dead));
+        }
+        let mut rounds = 0;
+        while !fleet.books.is_done() {
+            fleet.act(&Action::Lease(0));
+            let mut held: Vec<_> = fleet.books.holders().map(|(_, lease)| lease).collect();
+            held.sort_by_key(|lease| fleet.books.leases[lease]);
+            let done = fleet.books.complete(fleet.now, A, held[0]);
+            prop_assert!(done.is_some());
+            fleet.count(done);
+            rounds += 1;
+            prop_assert!(rounds <= plan.microbatches() + 8, "no progress");
+        }
+        prop_assert!(fleet.finished.iter().all(|&count| count == 1), "{:?}", fleet.finished);
+        prop_assert!(fleet.books.leases.is_empty() && fleet.books.runs.is_empty());
+    }
+
+    #[test]
+    fn workers_that_compute_in_order_never_wait_in_a_circle(
+        (plan, delay) in jobs(),
+        schedule in proptest::collection::vec((0u64..4, 0u8..20), 10..400),
+    ) {
+        // Each worker asks as often as it may and works on its lowest lease only, as real ones do; some die.
+        let mut fleet = Fleet::new(plan, delay);
+        let mut turns = schedule.into_iter().chain((0..4).cycle().map(|worker| (worker, 1)).take(100_000));
+        while !fleet.books.is_done() {
+            let (worker, dice) = turns.next().expect("the job ends");
+            let who = IncarnationId(worker + 1);
+            if dice == 0 {
+                fleet.books.worker_gone(who);
+                continue;
+            }
+            fleet.act(&Action::Lease(worker as u8));
+            let lowest = fleet.books.runs.iter().find(|(_, run)| run.is_held_by(who));
+            let Some((&first, run)) = lowest else { continue };
+            let lease = run.holders.iter().find(|grant| grant.worker == who).expect("its own").lease;
+            // Step t waits for all steps below t - delay, except for what the run itself brings before.
+            let outside = (0..plan.microbatches()).find(|id| {
+                fleet.finished[*id as usize] == 0 && !(first..run.end).contains(id)
+            });
+            let applied = fleet.books.step_at(outside.unwrap_or(plan.microbatches())).get();
+            if fleet.books.step_at(run.end - 1).get() <= applied + delay.map_or(LOOK_AHEAD, u64::from) {
+                let done = fleet.books.complete(fleet.now, who, lease);
+                fleet.count(done);
+            }
+        }
+        prop_assert!(fleet.finished.iter().all(|&count| count == 1));
+    }
+}
+
+#[test]
+fn a_lease_of_another_worker_is_foreign() {
+    let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 1 };
+    let mut books = Dispatcher::new(plan, Some(0), limits());
+    let mut ids = LeaseIds::starting_at(1);
+    let lease = books.lease(Duration::ZERO, &mut ids, A, 2, 0).expect("work").lease;
+    assert!(!books.renew(Duration::ZERO, B, lease));
+    assert_eq!(books.complete(Duration::ZERO, B, lease), None);
+    assert_eq!(books.fail(B, lease, "no"), None);
+    assert_eq!(books.release(B, lease, 1), None);
+    assert_eq!(books.run_of(A, lease), Some(MicrobatchId(0)..MicrobatchId(2)));
+}
+
+#[test]
+fn a_huge_job_costs_no_memory() {
+    let plan = Plan { records: 1 << 40, micro: 1, microbatches_per_step: 65_536, epochs: 1000 };
+    let mut books = Dispatcher::new(plan, None, limits());
+    let mut ids = LeaseIds::starting_at(1);
+    for _ in 0..1000 {
+        let lease = books.lease(Duration::ZERO, &mut ids, A, 1, 0).expect("work").lease;
+        books.complete(Duration::ZERO, A, lease);
+    }
+    assert_eq!(books.done(), 1000 * LEASE_MAX);
+    assert!(books.runs.is_empty() && books.returned.is_empty() && books.leases.is_empty());
+}

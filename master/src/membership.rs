@@ -1,0 +1,369 @@
+//! Who is there: registrations, heartbeats and their absence become a live set. Pure, `now` an argument.
+//!
+//! A process is live from its first heartbeat until its heartbeat stream breaks or no heartbeat came for the deadline. Every
+//! registration is a new incarnation; whoever is gone stays gone under the old one and comes back under the next. A ps is
+//! known by its name across restarts, so two live ps never share one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proto::ids::{Generation, IncarnationId};
+use proto::status::{Failure, Kind};
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Worker,
+    Ps,
+}
+
+impl Role {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker",
+            Self::Ps => "ps",
+        }
+    }
+}
+
+/// What a process says of itself when it registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) role: Role,
+    pub(crate) name: String,
+    /// Of a ps: where workers reach it.
+    pub(crate) url: String,
+}
+
+/// A registered process.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) process: Process,
+    /// Its heartbeats arrive.
+    pub(crate) live: bool,
+    /// It wants no more work.
+    pub(crate) draining: bool,
+    /// When it was last heard of.
+    heard: Duration,
+    /// Its current heartbeat stream; an older one that breaks late means nothing.
+    stream: u64,
+}
+
+/// The live set changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) role: Role,
+    /// It left; otherwise it came.
+    pub(crate) gone: bool,
+    /// Who and why.
+    pub(crate) reason: String,
+}
+
+/// The fleet.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    members: BTreeMap<IncarnationId, Member>,
+    generation: Generation,
+    next: IncarnationId,
+    next_stream: u64,
+    /// Silence after which a process counts as gone.
+    deadline: Duration,
+    members_max: usize,
+}
+
+impl Membership {
+    pub(crate) const fn new(first: IncarnationId, deadline: Duration, members_max: usize) -> Self {
+        Self {
+            members: BTreeMap::new(),
+            generation: Generation(0),
+            next: first,
+            next_stream: 0,
+            deadline,
+            members_max,
+        }
+    }
+
+    /// A new incarnation, not live before its first heartbeat. A ps replaces its former self at the same URL.
+    ///
+    /// # Errors
+    /// The fleet is full, or a live ps elsewhere has this name.
+    pub(crate) fn register(
+        &mut self,
+        now: Duration,
+        process: Process,
+    ) -> Result<(IncarnationId, Option<Change>), Failure> {
+        let same = |member: &Member| member.process.role == Role::Ps && member.process.name == process.name;
+        let former = self.members.iter().find(|(_, member)| process.role == Role::Ps && same(member));
+        let former = former.map(|(&incarnation, member)| (incarnation, member.clone()));
+        let mut change = None;
+        if let Some((incarnation, member)) = former {
+            if member.live && member.process.url != process.url {
+                let (name, url) = (&process.name, &member.process.url);
+                return Err(Failure::new(
+                    Kind::Unavailable,
+                    format!(
+                        "a ps named `{name}` lives at {url}; stop it or start this one with another --name"
+                    ),
+                ));
+            }
+            change = self.remove(incarnation, "was started again");
+        }
+        if self.members.len() >= self.members_max {
+            return Err(Failure::new(
+                Kind::Full,
+                format!(
+                    "{} processes are registered, the most that this master takes (members_max)",
+                    self.members.len()
+                ),
+            ));
+        }
+        let incarnation = self.next;
+        self.next = incarnation.next();
+        self.members
+            .insert(incarnation, Member { process, live: false, draining: false, heard: now, stream: 0 });
+        Ok((incarnation, change))
+    }
+
+    /// A heartbeat stream of this incarnation begins; answers its number for [`stream_broken`](Self::stream_broken).
+    ///
+    /// # Errors
+    /// Unknown incarnation.
+    pub(crate) fn stream_opened(&mut self, incarnation: IncarnationId) -> Result<u64, Failure> {
+        self.next_stream += 1;
+        let stream = self.next_stream;
+        self.member_mut(incarnation)?.stream = stream;
+        Ok(stream)
+    }
+
+    /// A heartbeat; the first one makes the process live.
+    ///
+    /// # Errors
+    /// Unknown incarnation.
+    pub(crate) fn beat(
+        &mut self,
+        now: Duration,
+        incarnation: IncarnationId,
+        draining: bool,
+    ) -> Result<Option<Change>, Failure> {
+        let member = self.member_mut(incarnation)?;
+        member.heard = now;
+        member.draining |= draining;
+        if std::mem::replace(&mut member.live, true) {
+            return Ok(None);
+        }
+        Ok(Some(self.changed(incarnation, false, "joined")))
+    }
+
+    /// The stream broke, and with it the process is gone.
+    pub(crate) fn stream_broken(&mut self, incarnation: IncarnationId, stream: u64) -> Option<Change> {
+        let member = self.members.get(&incarnation).filter(|member| member.stream == stream)?;
+        let reason = if member.draining { "has drained and left" } else { "closed its heartbeat stream" };
+        self.remove(incarnation, reason)
+    }
+
+    /// Whoever was silent for the deadline is gone.
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Change> {
+        let silent = |member: &Member| now.saturating_sub(member.heard) >= self.deadline;
+        let gone: Vec<_> = self
+            .members
+            .iter()
+            .filter(|(_, member)| silent(member))
+            .map(|(&incarnation, _)| incarnation)
+            .collect();
+        let reason = format!("sent no heartbeat for {:?}", self.deadline);
+        gone.into_iter().filter_map(|incarnation| self.remove(incarnation, &reason)).collect()
+    }
+
+    /// A registered process.
+    ///
+    /// # Errors
+    /// Unknown incarnation: it must register again.
+    pub(crate) fn member(&self, incarnation: IncarnationId) -> Result<&Member, Failure> {
+        self.members.get(&incarnation).ok_or_else(|| unknown(incarnation))
+    }
+
+    fn member_mut(&mut self, incarnation: IncarnationId) -> Result<&mut Member, Failure> {
+        self.members.get_mut(&incarnation).ok_or_else(|| unknown(incarnation))
+    }
+
+    /// Workers that take work, oldest first.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = IncarnationId> {
+        let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;
+        self.members.iter().filter(move |(_, member)| able(member)).map(|(&incarnation, _)| incarnation)
+    }
+
+    /// Live workers, draining ones included.
+    pub(crate) fn workers_live(&self) -> u32 {
+        self.count(Role::Worker)
+    }
+
+    /// Live ps.
+    pub(crate) fn ps_live(&self) -> u32 {
+        self.count(Role::Ps)
+    }
+
+    /// Live ps that take new partitions: incarnation, name and URL, oldest first.
+    pub(crate) fn ps(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
+        let able = |member: &Member| member.process.role == Role::Ps && member.live && !member.draining;
+        self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
+    }
+
+    /// The live ps of this name.
+    pub(crate) fn ps_named(&self, name: &str) -> Option<(IncarnationId, &Process)> {
+        let named =
+            |member: &Member| member.process.role == Role::Ps && member.live && member.process.name == name;
+        self.members.iter().find(|(_, member)| named(member)).map(|(&id, member)| (id, &member.process))
+    }
+
+    /// Count of changes of the live set.
+    pub(crate) const fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    fn count(&self, role: Role) -> u32 {
+        self.members.values().filter(|member| member.live && member.process.role == role).count() as u32
+    }
+
+    fn remove(&mut self, incarnation: IncarnationId, reason: &str) -> Option<Change> {
+        let live = self.members.get(&incarnation)?.live;
+        let change = live.then(|| self.changed(incarnation, true, reason));
+        self.members.remove(&incarnation);
+        change
+    }
+
+    fn changed(&mut self, incarnation: IncarnationId, gone: bool, reason: &str) -> Change {
+        self.generation = self.generation.next();
+        let Process { role, name, .. } = &self.members[&incarnation].process;
+        let reason = format!("{} `{name}` (incarnation {incarnation}) {reason}", role.name());
+        Change { incarnation, role: *role, gone, reason }
+    }
+}
+
+fn unknown(incarnation: IncarnationId) -> Failure {
+    Failure::new(Kind::Fenced, format!("incarnation {incarnation} is gone or was never here; register again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn membership() -> Membership {
+        Membership::new(IncarnationId(1), 5 * SECOND, 3)
+    }
+
+    fn worker(name: &str) -> Process {
+        Process { role: Role::Worker, name: name.to_owned(), url: String::new() }
+    }
+
+    fn ps(name: &str, url: &str) -> Process {
+        Process { role: Role::Ps, name: name.to_owned(), url: url.to_owned() }
+    }
+
+    fn join(membership: &mut Membership, now: Duration, process: Process) -> (IncarnationId, u64) {
+        let (incarnation, _) = membership.register(now, process).expect("room");
+        let stream = membership.stream_opened(incarnation).expect("known");
+        membership.beat(now, incarnation, false).expect("known").expect("it is new");
+        (incarnation, stream)
+    }
+
+    #[test]
+    fn a_process_is_live_from_its_first_heartbeat() {
+        let mut fleet = membership();
+        let (incarnation, change) = fleet.register(SECOND, worker("w")).expect("room");
+        assert_eq!((fleet.workers().count(), change), (0, None));
+        let change = fleet.beat(SECOND, incarnation, false).expect("known").expect("it is new");
+        assert_eq!(change.reason, "worker `w` (incarnation 1) joined");
+        assert_eq!((fleet.workers().count(), fleet.generation()), (1, Generation(1)));
+        assert_eq!(fleet.beat(SECOND, incarnation, false).expect("known"), None);
+    }
+
+    #[test]
+    fn a_broken_stream_means_gone_at_once() {
+        let mut fleet = membership();
+        let (incarnation, stream) = join(&mut fleet, SECOND, worker("w"));
+        let change = fleet.stream_broken(incarnation, stream).expect("it lived");
+        assert!(change.gone && change.reason.contains("closed its heartbeat stream"), "{}", change.reason);
+        assert_eq!(fleet.beat(SECOND, incarnation, false).unwrap_err().kind, Kind::Fenced);
+        let (again, _) = join(&mut fleet, SECOND, worker("w"));
+        assert_ne!(incarnation, again);
+    }
+
+    #[test]
+    fn an_old_stream_that_breaks_late_means_nothing() {
+        let mut fleet = membership();
+        let (incarnation, old) = join(&mut fleet, SECOND, worker("w"));
+        fleet.stream_opened(incarnation).expect("known");
+        assert_eq!(fleet.stream_broken(incarnation, old), None);
+        assert_eq!(fleet.workers_live(), 1);
+    }
+
+    #[test]
+    fn silence_for_the_deadline_means_gone() {
+        let mut fleet = membership();
+        let (silent, _) = join(&mut fleet, SECOND, worker("silent"));
+        let (loud, _) = join(&mut fleet, SECOND, worker("loud"));
+        fleet.beat(4 * SECOND, loud, false).expect("known");
+        assert_eq!(fleet.expire(6 * SECOND - Duration::from_millis(1)), []);
+        let gone = fleet.expire(6 * SECOND);
+        assert_eq!(gone.iter().map(|change| change.incarnation).collect::<Vec<_>>(), [silent]);
+        assert!(gone[0].reason.contains("no heartbeat for 5s"), "{}", gone[0].reason);
+        assert_eq!(fleet.workers().collect::<Vec<_>>(), [loud]);
+    }
+
+    #[test]
+    fn who_registers_and_never_beats_is_forgotten_without_a_word() {
+        let mut fleet = membership();
+        let (incarnation, _) = fleet.register(SECOND, worker("w")).expect("room");
+        assert_eq!(fleet.expire(6 * SECOND), []);
+        assert_eq!(
+            (fleet.member(incarnation).unwrap_err().kind, fleet.generation()),
+            (Kind::Fenced, Generation(0))
+        );
+    }
+
+    #[test]
+    fn a_draining_worker_is_live_and_takes_no_work() {
+        let mut fleet = membership();
+        let (incarnation, stream) = join(&mut fleet, SECOND, worker("w"));
+        fleet.beat(SECOND, incarnation, true).expect("known");
+        fleet.beat(SECOND, incarnation, false).expect("known");
+        assert_eq!((fleet.workers().count(), fleet.workers_live()), (0, 1));
+        let change = fleet.stream_broken(incarnation, stream).expect("it lived");
+        assert!(change.reason.contains("has drained and left"), "{}", change.reason);
+    }
+
+    #[test]
+    fn a_ps_keeps_its_name_across_restarts() {
+        let mut fleet = membership();
+        let (old, _) = join(&mut fleet, SECOND, ps("ps-0", "http://a:1"));
+        let (new, change) = fleet.register(2 * SECOND, ps("ps-0", "http://a:1")).expect("its own place");
+        assert!(change.expect("the former left").reason.contains("was started again"));
+        assert_eq!(fleet.ps_named("ps-0"), None);
+        fleet.beat(2 * SECOND, new, false).expect("known");
+        assert_eq!(fleet.ps_named("ps-0").map(|(incarnation, _)| incarnation), Some(new));
+        assert_eq!((fleet.ps_live(), fleet.member(old).is_err()), (1, true));
+    }
+
+    #[test]
+    fn two_live_ps_never_share_a_name() {
+        let mut fleet = membership();
+        join(&mut fleet, SECOND, ps("ps-0", "http://a:1"));
+        let refused = fleet.register(2 * SECOND, ps("ps-0", "http://b:1")).unwrap_err();
+        assert!(refused.is_retryable() && refused.message.contains("http://a:1"), "{refused}");
+        fleet.expire(6 * SECOND);
+        assert!(fleet.register(6 * SECOND, ps("ps-0", "http://b:1")).is_ok());
+    }
+
+    #[test]
+    fn a_full_fleet_refuses_and_says_which_limit() {
+        let mut fleet = membership();
+        for name in ["a", "b", "c"] {
+            join(&mut fleet, SECOND, worker(name));
+        }
+        let refused = fleet.register(SECOND, worker("d")).unwrap_err();
+        assert!(refused.kind == Kind::Full && refused.message.contains("members_max"), "{refused}");
+    }
+}
