@@ -60,7 +60,7 @@ pub enum Error {
         classes: usize,
     },
     /// Outputs and loss do not go together.
-    #[error("the loss `{loss}` needs {expected}, the network gives {found}; choose another loss or network")]
+    #[error("the loss `{loss}` needs {expected}, found {found}; choose another loss or network, or mend the labels")]
     Loss {
         /// The job's loss.
         loss: String,

@@ -1,12 +1,55 @@
 //! Compute engines behind [`Model`](crate::model::Model): pure Rust always, libtorch with the `torch` feature.
 
-use crate::error::{Error, Result};
+mod loss;
+mod options;
+mod pure;
+#[cfg(feature = "torch")]
+mod torch;
+
+use self::options::{Engine, Mlp};
+use crate::error::Result;
 use crate::model::{Context, Model, Registry};
 
 /// Registers Ebbflow's own networks.
-pub(crate) fn register(_registry: &mut Registry) {}
+pub(crate) fn register(registry: &mut Registry) {
+    let pure = registry.clone().with("linear", pure::linear).with("softmax", pure::softmax).with("mlp", mlp);
+    *registry = pure;
+    #[cfg(feature = "torch")]
+    torch::register(registry);
+}
+
+/// Builds `mlp`, the network that every engine has.
+fn mlp(context: &Context) -> Result<Box<dyn Model>> {
+    let options = Mlp::of(context)?;
+    match options.engine {
+        Engine::Pure => pure::mlp(context, &options),
+        #[cfg(feature = "torch")]
+        Engine::Torch => torch::mlp(context, &options),
+        #[cfg(not(feature = "torch"))]
+        Engine::Torch => Err(crate::error::Error::NoTorch("model.options.engine = \"torch\"".to_owned())),
+    }
+}
 
 /// Builds the model of a job that came with a TorchScript file.
+#[cfg(feature = "torch")]
+pub(crate) fn script(context: &Context) -> Result<Box<dyn Model>> {
+    torch::script(context)
+}
+
+/// Builds the model of a job that came with a TorchScript file.
+#[cfg(not(feature = "torch"))]
 pub(crate) fn script(_context: &Context) -> Result<Box<dyn Model>> {
-    Err(Error::NoTorch("a TorchScript model".to_owned()))
+    Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
+}
+
+/// CUDA devices that this process can compute on.
+#[cfg(feature = "torch")]
+pub fn cuda_devices() -> usize {
+    torch::cuda_devices()
+}
+
+/// CUDA devices that this process can compute on: none without libtorch.
+#[cfg(not(feature = "torch"))]
+pub fn cuda_devices() -> usize {
+    0
 }

@@ -1,0 +1,142 @@
+//! Options of builtin networks that mean the same in every engine.
+
+use proto::spec::Loss;
+use serde::Deserialize;
+
+use super::loss;
+use crate::error::{Error, Result};
+use crate::model::Context;
+
+/// Most outputs and hidden values of a network: what is beyond is a typing error or a label that is no class.
+const WIDTH_MAX: usize = 1 << 20;
+
+/// Which engine computes a network that both can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Engine {
+    /// The one that is in every build, with the same bits in each.
+    #[default]
+    Pure,
+    /// libtorch.
+    Torch,
+}
+
+/// What stands between two layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Activation {
+    /// `max(0, x)`.
+    #[default]
+    Relu,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+/// `[model.options]` of `mlp`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Mlp {
+    /// Widths of the hidden layers, first to last. Default: one of 128.
+    pub(super) hidden: Vec<usize>,
+    /// Outputs, for losses on classes. Default: the largest label in the data, plus 1.
+    classes: Option<usize>,
+    /// Outputs, for losses on values. Default: 1.
+    outputs: Option<usize>,
+    /// Between the layers. Default: relu.
+    pub(super) activation: Activation,
+    /// Default: pure.
+    pub(super) engine: Engine,
+}
+
+impl Default for Mlp {
+    fn default() -> Self {
+        let (activation, engine) = (Activation::default(), Engine::default());
+        Self { hidden: vec![128], classes: None, outputs: None, activation, engine }
+    }
+}
+
+impl Mlp {
+    /// Reads and checks them.
+    ///
+    /// # Errors
+    /// Unknown or contradicting options, named.
+    pub(super) fn of(context: &Context) -> Result<Self> {
+        let options: Self = context.options()?;
+        for &width in &options.hidden {
+            check_width(context, "hidden", width)?;
+        }
+        Ok(options)
+    }
+
+    /// Values of one record's outputs.
+    ///
+    /// # Errors
+    /// As [`outputs`].
+    pub(super) fn outputs(&self, context: &Context) -> Result<usize> {
+        outputs(context, self.classes, self.outputs)
+    }
+}
+
+/// Values of one record's outputs: what an option says, or one for each class in the data, or one value.
+///
+/// # Errors
+/// Both options are given, the data has no classes to count, or the number is out of range.
+pub(super) fn outputs(context: &Context, classes: Option<usize>, outputs: Option<usize>) -> Result<usize> {
+    let wants_classes = context.spec.model.loss.wants_classes();
+    let (option, width) = match (classes, outputs, wants_classes) {
+        (Some(_), Some(_), _) => {
+            return Err(wrong(context, "give either `classes` or `outputs`, not both".to_owned()));
+        }
+        (Some(classes), None, _) => ("classes", classes),
+        (None, Some(outputs), _) => ("outputs", outputs),
+        (None, None, false) => ("outputs", 1),
+        (None, None, true) => {
+            let label_max = context.label_max.ok_or_else(|| {
+                wrong(
+                    context,
+                    "`classes` is not given and the data has no class labels to count; set it".to_owned(),
+                )
+            })?;
+            // A negative label is refused with its record's number when the record is read.
+            ("classes", usize::try_from(label_max.max(0)).unwrap_or(usize::MAX).saturating_add(1))
+        }
+    };
+    check_width(context, option, width)?;
+    Ok(width)
+}
+
+/// Checks that the job's loss is one that the network's outputs are made for.
+///
+/// # Errors
+/// It is not.
+pub(super) fn check_loss(context: &Context, fitting: &[Loss]) -> Result<()> {
+    let model = &context.spec.model;
+    if fitting.contains(&model.loss) {
+        return Ok(());
+    }
+    let expected = match model.loss {
+        Loss::CrossEntropy => "a logit for each class",
+        Loss::Nll => "a log-probability for each class",
+        Loss::Mse => "values",
+        Loss::BceWithLogits => "logits of probabilities",
+        Loss::Module => "a script that returns it",
+    };
+    let names: Vec<_> = fitting.iter().map(|&loss| loss::name(loss)).collect();
+    let network = model.builtin.as_deref().unwrap_or_default();
+    let found = format!("the outputs of `{network}`, which are for {}", names.join(" or "));
+    Err(loss::mismatch(model.loss, expected, found))
+}
+
+fn check_width(context: &Context, option: &str, width: usize) -> Result<()> {
+    if (1..=WIDTH_MAX).contains(&width) {
+        return Ok(());
+    }
+    Err(wrong(
+        context,
+        format!("`{option}` = {width}: from 1 to {WIDTH_MAX}; set it, or mend the labels it comes from"),
+    ))
+}
+
+fn wrong(context: &Context, reason: String) -> Error {
+    Error::ModelOptions { model: context.spec.model.builtin.clone().unwrap_or_default(), reason }
+}

@@ -1,0 +1,47 @@
+//! The pure-Rust engine: small networks of dense layers, in every build of the program and with the same bits in each.
+
+mod matrix;
+mod network;
+#[cfg(test)]
+mod tests;
+
+use proto::spec::Loss;
+use serde::Deserialize;
+
+use self::network::Network;
+use super::options::{self, Mlp};
+use crate::error::Result;
+use crate::model::{Context, Model};
+
+/// Builds `linear`: each output a weighted sum of the features.
+pub(super) fn linear(context: &Context) -> Result<Box<dyn Model>> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Linear {
+        /// Values a record. Default 1.
+        outputs: Option<usize>,
+    }
+    options::check_loss(context, &[Loss::Mse, Loss::BceWithLogits])?;
+    let Linear { outputs } = context.options()?;
+    Ok(Box::new(Network::single(context, options::outputs(context, None, outputs)?)))
+}
+
+/// Builds `softmax`: multinomial logistic regression.
+pub(super) fn softmax(context: &Context) -> Result<Box<dyn Model>> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Softmax {
+        /// Default: the largest label in the data, plus 1.
+        classes: Option<usize>,
+    }
+    options::check_loss(context, &[Loss::CrossEntropy])?;
+    let Softmax { classes } = context.options()?;
+    Ok(Box::new(Network::single(context, options::outputs(context, classes, None)?)))
+}
+
+/// Builds `mlp`: dense layers with an activation between them.
+pub(super) fn mlp(context: &Context, mlp: &Mlp) -> Result<Box<dyn Model>> {
+    options::check_loss(context, &[Loss::CrossEntropy, Loss::Mse, Loss::BceWithLogits])?;
+    let outputs = mlp.outputs(context)?;
+    Ok(Box::new(Network::sequential(context, &mlp.hidden, outputs, mlp.activation)))
+}
