@@ -14,6 +14,7 @@ use proto::tensor::{TensorSpec, Values};
 use crate::data::Batch;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::export::Constant;
 
 /// A network, its loss and its metrics.
 pub trait Model: Send {
@@ -45,6 +46,15 @@ pub trait Model: Send {
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation>;
+
+    /// Tensors that a `state_dict` of this model holds and that no step changes: exported, but neither trained nor sent.
+    /// Default: none.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn constants(&self) -> Result<Vec<Constant>> {
+        Ok(Vec::new())
+    }
 
     /// Further files to export beside `model.safetensors`, by name, with the loaded weights in them. Default: none.
     ///

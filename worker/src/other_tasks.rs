@@ -128,7 +128,8 @@ pub(crate) async fn export(
         for (name, content) in model.export()? {
             files.insert(name, content.into());
         }
-        files.insert("model.safetensors".to_owned(), export::safetensors(&tensors, &weights.values)?.into());
+        let content = export::safetensors(&tensors, &weights.values, &model.constants()?)?;
+        files.insert("model.safetensors".to_owned(), content.into());
         Ok(files)
     });
     let artifacts = master.upload(incarnation, lease, files.await?).await?;
