@@ -1,0 +1,148 @@
+//! Networks of Ebbflow's own: named tensors and a function over them.
+
+use std::fmt;
+
+use proto::random::Keyed;
+use proto::tensor::{Role, TensorSpec, Values};
+use tch::{Kind, Tensor};
+
+use super::model::{Mode, Named, Network, Output, device, failed};
+use crate::error::{Error, Result};
+use crate::model::Context;
+
+/// How a tensor starts. Drawn by our own generator from (job seed, tensor name), so that it depends on nothing else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Init {
+    /// Uniform in `[-bound, bound)`.
+    Uniform(f32),
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+    /// All the same.
+    Constant(f32),
+}
+
+impl Init {
+    /// PyTorch's default for linear and convolution layers, weights and biases alike (`kaiming_uniform_(a=sqrt(5))`).
+    pub(super) fn fan_in(inputs: usize) -> Self {
+        Self::Uniform((1.0 / (inputs.max(1) as f64).sqrt()) as f32)
+    }
+
+    fn values(self, spec: &TensorSpec, seed: u64) -> Values {
+        if spec.role == Role::Counter {
+            return spec.zeros();
+        }
+        let mut stream = Keyed::new(seed, &format!("init/{}", spec.name), 0);
+        let draw = |_| match self {
+            Self::Uniform(bound) => stream.uniform(-bound, bound),
+            Self::Normal(deviation) => stream.normal() * deviation,
+            Self::Constant(value) => value,
+        };
+        Values::F32((0..spec.len()).map(draw).collect())
+    }
+}
+
+/// The tensors of a network under construction.
+#[derive(Debug)]
+pub(super) struct Weights {
+    device: tch::Device,
+    named: Vec<Named>,
+    init: Vec<Init>,
+}
+
+impl Weights {
+    /// None yet; they will lie on the job's device.
+    pub(super) fn new(context: &Context) -> Self {
+        Self { device: device(context.device), named: Vec::new(), init: Vec::new() }
+    }
+
+    /// Adds a tensor that the optimizer trains.
+    pub(super) fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> tch::Result<Tensor> {
+        let tensor = self.add(TensorSpec::parameter(name, shape), init)?;
+        tensor.f_set_requires_grad(true)
+    }
+
+    /// Adds a tensor that training forwards update in place.
+    pub(super) fn state(&mut self, name: &str, shape: &[usize], init: Init) -> tch::Result<Tensor> {
+        self.add(TensorSpec::state(name, shape), init)
+    }
+
+    /// Adds a number that counts up from 0.
+    pub(super) fn counter(&mut self, name: &str) -> tch::Result<Tensor> {
+        self.add(TensorSpec::counter(name, []), Init::Constant(0.0))
+    }
+
+    /// The handle shares the tensor that is kept here.
+    fn add(&mut self, spec: TensorSpec, init: Init) -> tch::Result<Tensor> {
+        let kind = if spec.role == Role::Counter { Kind::Int64 } else { Kind::Float };
+        let shape: Vec<i64> = spec.shape.iter().map(|&size| size as i64).collect();
+        let tensor = Tensor::f_zeros(shape, (kind, self.device))?;
+        let handle = tensor.shallow_clone();
+        self.named.push(Named { spec, tensor });
+        self.init.push(init);
+        Ok(handle)
+    }
+}
+
+type Forward = Box<dyn Fn(&Tensor, Mode) -> tch::Result<Tensor> + Send>;
+
+/// A network: its tensors, and the function that holds handles to them.
+pub(super) struct Builtin {
+    name: String,
+    weights: Weights,
+    forward: Forward,
+}
+
+impl fmt::Debug for Builtin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builtin").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Builtin {
+    /// The network called `name`.
+    pub(super) fn new<F>(name: &str, weights: Weights, forward: F) -> Self
+    where
+        F: Fn(&Tensor, Mode) -> tch::Result<Tensor> + Send + 'static,
+    {
+        Self { name: name.to_owned(), weights, forward: Box::new(forward) }
+    }
+}
+
+impl Network for Builtin {
+    fn tensors(&self) -> &[Named] {
+        &self.weights.named
+    }
+
+    fn initial(&self, seed: u64) -> Result<Vec<Values>> {
+        let Weights { named, init, .. } = &self.weights;
+        Ok(named.iter().zip(init).map(|(named, init)| init.values(&named.spec, seed)).collect())
+    }
+
+    fn forward(&mut self, features: &Tensor, _labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
+        let outputs = (self.forward)(features, mode).map_err(failed(&self.name))?;
+        Ok(Output { outputs, loss: None })
+    }
+}
+
+/// Checks a dropout option.
+pub(super) fn share(dropout: f32, context: &Context) -> Result<f32> {
+    if (0.0..1.0).contains(&dropout) {
+        return Ok(dropout);
+    }
+    Err(Error::ModelOptions {
+        model: context.spec.model.builtin.clone().unwrap_or_default(),
+        reason: format!("dropout = {dropout}: a share from 0 to below 1"),
+    })
+}
+
+/// Channels, height and width of the records, when they are images of at least `min` x `min`.
+pub(super) fn image(context: &Context, min: usize) -> Result<(usize, usize, usize)> {
+    match context.features[..] {
+        [channels, height, width] if height >= min && width >= min => Ok((channels, height, width)),
+        _ => Err(Error::Shape {
+            model: context.spec.model.builtin.clone().unwrap_or_default(),
+            expected: format!("[channels, height, width], at least {min} x {min}"),
+            found: context.features.clone(),
+        }),
+    }
+}

@@ -1,0 +1,51 @@
+//! libtorch behind [`Model`]: TorchScript modules, and networks of ours written over tensors.
+//!
+//! [`model::TorchModel`] does what all of them share; [`script`] and [`builtin`] are the two kinds of network. `shim.cpp`
+//! reaches what `tch` does not. Nothing here depends on libtorch's generators or on what was computed before.
+
+mod builtin;
+mod convnet;
+mod layers;
+mod loss;
+mod mlp;
+mod model;
+mod resnet;
+mod script;
+mod settings;
+mod shim;
+
+use self::builtin::Builtin;
+use self::model::TorchModel;
+use self::script::ScriptNetwork;
+pub(super) use self::settings::cuda_devices;
+use crate::engine::options::Mlp;
+use crate::error::Result;
+use crate::model::{Context, Model, Registry};
+
+/// Adds the networks that need libtorch.
+pub(super) fn register(registry: &mut Registry) {
+    let with_ours = registry.clone();
+    let with_ours = with_ours.with("convnet", |context| network(context, convnet::build));
+    *registry = with_ours.with("resnet18", |context| network(context, resnet::build));
+}
+
+/// A job's TorchScript file.
+pub(super) fn script(context: &Context) -> Result<Box<dyn Model>> {
+    prepare(context)?;
+    Ok(Box::new(TorchModel::new(ScriptNetwork::new(context)?, context)?))
+}
+
+/// `mlp` with `engine = "torch"`.
+pub(super) fn mlp(context: &Context, options: &Mlp) -> Result<Box<dyn Model>> {
+    network(context, |context| mlp::build(context, options))
+}
+
+fn network(context: &Context, build: impl Fn(&Context) -> Result<Builtin>) -> Result<Box<dyn Model>> {
+    prepare(context)?;
+    Ok(Box::new(TorchModel::new(build(context)?, context)?))
+}
+
+fn prepare(context: &Context) -> Result<()> {
+    settings::start()?;
+    settings::enter(context.threads)
+}

@@ -1,0 +1,302 @@
+// What `tch` does not reach: buffers of a TorchScript module, what its code does to them, and the switches that keep
+// libtorch's results the same from call to call.
+//
+// Rules: no exception leaves this file. A function that can fail returns nullptr, or a message that the caller gives
+// back to `ebb_free`. An `at::Tensor*` handed out is owned by the caller; one taken is only looked at.
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <dlfcn.h>
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/jit/codegen/fuser/interface.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/script.h>
+
+namespace {
+
+using namespace torch::jit;
+
+// One attribute of the module tree that training has to know about. Read by Rust through `ebb_entry`.
+struct Entry {
+  std::string name;
+  at::Tensor tensor; // undefined: the attribute is no tensor
+  bool is_parameter = false;
+  bool is_buffer = false;
+  bool is_written = false;
+};
+
+// What running `forward` may do besides returning.
+struct Effects {
+  std::set<std::string> written; // attributes, by path from the module
+  bool writes_unknown = false;   // code that cannot be looked into
+  bool draws = false;            // random numbers
+};
+
+struct Script {
+  Module module;
+  std::vector<Entry> entries;
+  Effects effects;
+};
+
+char* copy(const std::string& text) {
+  char* out = static_cast<char*>(std::malloc(text.size() + 1));
+  if (out != nullptr) std::memcpy(out, text.c_str(), text.size() + 1);
+  return out;
+}
+
+template <typename F>
+char* guard(F&& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return copy(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return copy(error.what());
+  } catch (...) {
+    return copy("an exception that is no std::exception");
+  }
+}
+
+// "a.b.c" for the chain `self.a.b` plus the attribute c that `node` gets or sets; empty when it does not start at self.
+std::string path(const Node* node, const Value* self) {
+  std::string name = node->s(attr::name);
+  const Value* object = node->input(0);
+  while (object != self) {
+    const Node* from = object->node();
+    if (from->kind() != prim::GetAttr) return "";
+    name = from->s(attr::name) + "." + name;
+    object = from->input(0);
+  }
+  return name;
+}
+
+void walk(at::ArrayRef<Block*> blocks, std::vector<Node*>& nodes) {
+  for (Block* block : blocks) {
+    for (Node* node : block->nodes()) {
+      nodes.push_back(node);
+      walk(node->blocks(), nodes);
+    }
+  }
+}
+
+// Alias analysis of `forward` with everything it calls inlined. Calls that cannot be inlined count as writing everything.
+Effects effects_of(const Module& module) {
+  Effects effects;
+  // With the optimizer off, inlining stops at the first level of calls.
+  const GraphOptimizerEnabledGuard inlines_fully(true);
+  auto graph = toGraphFunction(module.get_method("forward").function()).graph()->copy();
+  Inline(*graph);
+  // "Frozen" makes reads of a module's attributes distinct memory; otherwise all of them would alias.
+  const AliasDb aliases(graph, /*isFrozen=*/true);
+  const Value* self = graph->inputs().at(0);
+  std::vector<Node*> nodes;
+  walk(graph->block(), nodes);
+
+  // Normalisation updates its running statistics although its schema does not say that it writes.
+  std::vector<const Value*> hidden;
+  for (const Node* node : nodes) {
+    const auto* schema = node->maybeSchema();
+    for (size_t i = 0; schema != nullptr && i < schema->arguments().size() && i < node->inputs().size(); i++) {
+      if (schema->arguments()[i].name().rfind("running_", 0) == 0) hidden.push_back(node->input(i));
+    }
+  }
+  for (Node* node : nodes) {
+    const auto kind = node->kind();
+    if (kind == prim::CallMethod || kind == prim::CallFunction || kind == prim::fork || kind == prim::awaitable) {
+      effects.writes_unknown = effects.draws = true;
+    } else if (kind == prim::SetAttr) {
+      effects.written.insert(path(node, self));
+    } else if (kind == prim::GetAttr && !node->output()->type()->cast<ClassType>()) {
+      const Value* value = node->output();
+      bool is_written = aliases.hasWriters(value);
+      for (const Value* running : hidden) is_written = is_written || aliases.mayAlias(value, running);
+      if (is_written) effects.written.insert(path(node, self));
+    }
+    effects.draws = effects.draws || node->isNondeterministic();
+  }
+  if (effects.written.erase("") > 0) effects.writes_unknown = true;
+  return effects;
+}
+
+// One tensor under several names is saved as tensors that share memory. Makes them one again, so that autograd sums.
+void tie(Module& module) {
+  using Place = std::tuple<const void*, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<Place, at::Tensor> seen;
+  for (auto owner : module.modules()) {
+    const auto type = owner.type();
+    for (size_t i = 0; i < type->numAttributes(); i++) {
+      const auto value = owner._ivalue()->getSlot(i);
+      if (!type->is_parameter(i) || !value.isTensor() || value.toTensor().numel() == 0) continue;
+      const auto& tensor = value.toTensor();
+      const Place place{
+          tensor.storage().data(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
+      owner._ivalue()->setSlot(i, seen.emplace(place, tensor).first->second);
+    }
+  }
+}
+
+void collect(const Module& module, const std::string& prefix, const Effects& effects, std::vector<Entry>& out) {
+  const auto type = module.type();
+  for (size_t i = 0; i < type->numAttributes(); i++) {
+    const std::string name = prefix + type->getAttributeName(i);
+    const auto value = module._ivalue()->getSlot(i);
+    if (value.isModule()) continue;
+    Entry entry{name, {}, type->is_parameter(i), type->is_buffer(i), effects.written.count(name) > 0};
+    if (value.isTensor()) {
+      entry.tensor = value.toTensor();
+      entry.is_written = entry.is_written || (entry.is_buffer && effects.writes_unknown);
+    }
+    if (entry.tensor.defined() || entry.is_written) out.push_back(std::move(entry));
+  }
+  for (const auto& child : module.named_children()) {
+    collect(child.value, prefix + child.name + ".", effects, out);
+  }
+}
+
+c10::Device device_of(int index) {
+  return index < 0 ? c10::Device(at::kCPU) : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+} // namespace
+
+extern "C" {
+
+void ebb_free(void* memory) { std::free(memory); }
+
+// The file that libtorch's CPU half was loaded from; valid for the life of the process, or nullptr.
+const char* ebb_library() {
+  Dl_info info;
+  return dladdr(reinterpret_cast<void*>(&at::set_num_threads), &info) != 0 ? info.dli_fname : nullptr;
+}
+
+// Switches of the whole process.
+char* ebb_settings() {
+  return guard([] {
+    auto& context = at::globalContext();
+    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // It would fill every `empty` with NaN: reading uninitialised memory is a bug that ATen's own operators do not have.
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicCuDNN(true);
+    context.setBenchmarkCuDNN(false);
+    context.setDeterministicMkldnn(true);
+    context.setFloat32MatmulPrecision("highest");
+    context.setAllowTF32CuBLAS(false);
+    context.setAllowTF32CuDNN(false);
+    // The profiling executor watches the first calls and then runs other, fused code with other roundings.
+    getExecutorMode() = false;
+    getProfilingMode() = false;
+    setTensorExprFuserEnabled(false);
+    overrideCanFuseOnCPU(false);
+    overrideCanFuseOnGPU(false);
+  });
+}
+
+// Switches of the calling thread.
+char* ebb_thread(int threads) {
+  return guard([threads] {
+    // A thread's first parallel loop takes over the process's default; asking first makes ours the last word.
+    at::get_num_threads();
+    at::set_num_threads(threads);
+    setGraphExecutorOptimize(false);
+  });
+}
+
+char* ebb_load(const char* file, int device, Script** out) {
+  return guard([&] {
+    auto script = std::make_unique<Script>();
+    script->module = load(file, device_of(device));
+    if (!script->module.find_method("forward")) throw std::runtime_error("the module has no method `forward`");
+    tie(script->module);
+    script->effects = effects_of(script->module);
+    collect(script->module, "", script->effects, script->entries);
+    *out = script.release();
+  });
+}
+
+void ebb_drop(Script* script) { delete script; }
+
+size_t ebb_entries(const Script* script) { return script->entries.size(); }
+
+// `name` stays valid as long as the script; `tensor` becomes nullptr when the attribute is no tensor.
+char* ebb_entry(
+    const Script* script, size_t index, const char** name, at::Tensor** tensor, bool* is_parameter, bool* is_buffer,
+    bool* is_written) {
+  return guard([&] {
+    const Entry& entry = script->entries.at(index);
+    *name = entry.name.c_str();
+    *tensor = entry.tensor.defined() ? new at::Tensor(entry.tensor) : nullptr;
+    *is_parameter = entry.is_parameter;
+    *is_buffer = entry.is_buffer;
+    *is_written = entry.is_written;
+  });
+}
+
+// How few and how many arguments `forward` takes, without self.
+char* ebb_inputs(const Script* script, size_t* min, size_t* max) {
+  return guard([&] {
+    const auto& arguments = script->module.get_method("forward").function().getSchema().arguments();
+    *min = *max = 0;
+    for (size_t i = 1; i < arguments.size(); i++) {
+      *max += 1;
+      *min += arguments[i].default_value().has_value() ? 0 : 1;
+    }
+  });
+}
+
+// Whether `forward` may draw random numbers in training mode.
+bool ebb_draws(const Script* script) { return script->effects.draws; }
+
+// `forward(features)` gives `outputs` and leaves `loss`; with labels, `forward(features, labels)` gives both.
+char* ebb_forward(
+    Script* script, const at::Tensor* features, const at::Tensor* labels, bool train, at::Tensor** loss,
+    at::Tensor** outputs) {
+  return guard([&] {
+    script->module.train(train);
+    std::vector<c10::IValue> inputs{*features};
+    if (labels != nullptr) inputs.emplace_back(*labels);
+    const auto answer = script->module.forward(std::move(inputs));
+    if (labels == nullptr) {
+      if (!answer.isTensor()) throw std::runtime_error("forward returns " + answer.type()->str() + ", expected a Tensor");
+      *outputs = new at::Tensor(answer.toTensor());
+      return;
+    }
+    const bool fits = answer.isTuple() && answer.toTupleRef().elements().size() == 2 &&
+        answer.toTupleRef().elements()[0].isTensor() && answer.toTupleRef().elements()[1].isTensor();
+    if (!fits) {
+      throw std::runtime_error("forward returns " + answer.type()->str() + ", expected Tuple[Tensor, Tensor]: (mean loss, outputs)");
+    }
+    const auto& elements = answer.toTupleRef().elements();
+    auto first = std::make_unique<at::Tensor>(elements[0].toTensor());
+    *outputs = new at::Tensor(elements[1].toTensor());
+    *loss = first.release();
+  });
+}
+
+// The module in evaluation mode with its present weights, on the CPU, as `torch.jit.load` reads it.
+char* ebb_save(Script* script, void** bytes, size_t* length) {
+  return guard([&] {
+    auto module = script->module.deepcopy(c10::Device(at::kCPU));
+    module.eval();
+    std::ostringstream out;
+    module.save(out);
+    const std::string content = out.str();
+    *bytes = std::malloc(content.size());
+    if (*bytes == nullptr) throw std::bad_alloc();
+    std::memcpy(*bytes, content.data(), content.size());
+    *length = content.size();
+  });
+}
+
+} // extern "C"

@@ -1,0 +1,210 @@
+//! The safe side of `shim.cpp`: a TorchScript module, and libtorch's switches. Errors are what libtorch says.
+#![expect(unsafe_code, reason = "calls the C++ shim")]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+
+use tch::Tensor;
+
+/// A C++ `at::Tensor`, what `tch` calls `C_tensor`.
+type RawTensor = c_void;
+
+#[repr(C)]
+struct RawScript {
+    _opaque: [u8; 0],
+}
+
+// SAFETY: these are the functions of `shim.cpp`, with its types.
+unsafe extern "C" {
+    fn ebb_free(memory: *mut c_void);
+    fn ebb_library() -> *const c_char;
+    fn ebb_settings() -> *mut c_char;
+    fn ebb_thread(threads: i32) -> *mut c_char;
+    fn ebb_load(file: *const c_char, device: i32, out: *mut *mut RawScript) -> *mut c_char;
+    fn ebb_drop(script: *mut RawScript);
+    fn ebb_inputs(script: *const RawScript, min: *mut usize, max: *mut usize) -> *mut c_char;
+    fn ebb_draws(script: *const RawScript) -> bool;
+    fn ebb_entries(script: *const RawScript) -> usize;
+    fn ebb_entry(
+        script: *const RawScript,
+        index: usize,
+        name: *mut *const c_char,
+        tensor: *mut *mut RawTensor,
+        is_parameter: *mut bool,
+        is_buffer: *mut bool,
+        is_written: *mut bool,
+    ) -> *mut c_char;
+    fn ebb_forward(
+        script: *mut RawScript,
+        features: *const RawTensor,
+        labels: *const RawTensor,
+        train: bool,
+        loss: *mut *mut RawTensor,
+        outputs: *mut *mut RawTensor,
+    ) -> *mut c_char;
+    fn ebb_save(script: *mut RawScript, bytes: *mut *mut c_void, length: *mut usize) -> *mut c_char;
+}
+
+/// The file that libtorch's CPU half was loaded from.
+pub(super) fn library() -> Option<PathBuf> {
+    // SAFETY: the function gives null or a C string that lives as long as the process.
+    let path = unsafe { ebb_library().as_ref().map(|path| CStr::from_ptr(path)) };
+    path.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+}
+
+/// Switches of the process, see `ebb_settings`.
+pub(super) fn settings() -> Result<(), String> {
+    // SAFETY: takes nothing.
+    result(unsafe { ebb_settings() })
+}
+
+/// Switches of the calling thread, see `ebb_thread`.
+pub(super) fn thread(threads: usize) -> Result<(), String> {
+    let threads = i32::try_from(threads).map_err(|_| "too many".to_owned())?;
+    // SAFETY: takes a number.
+    result(unsafe { ebb_thread(threads) })
+}
+
+/// An attribute of a script that training has to know about.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Its path from the module, as in `state_dict`.
+    pub(super) name: String,
+    /// The module's own tensor, not a copy; `None`: an attribute of another type, which `forward` changes.
+    pub(super) tensor: Option<Tensor>,
+    /// Registered as a parameter.
+    pub(super) is_parameter: bool,
+    /// Registered as a buffer.
+    pub(super) is_buffer: bool,
+    /// `forward` may change it.
+    pub(super) is_written: bool,
+}
+
+/// A TorchScript module.
+pub(super) struct Script(NonNull<RawScript>);
+
+// SAFETY: a module holds reference-counted values and is tied to no thread; it is used through `&mut` or for reading.
+unsafe impl Send for Script {}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Script")
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        // SAFETY: made by `ebb_load`, dropped once.
+        unsafe { ebb_drop(self.0.as_ptr()) };
+    }
+}
+
+impl Script {
+    /// Reads a file that `torch.jit.save` wrote onto a device.
+    pub(super) fn load(file: &Path, device: tch::Device) -> Result<Self, String> {
+        let device = match device {
+            tch::Device::Cuda(index) => i32::try_from(index).map_err(|_| "no such device".to_owned())?,
+            _ => -1,
+        };
+        let file = CString::new(file.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+        let mut script = ptr::null_mut();
+        // SAFETY: `file` is a C string, and `script` is set when there is no error.
+        result(unsafe { ebb_load(file.as_ptr(), device, &raw mut script) })?;
+        NonNull::new(script).map(Self).ok_or_else(|| "no module".to_owned())
+    }
+
+    /// How few and how many arguments `forward` takes, without `self`.
+    pub(super) fn inputs(&self) -> Result<(usize, usize), String> {
+        let (mut min, mut max) = (0, 0);
+        // SAFETY: the script is alive.
+        result(unsafe { ebb_inputs(self.0.as_ptr(), &raw mut min, &raw mut max) })?;
+        Ok((min, max))
+    }
+
+    /// Whether `forward` may draw random numbers in training mode.
+    pub(super) fn draws(&self) -> bool {
+        // SAFETY: the script is alive.
+        unsafe { ebb_draws(self.0.as_ptr()) }
+    }
+
+    /// Its parameters, buffers, and whatever else `forward` changes.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, String> {
+        // SAFETY: the script is alive.
+        let count = unsafe { ebb_entries(self.0.as_ptr()) };
+        (0..count).map(|index| self.entry(index)).collect()
+    }
+
+    fn entry(&self, index: usize) -> Result<Entry, String> {
+        let (mut name, mut tensor) = (ptr::null(), ptr::null_mut());
+        let (mut is_parameter, mut is_buffer, mut is_written) = (false, false, false);
+        // SAFETY: the script is alive; without error `name` is a C string of the script's, copied here, and `tensor` is
+        // null or ours.
+        unsafe {
+            result(ebb_entry(
+                self.0.as_ptr(),
+                index,
+                &raw mut name,
+                &raw mut tensor,
+                &raw mut is_parameter,
+                &raw mut is_buffer,
+                &raw mut is_written,
+            ))?;
+            let name = CStr::from_ptr(name).to_string_lossy().into_owned();
+            Ok(Entry { name, tensor: own(tensor), is_parameter, is_buffer, is_written })
+        }
+    }
+
+    /// Calls `forward(features)`, or `forward(features, labels)`, which gives the loss as well.
+    pub(super) fn forward(
+        &mut self,
+        features: &Tensor,
+        labels: Option<&Tensor>,
+        train: bool,
+    ) -> Result<(Option<Tensor>, Tensor), String> {
+        let (mut loss, mut outputs) = (ptr::null_mut(), ptr::null_mut());
+        let labels = labels.map_or(ptr::null(), |labels| labels.as_ptr().cast());
+        // SAFETY: the script and the tensors taken are alive; those given out are null or ours.
+        unsafe {
+            let (script, features) = (self.0.as_ptr(), features.as_ptr().cast());
+            result(ebb_forward(script, features, labels, train, &raw mut loss, &raw mut outputs))?;
+            Ok((own(loss), own(outputs).ok_or_else(|| "forward gave no tensor".to_owned())?))
+        }
+    }
+
+    /// The module with its present weights as a file that `torch.jit.load` reads.
+    pub(super) fn save(&mut self) -> Result<Vec<u8>, String> {
+        let (mut bytes, mut length) = (ptr::null_mut(), 0);
+        // SAFETY: the script is alive; without error `bytes` are `length` bytes of ours to free.
+        unsafe {
+            result(ebb_save(self.0.as_ptr(), &raw mut bytes, &raw mut length))?;
+            let content = std::slice::from_raw_parts(bytes.cast::<u8>(), length).to_vec();
+            ebb_free(bytes);
+            Ok(content)
+        }
+    }
+}
+
+/// Takes over a tensor that the shim gave out.
+///
+/// # Safety
+/// `tensor` is null or an `at::Tensor` that nobody else deletes.
+unsafe fn own(tensor: *mut RawTensor) -> Option<Tensor> {
+    // SAFETY: as required of the caller; `tch` deletes it like one of its own.
+    (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor.cast()) })
+}
+
+/// The shim's answer: null, or a message to free.
+fn result(message: *mut c_char) -> Result<(), String> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the message is a C string that the shim made for us.
+    unsafe {
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        ebb_free(message.cast());
+        Err(text)
+    }
+}
