@@ -72,7 +72,9 @@ impl Session {
     /// The current incarnation; waits while there is none.
     pub async fn registered(&self) -> Registered {
         let mut registered = self.registered.clone();
-        match registered.wait_for(Option::is_some).await {
+        // Copied out at once: a borrow held across an await would pin the caller's future to one thread.
+        let current = registered.wait_for(Option::is_some).await.map(|current| *current);
+        match current {
             Ok(current) => current.unwrap_or_else(|| unreachable!("just waited for it")),
             // The driver is gone, and with it whoever would use the answer.
             Err(_) => std::future::pending().await,
