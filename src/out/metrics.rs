@@ -1,0 +1,133 @@
+//! One event as one line of `metrics.jsonl`. Numbers that JSON lacks (a loss that is not finite) become `null`.
+
+use proto::pb;
+use proto::pb::event::Kind;
+use serde_json::{Map, Value, json};
+
+/// The line of an event (without line end), or `None` for events that are no measurement.
+pub(crate) fn line(event: &pb::Event) -> Option<String> {
+    let value = match event.kind.as_ref()? {
+        Kind::Train(train) => json!({
+            "event": "train",
+            "step": train.step,
+            "epoch": train.epoch,
+            "loss": train.loss,
+            "samples": train.samples,
+            "samples_per_second": train.samples_per_second,
+            "workers": train.workers,
+            "learning_rate": train.learning_rate,
+        }),
+        Kind::Evaluation(evaluation) => {
+            let mut line = Map::new();
+            line.insert("event".to_owned(), "eval".into());
+            line.insert("epoch".to_owned(), evaluation.epoch.into());
+            line.insert("step".to_owned(), evaluation.step.into());
+            // The loss first, whatever the other metrics are called.
+            let loss = evaluation.metrics.get_key_value("loss");
+            let others = evaluation.metrics.iter().filter(|(name, _)| *name != "loss");
+            line.extend(loss.into_iter().chain(others).map(|(name, &value)| (name.clone(), json!(value))));
+            Value::Object(line)
+        }
+        Kind::Fleet(fleet) => json!({
+            "event": "fleet",
+            "generation": fleet.generation,
+            "workers": fleet.workers,
+            "reason": fleet.reason,
+        }),
+        Kind::Checkpoint(checkpoint) => json!({
+            "event": "checkpoint",
+            "version": checkpoint.version,
+            "bytes": checkpoint.bytes,
+        }),
+        Kind::State(_) | Kind::Warning(_) => return None,
+    };
+    Some(value.to_string())
+}
+
+/// The same for `ebb watch --json`, which shows every event with its number and time.
+pub(crate) fn full_line(event: &pb::Event) -> Option<String> {
+    let line = match event.kind.as_ref()? {
+        Kind::State(state) => {
+            json!({ "event": "state", "state": crate::report::state(state.state), "reason": state.reason })
+                .to_string()
+        }
+        Kind::Warning(warning) => json!({ "event": "warning", "message": warning.message }).to_string(),
+        _ => line(event)?,
+    };
+    let mut value: Map<String, Value> = serde_json::from_str(&line).ok()?;
+    value.insert("sequence".to_owned(), event.sequence.into());
+    value.insert("unix_ms".to_owned(), event.unix_ms.into());
+    Some(Value::Object(value).to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn train(step: u64) -> pb::Event {
+        let train = pb::TrainEvent {
+            step,
+            epoch: step / 2,
+            loss: 0.5,
+            samples: 8,
+            samples_per_second: 100.0,
+            workers: 3,
+            learning_rate: 0.1,
+            steps: 4,
+            epochs: 2,
+        };
+        event(step + 2, Kind::Train(train))
+    }
+
+    pub(crate) fn evaluation(epoch: u64) -> pb::Event {
+        let metrics = [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into();
+        let evaluation = pb::EvaluationEvent { epoch, step: 2 * (epoch + 1), metrics, samples: 20 };
+        event(10 + epoch, Kind::Evaluation(evaluation))
+    }
+
+    pub(crate) fn state(sequence: u64, state: pb::JobState, reason: &str) -> pb::Event {
+        event(sequence, Kind::State(pb::StateEvent { state: state.into(), reason: reason.to_owned() }))
+    }
+
+    pub(crate) fn event(sequence: u64, kind: Kind) -> pb::Event {
+        pb::Event { sequence, unix_ms: 1_700_000_000_000 + 500 * sequence, kind: Some(kind) }
+    }
+
+    #[test]
+    fn lines_have_exactly_the_documented_fields_in_order() {
+        assert_eq!(
+            line(&train(3)).unwrap(),
+            r#"{"event":"train","step":3,"epoch":1,"loss":0.5,"samples":8,"samples_per_second":100.0,"workers":3,"learning_rate":0.1}"#
+        );
+        assert_eq!(
+            line(&evaluation(1)).unwrap(),
+            r#"{"event":"eval","epoch":1,"step":4,"loss":0.25,"accuracy":0.75}"#
+        );
+        let fleet = pb::FleetEvent { generation: 4, workers: 2, ps: 1, reason: "worker `b` left".to_owned() };
+        assert_eq!(
+            line(&event(1, Kind::Fleet(fleet))).unwrap(),
+            r#"{"event":"fleet","generation":4,"workers":2,"reason":"worker `b` left"}"#
+        );
+        assert_eq!(line(&state(1, pb::JobState::Running, "")), None);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_null() {
+        let mut diverged = train(0);
+        if let Some(Kind::Train(train)) = &mut diverged.kind {
+            train.loss = f64::NAN;
+        }
+        assert!(line(&diverged).unwrap().contains(r#""loss":null"#));
+    }
+
+    #[test]
+    fn watching_shows_states_and_warnings_too() {
+        let shown = full_line(&state(7, pb::JobState::Failed, "no data")).unwrap();
+        assert_eq!(
+            shown,
+            r#"{"event":"state","state":"failed","reason":"no data","sequence":7,"unix_ms":1700000003500}"#
+        );
+        let warning = pb::WarningEvent { message: "slow".to_owned() };
+        assert!(full_line(&event(1, Kind::Warning(warning))).unwrap().contains(r#""message":"slow""#));
+    }
+}

@@ -1,0 +1,310 @@
+//! What users read: a job in words and as JSON, numbers with their units. Pure functions of what the master says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use proto::pb;
+use proto::pb::JobState;
+use serde_json::{Value, json};
+
+use crate::out::Written;
+use crate::out::summary::{MODEL, final_metrics, model_sha256};
+
+/// A state's name, as in summaries and events.
+pub(crate) fn state(number: i32) -> &'static str {
+    match JobState::try_from(number).unwrap_or_default() {
+        JobState::Unspecified => "unknown",
+        JobState::Pending => "pending",
+        JobState::Indexing => "indexing",
+        JobState::Running => "running",
+        JobState::Paused => "paused",
+        JobState::Exporting => "exporting",
+        JobState::Succeeded => "succeeded",
+        JobState::Failed => "failed",
+        JobState::Cancelled => "cancelled",
+    }
+}
+
+/// Whether a job in this state changes no more.
+pub(crate) fn is_end(number: i32) -> bool {
+    matches!(JobState::try_from(number), Ok(JobState::Succeeded | JobState::Failed | JobState::Cancelled))
+}
+
+/// Whether it ended well.
+pub(crate) fn is_success(number: i32) -> bool {
+    JobState::try_from(number) == Ok(JobState::Succeeded)
+}
+
+/// `running: 3 workers`, or the state alone when there is no reason.
+pub(crate) fn state_with_reason(number: i32, reason: &str) -> String {
+    if reason.is_empty() { state(number).to_owned() } else { format!("{}: {reason}", state(number)) }
+}
+
+/// A measured value: four significant digits, exponents only where they are needed.
+pub(crate) fn value(value: f64) -> String {
+    let size = value.abs();
+    if value == 0.0 || !value.is_finite() {
+        format!("{value}")
+    } else if !(1e-3..1e6).contains(&size) {
+        format!("{value:.3e}")
+    } else {
+        let before = size.log10().floor().max(-1.0) as usize;
+        let digits = if size < 1.0 { 4 } else { 3usize.saturating_sub(before) };
+        format!("{value:.digits$}")
+    }
+}
+
+/// A rate without false precision.
+pub(crate) fn rate(per_second: f64) -> String {
+    if per_second >= 100.0 { format!("{per_second:.0}") } else { format!("{per_second:.1}") }
+}
+
+/// `3.2 s`, `4 min 05 s`, `2 h 07 min`.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{:.1} s", time.as_secs_f64()),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// `1 worker`, `3 workers`.
+pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// `loss 0.0812, accuracy 0.9750`, the loss first.
+pub(crate) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
+    let loss = metrics.get_key_value("loss");
+    let others = metrics.iter().filter(|(name, _)| *name != "loss");
+    let parts: Vec<_> =
+        loss.into_iter().chain(others).map(|(name, &number)| format!("{name} {}", value(number))).collect();
+    parts.join(", ")
+}
+
+/// One job for `ebb status`.
+pub(crate) fn status(status: &pb::JobStatus) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, content: String| {
+        if !content.is_empty() {
+            let _ = writeln!(text, "{name:10} {content}");
+        }
+    };
+    line("job", status.name.clone());
+    line("state", state_with_reason(status.state, &status.reason));
+    line("progress", progress(status));
+    line(
+        "applied",
+        format!(
+            "{} samples in {} microbatches; {} duplicates dropped, {} leases expired",
+            status.samples_applied,
+            status.microbatches_applied,
+            status.duplicates_dropped,
+            status.leases_expired
+        ),
+    );
+    line("workers", format!("{} now, {} so far", status.workers, status.workers_seen));
+    line(
+        "time",
+        format!(
+            "{} since it was submitted, {} of training",
+            duration(Duration::from_millis(status.wall_ms)),
+            duration(Duration::from_millis(status.training_ms))
+        ),
+    );
+    line("loss", status.loss.map(value).unwrap_or_default());
+    line("validation", metrics(&status.final_metrics));
+    for artifact in &status.artifacts {
+        line("file", format!("{} ({} bytes, sha256 {})", artifact.name, artifact.size, artifact.sha256));
+    }
+    text
+}
+
+fn progress(status: &pb::JobStatus) -> String {
+    let epochs = count(status.epochs, "epoch", "epochs");
+    match status.steps {
+        0 => format!("{epochs}; the number of steps is known once the data is counted"),
+        steps => format!("step {} of {steps}, {epochs}", status.steps_done),
+    }
+}
+
+/// All jobs for `ebb jobs`.
+pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
+    let header = ["JOB", "STATE", "STEPS", "LOSS", "WORKERS", "TIME", "REASON"].map(str::to_owned);
+    let row = |job: &pb::JobStatus| {
+        [
+            job.name.clone(),
+            state(job.state).to_owned(),
+            if job.steps == 0 { "-".to_owned() } else { format!("{}/{}", job.steps_done, job.steps) },
+            job.loss.map_or_else(|| "-".to_owned(), value),
+            job.workers.to_string(),
+            duration(Duration::from_millis(job.wall_ms)),
+            job.reason.lines().next().unwrap_or_default().to_owned(),
+        ]
+    };
+    let rows: Vec<_> = std::iter::once(header).chain(jobs.iter().map(row)).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            format!("{cell:width$}")
+        });
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    text
+}
+
+/// Everything the master says of a job, for `--json`.
+pub(crate) fn json(status: &pb::JobStatus) -> Value {
+    let artifact =
+        |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
+    json!({
+        "job": status.name,
+        "id": status.job,
+        "status": state(status.state),
+        "reason": status.reason,
+        "epochs": status.epochs,
+        "steps": status.steps,
+        "steps_done": status.steps_done,
+        "samples_applied": status.samples_applied,
+        "microbatches_applied": status.microbatches_applied,
+        "duplicates_dropped": status.duplicates_dropped,
+        "leases_expired": status.leases_expired,
+        "workers": status.workers,
+        "workers_seen": status.workers_seen,
+        "wall_seconds": status.wall_ms as f64 / 1e3,
+        "training_seconds": status.training_ms as f64 / 1e3,
+        "loss": status.loss,
+        "final": final_metrics(status),
+        "model_sha256": model_sha256(status),
+        "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
+    })
+}
+
+/// How a job ended, in a few lines.
+pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>) -> String {
+    let training = Duration::from_millis(status.training_ms);
+    let mut text = format!(
+        "{} {}: {} of {}, {} samples in {}",
+        status.name,
+        state(status.state),
+        status.steps_done,
+        count(status.steps, "step", "steps"),
+        status.samples_applied,
+        duration(training)
+    );
+    if !training.is_zero() {
+        let _ = write!(text, " ({} samples/s)", rate(status.samples_applied as f64 / training.as_secs_f64()));
+    }
+    text.push('\n');
+    let mut line = |name: &str, content: &str| {
+        if !content.is_empty() {
+            let _ = writeln!(text, "  {name:12} {content}");
+        }
+    };
+    if !is_success(status.state) {
+        line("reason", &status.reason);
+    }
+    let measured = if status.final_metrics.is_empty() { "training" } else { "validation" };
+    line(measured, &metrics(&final_metrics(status)));
+    if let Some(Written { dir, files }) = written {
+        line("results", &format!("{}: {}", dir.display(), files.join(", ")));
+    }
+    line(MODEL_HASH, model_sha256(status).unwrap_or_default());
+    if let Some(missing) = missing(status, written) {
+        line("note", &missing);
+    }
+    text
+}
+
+const MODEL_HASH: &str = "model_sha256";
+
+fn missing(status: &pb::JobStatus, written: Option<&Written>) -> Option<String> {
+    if model_sha256(status).is_none() {
+        return Some(format!("no {MODEL}: the job ended before it had a model to export"));
+    }
+    written.is_none().then(|| "nothing was written; --out DIR keeps the model and its metrics".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::out::summary::tests::succeeded;
+
+    #[test]
+    fn numbers_are_as_precise_as_they_are_worth() {
+        for (number, text) in [
+            (0.0, "0"),
+            (0.08123, "0.0812"),
+            (0.975, "0.9750"),
+            (2.302_585, "2.303"),
+            (41.5678, "41.57"),
+            (98765.4, "98765"),
+            (1.5e-7, "1.500e-7"),
+            (-0.5, "-0.5000"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(value(number), text);
+        }
+        assert_eq!((rate(4490.3), rate(3.14)), ("4490".to_owned(), "3.1".to_owned()));
+        for (seconds, text) in [(3.21, "3.2 s"), (245.0, "4 min 05 s"), (7650.0, "2 h 07 min")] {
+            assert_eq!(duration(Duration::from_secs_f64(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_result_says_state_metrics_files_and_hash() {
+        let written = Written { dir: "out".into(), files: vec!["model.safetensors".into()] };
+        let hash = proto::artifact::sha256_hex(b"weights");
+        assert_eq!(
+            result(&succeeded(), Some(&written)),
+            format!(
+                "line-3 succeeded: 4 of 4 steps, 32 samples in 2.0 s (16.0 samples/s)\n  validation   loss 0.2500, accuracy 0.7500\n  \
+                 results      out: model.safetensors\n  model_sha256 {hash}\n"
+            )
+        );
+        assert!(result(&succeeded(), None).contains("--out DIR keeps"));
+    }
+
+    #[test]
+    fn a_failed_result_says_why() {
+        let failed = pb::JobStatus {
+            state: pb::JobState::Failed.into(),
+            reason: "data/x.csv: no such file".to_owned(),
+            artifacts: Vec::new(),
+            ..succeeded()
+        };
+        let text = result(&failed, None);
+        assert!(
+            text.contains("failed") && text.contains("data/x.csv") && text.contains("no model"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_table_lines_up() {
+        let waiting = pb::JobStatus {
+            name: "a-rather-long-name-12".to_owned(),
+            state: pb::JobState::Pending.into(),
+            reason: "0 of 1 workers".to_owned(),
+            ..pb::JobStatus::default()
+        };
+        let text = table(&[succeeded(), waiting]);
+        let columns: Vec<_> =
+            text.lines().map(|line| line.find("STATE").or(line.find("succ")).or(line.find("pend"))).collect();
+        assert_eq!(columns, [Some(23); 3], "{text}");
+    }
+
+    #[test]
+    fn status_shows_what_is_known_and_leaves_out_what_is_not() {
+        let text = status(&succeeded());
+        for part in ["line-3", "succeeded: all steps applied", "step 4 of 4, 2 epochs", "3 so far", "0.7500"]
+        {
+            assert!(text.contains(part), "{part} missing in {text}");
+        }
+        assert!(!status(&pb::JobStatus::default()).contains("validation"));
+        assert_eq!(json(&succeeded())["final"]["accuracy"], 0.75);
+    }
+}
