@@ -1,0 +1,289 @@
+//! The command line: one subcommand per verb, each with its units and defaults in `--help`.
+//!
+//! Nothing here reads the environment or the disk; [`config`](crate::config) fills in what the user left out.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use worker::device::Choice;
+
+/// Train deep-learning models on parameter servers with workers that may join, leave or die at any moment.
+///
+/// `ebb run JOB.toml` trains in this one process. For a cluster start `ebb master`, then `ebb ps` and `ebb worker` as many
+/// as you like, and `ebb submit JOB.toml`. Exit code: 0 only on success, 1 when something failed, 2 for a wrong command
+/// line, 130 or 143 after Ctrl-C or SIGTERM.
+#[derive(Debug, Parser)]
+#[command(name = "ebb", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// How log lines on stderr look; EBB_LOG or RUST_LOG says which there are (e.g. `info`, `debug,h2=info`)
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text, help_heading = "Log")]
+    pub(crate) log: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a job with master, ps and workers all in this process
+    Run(Run),
+    /// Start the master: it hands out the data and knows who is alive
+    Master(Master),
+    /// Start a parameter server: it holds a part of the model
+    Ps(Ps),
+    /// Start a worker: it computes gradients
+    Worker(Worker),
+    /// Send a job to a master
+    Submit(Submit),
+    /// List the master's jobs, oldest first
+    Jobs(Jobs),
+    /// Show one job: state, progress, counters, metrics
+    Status(Status),
+    /// Follow a job until it ends; exit code 0 if it succeeds
+    Watch(Watch),
+    /// Stop a job; what is trained so far is exported first
+    Cancel(Cancel),
+    /// Write the results of a job that ended into a folder
+    Fetch(Fetch),
+    /// Print the completion script of a shell
+    Completions(Completions),
+}
+
+/// Where the master is, for commands that need one.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct MasterUrl {
+    /// URL of the master [env: EBB_MASTER] [default: http://127.0.0.1:4700]
+    #[arg(long = "master", value_name = "URL", help_heading = "Master")]
+    pub(crate) url: Option<String>,
+}
+
+/// The same, and how long a user waits for it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Reach {
+    #[command(flatten)]
+    pub(crate) master: MasterUrl,
+    /// How long to try while the master does not answer, e.g. `500ms`, `2m`
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration, help_heading = "Master")]
+    pub(crate) master_timeout: Duration,
+}
+
+/// A job file and what to change in it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct JobFile {
+    /// The job file, see docs/job.md
+    #[arg(value_name = "JOB.toml")]
+    pub(crate) job: PathBuf,
+    /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) file: JobFile,
+    /// Number of workers; their number changes the speed, never the trained bits [default: the job's fleet.workers.min]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: Option<u32>,
+    /// Number of parameter servers, each with a part of the model [default: the job's fleet.ps]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) ps: Option<u32>,
+    /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: none are kept]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+    /// Print the result as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a worker computes.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Compute {
+    /// Threads of one gradient computation, per worker; another number gives other floating-point bits
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: u32,
+    /// Where to compute: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)
+    #[arg(long, value_name = "DEVICE", default_value_t = Choice::Auto)]
+    pub(crate) device: Choice,
+    /// Folder that the job's data paths start from, absolute ones too [default: the job file's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_root: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Master {
+    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4700")]
+    pub(crate) listen: String,
+    /// Folder for the model files of jobs; created if missing
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    pub(crate) master: MasterUrl,
+    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// Name that stays the same when this ps is started again [default: ps-HOST-PORT]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Threads that apply updates [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// URL where workers reach this ps [default: http:// and the address it listens on]
+    #[arg(long, value_name = "URL")]
+    pub(crate) advertise: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Worker {
+    #[command(flatten)]
+    pub(crate) master: MasterUrl,
+    /// Name for people [default: worker-HOST-PID]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Submit {
+    #[command(flatten)]
+    pub(crate) file: JobFile,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Stay and show the job's progress until it ends; Ctrl-C leaves, the job goes on
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Folder for the results, as in `ebb run`
+    #[arg(long, value_name = "DIR", requires = "follow")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the job, or with --follow its result, as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Jobs {
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print one JSON object a job on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Status {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watch {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print each event as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Cancel {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Stop at once, without exporting what is trained so far
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print the job as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Fetch {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Folder for the results: created if missing, results of an earlier run in it are replaced
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Print the result as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Completions {
+    /// Which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_and_argument_says_what_it_is() {
+        for verb in Cli::command().get_subcommands() {
+            assert!(verb.get_about().is_some(), "{} has no description", verb.get_name());
+            for arg in verb.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} {} has no help", verb.get_name(), arg.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_takes_its_flags() {
+        let line =
+            "ebb run job.toml --workers 3 --ps 2 --out o --set a.b=1 --set c=2 --threads 4 --device cuda:1";
+        let Command::Run(run) = Cli::try_parse_from(line.split(' ')).unwrap().command else {
+            panic!("not a run")
+        };
+        assert_eq!((run.workers, run.ps, run.compute.threads), (Some(3), Some(2), 4));
+        assert_eq!(run.file.overrides, ["a.b=1", "c=2"]);
+        assert_eq!(run.compute.device.to_string(), "cuda:1");
+    }
+
+    #[test]
+    fn a_wrong_value_is_a_usage_error_that_says_what_is_expected() {
+        let wrong =
+            |line: &str| Cli::try_parse_from(line.split(' ')).unwrap_err().to_string().replace('\n', " ");
+        assert!(wrong("ebb run job.toml --workers 0").contains("1..=256"));
+        assert!(wrong("ebb worker --device gpu").contains("cuda:N"));
+        assert!(wrong("ebb status").contains("<JOB>"));
+        assert!(wrong("ebb jobs --master-timeout soon").contains("--master-timeout"));
+        assert!(wrong("ebb submit job.toml --out o").contains("--follow"));
+    }
+}

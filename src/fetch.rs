@@ -1,0 +1,95 @@
+//! `ebb fetch`: the results of a job that ended, the same files that `ebb run --out` writes.
+
+use anyhow::{Result, bail};
+
+use crate::App;
+use crate::args;
+use crate::out::Out;
+use crate::report;
+use crate::submit::show_result;
+
+/// # Errors
+/// No such job, it has not ended, the folder cannot be written, or the master does not answer.
+pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
+    let client = app.client(&args.reach)?;
+    let status = client.status(&args.job).await?;
+    if !report::is_end(status.state) {
+        let (program, name) = (app.program(), &status.name);
+        bail!(
+            "{name} is {} and has no results yet; wait for it with `{program} watch {name}`, or stop it with \
+             `{program} cancel {name}`",
+            report::state_with_reason(status.state, &status.reason)
+        );
+    }
+    let mut out = Out::prepare(&args.out)?;
+    out.begin(&status.name)?;
+    out.replay(&client).await?;
+    let written = out.finish(&client, &status).await?;
+    show_result(app, &status, Ok(Some(written)), args.json).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use proto::pb;
+
+    use super::*;
+    use crate::fake::{Fake, reach};
+
+    fn args(out: &std::path::Path) -> args::Fetch {
+        let reach = reach(Duration::from_secs(5));
+        args::Fetch { job: "line".to_owned(), reach, out: out.to_owned(), json: false }
+    }
+
+    fn names(dir: &std::path::Path) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[tokio::test]
+    async fn a_fetched_folder_has_every_file_and_nothing_of_an_earlier_job() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let app = fake.app();
+        for file in ["model.pt", "metrics.jsonl", "summary.json", "notes.txt"] {
+            std::fs::write(dir.path().join(file), "of an earlier job, or the user's").unwrap();
+        }
+        run(args(dir.path()), &app).await.unwrap();
+        let expected = ["metrics.jsonl", "model.safetensors", "notes.txt", "summary.json", "tensorboard"];
+        assert_eq!(names(dir.path()), expected);
+        let again = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+        assert_eq!(again.lines().count(), 3, "{again}");
+
+        run(args(dir.path()), &app).await.unwrap();
+        assert_eq!(names(dir.path()), expected);
+        assert_eq!(std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap(), again);
+        assert_eq!(names(&dir.path().join("tensorboard")).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_runs_has_nothing_to_fetch() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        fake.script().status.state = pb::JobState::Running.into();
+        let error = run(args(dir.path()), &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("line-3 is running") && error.contains("watch line-3"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_does_not_arrive_whole_is_refused() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        fake.script().files[0].1 = Bytes::from_static(b"weight");
+        let error = run(args(dir.path()), &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("6 bytes") && error.contains("expected 7 bytes"), "{error}");
+        assert!(!names(dir.path()).iter().any(|name| name.contains("model")), "{:?}", names(dir.path()));
+
+        fake.script().files.clear();
+        let error = run(args(dir.path()), &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("did not send it"), "{error}");
+        assert!(!dir.path().join("summary.json").exists());
+    }
+}

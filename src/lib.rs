@@ -1,0 +1,169 @@
+//! Ebbflow: elastic deep-learning training on sharded parameter servers, exactly once and bit for bit.
+//!
+//! The program `ebb` is [`main`] with Ebbflow's own networks. A program of yours calls it with more:
+//!
+//! ```no_run
+//! use ebbflow::model::{Context, Model, Registry};
+//!
+//! fn build(_context: &Context) -> ebbflow::Result<Box<dyn Model>> {
+//!     todo!("your network")
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     ebbflow::main(Registry::default().with("mine", build))
+//! }
+//! ```
+//!
+//! It then has the same commands, and a job file names the network with `model.builtin = "mine"`; see
+//! `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
+
+mod args;
+mod cancel;
+mod client;
+mod completions;
+mod config;
+#[cfg(test)]
+mod fake;
+mod fetch;
+mod follow;
+mod job_file;
+mod jobs;
+mod local;
+mod master;
+mod out;
+pub mod pipe;
+mod progress;
+mod ps;
+mod report;
+mod run;
+mod screen;
+mod signals;
+mod status;
+mod submit;
+mod telemetry;
+mod watch;
+mod worker;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result as Anyhow};
+use clap::Parser as _;
+use proto::channel::Dialer;
+
+pub use ::proto::{random, spec, tensor};
+pub use ::worker::{Error, Result, data, device, model};
+
+use crate::args::{Cli, Command, Reach};
+use crate::client::Client;
+use crate::config::Environment;
+use crate::screen::Screen;
+use crate::signals::Stop;
+
+/// What every verb needs.
+struct App {
+    environment: Environment,
+    registry: model::Registry,
+    screen: Screen,
+    stop: Stop,
+    dialer: Dialer,
+}
+
+impl App {
+    /// This program as the user calls it.
+    fn program(&self) -> &str {
+        &self.environment.program
+    }
+
+    /// The master that the user means.
+    fn client(&self, reach: &Reach) -> Anyhow<Client> {
+        let url = self.environment.master(reach.master.url.as_deref());
+        Client::new(&self.dialer, &url, reach.master_timeout, self.screen.clone())
+    }
+}
+
+/// The whole program: parses the command line, runs it, and says on stderr what went wrong.
+///
+/// `registry` has the networks that `model.builtin` can name.
+pub fn main(registry: model::Registry) -> ExitCode {
+    let cli = Cli::parse();
+    let environment = Environment::read();
+    match start(cli, environment, registry) {
+        Ok(code) => code,
+        Err(error) => {
+            eprint!("{}", explain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyhow<ExitCode> {
+    let (service, level) = match &cli.command {
+        Command::Master(_) => ("ebb-master", "info"),
+        Command::Ps(_) => ("ebb-ps", "info"),
+        Command::Worker(_) => ("ebb-worker", "info"),
+        _ => ("ebb", "warn"),
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    let screen = Screen::default();
+    let outcome = {
+        let _in_runtime = runtime.enter();
+        let _telemetry = telemetry::start(&environment, cli.log, level, service, &screen)?;
+        let app = App { environment, registry, screen, stop: Stop::on_signals()?, dialer: Dialer::tcp() };
+        runtime.block_on(perform(cli.command, &app)).map(|success| match (success, app.stop.exit_code()) {
+            (true, _) => ExitCode::SUCCESS,
+            (false, code) => code.map_or(ExitCode::FAILURE, ExitCode::from),
+        })
+    };
+    // A gradient that is still being computed for nobody must not hold the program back.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    outcome
+}
+
+/// Runs one verb; true for success, false for a job that did not succeed.
+async fn perform(command: Command, app: &App) -> Anyhow<bool> {
+    match command {
+        Command::Run(args) => return run::run(args, app).await,
+        Command::Submit(args) => return submit::run(args, app).await,
+        Command::Watch(args) => return watch::run(args, app).await,
+        Command::Master(args) => master::run(args, app).await,
+        Command::Ps(args) => ps::run(args, app).await,
+        Command::Worker(args) => worker::run(args, app).await,
+        Command::Jobs(args) => jobs::run(args, app).await,
+        Command::Status(args) => status::run(args, app).await,
+        Command::Cancel(args) => cancel::run(args, app).await,
+        Command::Fetch(args) => fetch::run(args, app).await,
+        Command::Completions(args) => completions::run(&args, app),
+    }
+    .map(|()| true)
+}
+
+/// `error: what`, then its causes, each once: libraries like to repeat the cause in the message.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = format!("error: {error}\n");
+    let mut said = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            text.push_str(&format!("  because: {cause}\n"));
+        }
+        said = cause;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_explained_with_their_causes_and_without_repetition() {
+        let error = anyhow::anyhow!("No space left on device").context("cannot write out/model.safetensors");
+        assert_eq!(
+            explain(&error),
+            "error: cannot write out/model.safetensors\n  because: No space left on device\n"
+        );
+        let twice = anyhow::anyhow!("no route").context("call failed: no route");
+        assert_eq!(explain(&twice), "error: call failed: no route\n");
+    }
+}

@@ -1,0 +1,21 @@
+//! `ebb master`: binds, says where it listens, runs the role until it is told to stop.
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::App;
+use crate::args;
+use crate::config;
+
+/// # Errors
+/// The address is taken, the folder cannot be written, or the role fails.
+pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
+    std::fs::create_dir_all(&args.data_dir)
+        .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
+    let (listener, address) = config::bind(&args.listen).await?;
+    app.screen.print(&format!("master listening on http://{address}"))?;
+    serve(listener, app).await
+}
+
+async fn serve(_listener: tokio::net::TcpListener, _app: &App) -> Result<()> {
+    bail!("this build has no master")
+}

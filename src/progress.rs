@@ -1,0 +1,193 @@
+//! What a user sees while a job trains: one live line on a terminal, otherwise a few plain lines.
+//!
+//! The texts are pure functions of the events; only [`Progress::event`] writes. Epochs are counted from 1 for people (and from 0
+//! in files).
+
+use std::time::Duration;
+
+use proto::pb;
+use proto::pb::event::Kind;
+
+use crate::report::{count, duration, metrics, rate, state_with_reason, value};
+use crate::screen::Screen;
+
+/// The progress of one job.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    screen: Screen,
+    live: bool,
+    first: Option<Mark>,
+    shown: Option<Mark>,
+}
+
+/// When a step was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    unix_ms: u64,
+    step: u64,
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.screen.stop_live();
+    }
+}
+
+impl Progress {
+    /// Shows a job on `screen`, until it is dropped.
+    pub(crate) fn new(screen: Screen) -> Self {
+        let live = screen.start_live();
+        Self { screen, live, first: None, shown: None }
+    }
+
+    /// Shows an event.
+    pub(crate) fn event(&mut self, event: &pb::Event) {
+        let Some(kind) = &event.kind else { return };
+        let Kind::Train(train) = kind else {
+            if let Some(text) = line(kind) {
+                self.screen.line(&text);
+            }
+            if let Kind::State(state) = kind {
+                self.screen.set_live(0, 1, state_with_reason(state.state, ""));
+            }
+            return;
+        };
+        let now = Mark { unix_ms: event.unix_ms, step: train.step };
+        let first = *self.first.get_or_insert(now);
+        let text = training(train, time_left(first, now, train.steps));
+        if self.live {
+            self.screen.set_live(train.step + 1, train.steps, text);
+        } else if self.shown.is_none_or(|shown| is_due(first, shown, now, train.steps)) {
+            self.shown = Some(now);
+            self.screen.line(&text);
+        }
+    }
+}
+
+/// The state of training on one line.
+fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
+    let left = left.map(|left| format!(", {} left", duration(left))).unwrap_or_default();
+    format!(
+        "epoch {}/{}, step {}/{}, loss {}, {} samples/s, {}{left}",
+        train.epoch + 1,
+        train.epochs,
+        train.step + 1,
+        train.steps,
+        value(train.loss),
+        rate(train.samples_per_second),
+        count(train.workers.into(), "worker", "workers")
+    )
+}
+
+/// Every other event on a line of its own.
+fn line(kind: &Kind) -> Option<String> {
+    Some(match kind {
+        Kind::Train(_) => return None,
+        Kind::State(state) => state_with_reason(state.state, &state.reason),
+        Kind::Evaluation(evaluation) => format!(
+            "epoch {} done, validation: {} ({}, step {})",
+            evaluation.epoch + 1,
+            metrics(&evaluation.metrics),
+            count(evaluation.samples, "record", "records"),
+            evaluation.step
+        ),
+        Kind::Fleet(fleet) => {
+            format!(
+                "fleet: {}, {} ps: {}",
+                count(fleet.workers.into(), "worker", "workers"),
+                fleet.ps,
+                fleet.reason
+            )
+        }
+        Kind::Warning(warning) => format!("warning: {}", warning.message),
+        Kind::Checkpoint(checkpoint) => {
+            format!("checkpoint of version {} ({} bytes)", checkpoint.version, checkpoint.bytes)
+        }
+    })
+}
+
+/// At the mean pace since the first step that was seen.
+fn time_left(first: Mark, now: Mark, steps: u64) -> Option<Duration> {
+    let done = now.step.checked_sub(first.step).filter(|&done| done > 0)?;
+    let left = steps.saturating_sub(now.step + 1);
+    let elapsed_ms = now.unix_ms.saturating_sub(first.unix_ms) as f64;
+    Some(Duration::from_secs_f64(elapsed_ms / 1e3 * left as f64 / done as f64))
+}
+
+/// Whether a plain line is worth it: after a tenth of the steps, or after 5 s, and less often in a long job.
+fn is_due(first: Mark, shown: Mark, now: Mark, steps: u64) -> bool {
+    let since = |mark: Mark| now.unix_ms.saturating_sub(mark.unix_ms);
+    let tenth = (steps / 10).max(1);
+    now.step.saturating_sub(shown.step) >= tenth
+        || since(shown) >= 5_000.max(since(first) / 20)
+        || now.step + 1 == steps
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::PoisonError;
+
+    use super::*;
+    use crate::out::metrics::tests::{evaluation, event, state, train};
+
+    fn mark(unix_ms: u64, step: u64) -> Mark {
+        Mark { unix_ms, step }
+    }
+
+    #[test]
+    fn the_training_line_has_everything_with_units() {
+        let Some(Kind::Train(train)) = train(2).kind else { unreachable!() };
+        assert_eq!(
+            training(&train, Some(Duration::from_secs(90))),
+            "epoch 2/2, step 3/4, loss 0.5000, 100 samples/s, 3 workers, 1 min 30 s left"
+        );
+    }
+
+    #[test]
+    fn other_events_have_lines_of_their_own() {
+        let text = |event: pb::Event| line(&event.kind.unwrap());
+        assert_eq!(
+            text(evaluation(0)).unwrap(),
+            "epoch 1 done, validation: loss 0.2500, accuracy 0.7500 (20 records, step 2)"
+        );
+        assert_eq!(text(state(1, pb::JobState::Running, "2 workers")).unwrap(), "running: 2 workers");
+        let fleet = pb::FleetEvent { generation: 2, workers: 1, ps: 2, reason: "worker `b` died".into() };
+        assert_eq!(text(event(1, Kind::Fleet(fleet))).unwrap(), "fleet: 1 worker, 2 ps: worker `b` died");
+        assert_eq!(text(train(0)), None);
+    }
+
+    #[test]
+    fn time_left_follows_the_mean_pace() {
+        assert_eq!(time_left(mark(0, 0), mark(0, 0), 100), None);
+        assert_eq!(time_left(mark(0, 9), mark(10_000, 19), 100), Some(Duration::from_secs(80)));
+        assert_eq!(time_left(mark(0, 9), mark(10_000, 99), 100), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn plain_lines_come_at_each_tenth_or_after_five_seconds_and_rarely_in_long_jobs() {
+        let first = mark(0, 0);
+        assert!(!is_due(first, mark(0, 0), mark(100, 99), 1000));
+        assert!(is_due(first, mark(0, 0), mark(100, 100), 1000));
+        assert!(is_due(first, mark(0, 0), mark(5_000, 3), 1000));
+        let hour = 3_600_000;
+        assert!(!is_due(first, mark(hour, 500), mark(hour + 60_000, 510), 1000));
+        assert!(is_due(first, mark(hour, 500), mark(hour + 200_000, 510), 1000));
+        assert!(is_due(first, mark(0, 998), mark(1, 999), 1000));
+    }
+
+    #[test]
+    fn a_short_job_prints_few_lines() {
+        let screen = Screen::default();
+        let mut progress = Progress::new(screen.clone());
+        progress.live = false;
+        for step in 0..1000 {
+            let mut event = train(step);
+            event.unix_ms = step;
+            if let Some(Kind::Train(train)) = &mut event.kind {
+                train.steps = 1000;
+            }
+            progress.event(&event);
+        }
+        assert_eq!(screen.lines.lock().unwrap_or_else(PoisonError::into_inner).len(), 11);
+    }
+}

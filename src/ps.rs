@@ -1,0 +1,21 @@
+//! `ebb ps`: binds, says where it listens, runs the role until it is told to stop.
+
+use anyhow::{Result, bail};
+
+use crate::App;
+use crate::args;
+use crate::config;
+
+/// # Errors
+/// The address is taken, the master refuses this ps, or the role fails.
+pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
+    let (listener, address) = config::bind(&args.listen).await?;
+    let url = config::advertised(args.advertise.as_deref(), address)?;
+    let name = args.name.unwrap_or_else(|| app.environment.ps_name(address));
+    app.screen.print(&format!("ps {name} listening on {url}"))?;
+    serve(listener, app).await
+}
+
+async fn serve(_listener: tokio::net::TcpListener, _app: &App) -> Result<()> {
+    bail!("this build has no ps")
+}

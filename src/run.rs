@@ -1,0 +1,122 @@
+//! `ebb run`: a job from its file to its results, with everything it needs in this process.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use proto::pb;
+use proto::spec::FleetSpec;
+use tokio_util::sync::CancellationToken;
+
+use crate::App;
+use crate::args;
+use crate::client::Client;
+use crate::follow::Follow;
+use crate::job_file::Submission;
+use crate::local::{self, Local};
+use crate::out::Out;
+use crate::progress::Progress;
+use crate::submit::{send, show_result};
+
+/// How long exporting may take once the user asked to leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long calls inside this process may take: longer only if something is wrong.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// # Errors
+/// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
+pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
+    let mut submission = Submission::read(&args.file)?;
+    fit_fleet(&mut submission.spec.fleet, args.workers, args.ps);
+    if let Some(name) = &submission.spec.model.builtin
+        && !app.registry.names().contains(&name.as_str())
+    {
+        bail!("model.builtin: no network `{name}`; known are {}", app.registry.names().join(", "));
+    }
+    let fleet = submission.spec.fleet;
+    let out = args.out.as_deref().map(Out::prepare).transpose()?;
+    if out.is_none() {
+        app.screen.line("note: without --out DIR the trained model is not kept");
+    }
+    let options = local::Options {
+        workers: args.workers.unwrap_or(fleet.workers.min),
+        ps: fleet.ps,
+        threads: args.compute.threads as usize,
+        device: args.compute.device,
+        data_root: args.compute.data_root,
+    };
+    let mut local = Local::start(options, app.registry.clone()).await?;
+    let client = Client::new(&local.dialer(), Local::MASTER_URL, PATIENCE, app.screen.clone())?;
+    let result = tokio::select! {
+        result = train(&client, submission, out, app) => result,
+        error = local.failure() => Err(error),
+    };
+    local.stop().await;
+    let (status, written) = result?;
+    show_result(app, &status, written, args.json)
+}
+
+type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);
+
+async fn train(client: &Client, submission: Submission, out: Option<Out>, app: &App) -> Result<Ended> {
+    let keeps = out.is_some();
+    let reply = send(client, submission).await?;
+    let mut progress = Progress::new(app.screen.clone());
+    let mut follow = Follow::new(client.clone(), &reply.name, out, |event| progress.event(event))?;
+    let status = match follow.run(app.stop.token()).await? {
+        Some(status) => status,
+        None => {
+            let kept = if keeps { "what is trained so far is kept" } else { "nothing is kept without --out" };
+            app.screen.line(&format!("stopping: {kept}; once more leaves at once"));
+            leave(client, &reply.name, &mut follow).await?
+        }
+    };
+    let written = follow.finish(&status).await;
+    Ok((status, written))
+}
+
+/// Ends the job within a few seconds, with its model if that can be had so soon.
+async fn leave<E: FnMut(&pb::Event)>(
+    client: &Client,
+    job: &str,
+    follow: &mut Follow<E>,
+) -> Result<pb::JobStatus> {
+    let never = CancellationToken::new();
+    for force in [false, true] {
+        client.cancel(job, force).await?;
+        if let Ok(followed) = tokio::time::timeout(LEAVE_WITHIN, follow.run(&never)).await
+            && let Some(status) = followed?
+        {
+            return Ok(status);
+        }
+    }
+    bail!("{job} did not stop within {:?}; nothing more of it is kept", 2 * LEAVE_WITHIN)
+}
+
+/// Makes the job's fleet the one that the user asked for: what the command line says wins over the file.
+fn fit_fleet(fleet: &mut FleetSpec, workers: Option<u32>, ps: Option<u32>) {
+    if let Some(workers) = workers {
+        fleet.workers.min = fleet.workers.min.min(workers);
+        fleet.workers.max = fleet.workers.max.max(workers);
+    }
+    fleet.ps = ps.unwrap_or(fleet.ps);
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::spec::WorkersSpec;
+
+    use super::*;
+
+    #[test]
+    fn the_fleet_of_the_command_line_wins_over_the_file() {
+        let fitted = |workers, ps| {
+            let mut fleet = FleetSpec { workers: WorkersSpec { min: 2, max: 4 }, ps: 2 };
+            fit_fleet(&mut fleet, workers, ps);
+            (fleet.workers.min, fleet.workers.max, fleet.ps)
+        };
+        assert_eq!(fitted(None, None), (2, 4, 2));
+        assert_eq!(fitted(Some(1), None), (1, 4, 2));
+        assert_eq!(fitted(Some(7), Some(3)), (2, 7, 3));
+    }
+}

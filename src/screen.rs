@@ -1,0 +1,96 @@
+//! Who writes to the terminal: facts to stdout; to stderr one live line at the bottom and everything else above it. All of it
+//! goes through here, so that none tears another apart.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[cfg(not(test))]
+use anyhow::Context as _;
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// The terminal; clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Screen {
+    live: Arc<Mutex<Option<ProgressBar>>>,
+    /// What was written to stderr, instead of writing it.
+    #[cfg(test)]
+    pub(crate) lines: Arc<Mutex<Vec<String>>>,
+    /// The same for stdout.
+    #[cfg(test)]
+    pub(crate) facts: Arc<Mutex<Vec<String>>>,
+}
+
+impl Screen {
+    /// Writes a line, above the live one when there is one.
+    pub(crate) fn line(&self, text: &str) {
+        #[cfg(test)]
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        // A closed stderr is no reason to stop training.
+        #[cfg(not(test))]
+        self.above(|| drop(writeln!(io::stderr(), "{text}")));
+    }
+
+    /// Writes facts to stdout.
+    ///
+    /// # Errors
+    /// Nobody reads them.
+    pub(crate) fn print(&self, text: &str) -> Result<()> {
+        #[cfg(test)]
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        #[cfg(not(test))]
+        self.above(|| {
+            let mut stdout = io::stdout().lock();
+            writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush())
+        })
+        .context("nobody reads the output")?;
+        Ok(())
+    }
+
+    /// Starts the live line; false when nobody would see it move, because stderr is no terminal.
+    pub(crate) fn start_live(&self) -> bool {
+        if !io::stderr().is_terminal() {
+            return false;
+        }
+        let bar = ProgressBar::new(1);
+        let style = ProgressStyle::with_template("{bar:24} {wide_msg}")
+            .unwrap_or_else(|_| unreachable!("a constant"));
+        bar.set_style(style);
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar);
+        true
+    }
+
+    /// Changes the live line, if there is one.
+    pub(crate) fn set_live(&self, position: u64, length: u64, text: String) {
+        if let Some(bar) = &*self.live.lock().unwrap_or_else(PoisonError::into_inner) {
+            bar.set_length(length);
+            bar.set_position(position);
+            bar.set_message(text);
+        }
+    }
+
+    /// Removes the live line.
+    pub(crate) fn stop_live(&self) {
+        if let Some(bar) = self.live.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn above<T>(&self, write: impl FnOnce() -> T) -> T {
+        match &*self.live.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+/// For log lines: one `write` is one line.
+impl Write for Screen {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.above(|| io::stderr().write_all(text)).map(|()| text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}

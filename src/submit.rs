@@ -1,0 +1,195 @@
+//! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
+
+use anyhow::{Context as _, Result};
+use proto::pb;
+use serde_json::json;
+
+use crate::App;
+use crate::args;
+use crate::client::{self, Client};
+use crate::follow::Follow;
+use crate::job_file::Submission;
+use crate::out::Out;
+use crate::out::summary::Summary;
+use crate::progress::Progress;
+use crate::report;
+
+/// # Errors
+/// The job file is wrong, the folder cannot be written, the master does not answer or refuses; or the job fails.
+pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
+    let submission = Submission::read(&args.file)?;
+    let out = args.out.as_deref().map(Out::prepare).transpose()?;
+    let client = app.client(&args.reach)?;
+    let reply = send(&client, submission).await?;
+    if !args.follow {
+        let master = args.reach.master.url.map(|url| format!(" --master {url}")).unwrap_or_default();
+        app.screen.print(&if args.json {
+            json!({ "job": reply.name, "id": reply.job }).to_string()
+        } else {
+            format!("submitted {0}; follow it with: {1} watch {0}{master}", reply.name, app.program())
+        })?;
+        return Ok(true);
+    }
+    app.screen.line(&format!("submitted {}", reply.name));
+    let mut progress = Progress::new(app.screen.clone());
+    let mut follow = Follow::new(client, &reply.name, out, |event| progress.event(event))?;
+    match follow.run(app.stop.token()).await? {
+        None => {
+            drop(follow);
+            drop(progress);
+            app.screen.line(&left(app, &reply.name, args.out.as_deref()));
+            Ok(false)
+        }
+        Some(status) => {
+            let written = follow.finish(&status).await;
+            drop(progress);
+            show_result(app, &status, written, args.json)
+        }
+    }
+}
+
+/// Sends the job, once: a lost answer leaves open whether the master has it, and a second copy would train twice.
+///
+/// # Errors
+/// The master does not answer or refuses the job.
+pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::SubmitReply> {
+    // The patient part: is there a master at all?
+    client.list().await?;
+    let mut jobs = client.jobs().clone();
+    let answer = jobs.submit(futures::stream::iter(submission.into_messages())).await;
+    let reply = answer.map_err(client::failure).map_err(|failure| {
+        let retryable = failure.is_retryable();
+        let error = anyhow::Error::new(failure);
+        match retryable {
+            true => error.context(
+                "the job was sent and the answer was lost; look with `ebb jobs` before sending it again",
+            ),
+            false => error.context("the master refused the job"),
+        }
+    })?;
+    Ok(reply.into_inner())
+}
+
+/// Shows how a job ended; true when it ended well.
+///
+/// # Errors
+/// The results could not be written; the job's end is shown all the same.
+pub(crate) fn show_result(
+    app: &App,
+    status: &pb::JobStatus,
+    written: Result<Option<crate::out::Written>>,
+    json: bool,
+) -> Result<bool> {
+    let files = written.as_ref().ok().and_then(Option::as_ref);
+    app.screen.print(&if json { Summary::new(status).to_line() } else { report::result(status, files) })?;
+    written.with_context(|| format!("the results of {} are not complete", status.name))?;
+    Ok(report::is_success(status.state))
+}
+
+fn left(app: &App, job: &str, out: Option<&std::path::Path>) -> String {
+    let program = app.program();
+    let out = out.map_or("DIR".into(), |dir| dir.to_string_lossy());
+    format!(
+        "{job} goes on without you; see it again: {program} watch {job}; stop it: {program} cancel {job}; its results once \
+         it ended: {program} fetch {job} --out {out}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fake::{Fake, app, job_file, reach};
+    use crate::pipe::Network;
+
+    fn args(dir: &std::path::Path, out: Option<PathBuf>) -> args::Submit {
+        let reach = reach(Duration::from_secs(5));
+        args::Submit { file: job_file(dir), reach, follow: out.is_some(), out, json: false }
+    }
+
+    fn read(path: PathBuf) -> String {
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[tokio::test]
+    async fn a_submitted_job_is_named_with_the_command_that_follows_it() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let app = fake.app();
+        assert!(run(args(dir.path(), None), &app).await.unwrap());
+        assert!(app.facts().contains("watch line-3"), "{}", app.facts());
+        let spec = proto::spec::JobSpec::from_json(&fake.script().submitted[0]).unwrap();
+        assert_eq!(spec.data.base.as_deref(), Some(dir.path()));
+    }
+
+    #[tokio::test]
+    async fn following_leaves_the_whole_folder_even_when_the_connection_breaks() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        fake.script().breaks = [2, 1].into();
+        let (app, out) = (fake.app(), dir.path().join("out"));
+        assert!(run(args(dir.path(), Some(out.clone())), &app).await.unwrap(), "{}", app.said());
+        let events: Vec<_> =
+            read(out.join("metrics.jsonl")).lines().map(|line| line[..15].to_owned()).collect();
+        assert_eq!(events, [r#"{"event":"train"#, r#"{"event":"train"#, r#"{"event":"eval""#]);
+        assert_eq!(std::fs::read(out.join("model.safetensors")).unwrap(), b"weights");
+        let summary: serde_json::Value = serde_json::from_str(&read(out.join("summary.json"))).unwrap();
+        assert_eq!(summary["model_sha256"], proto::artifact::sha256_hex(b"weights"));
+        assert_eq!(summary["status"], "succeeded");
+        assert_eq!(std::fs::read_dir(out.join("tensorboard")).unwrap().count(), 1);
+        assert!(app.said().contains("the cable was pulled"), "{}", app.said());
+        assert!(app.facts().contains("line-3 succeeded"), "{}", app.facts());
+    }
+
+    #[tokio::test]
+    async fn leaving_says_how_to_come_back_and_the_job_goes_on() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        fake.script().endless = true;
+        fake.script().events.pop();
+        let (app, out) = (fake.app(), dir.path().join("out"));
+        let stop = app.stop.token().clone();
+        let watched = out.join("metrics.jsonl");
+        let interrupt = async {
+            while std::fs::read_to_string(&watched).map_or(0, |text| text.lines().count()) < 3 {
+                tokio::task::yield_now().await;
+            }
+            stop.cancel();
+        };
+        let (success, ()) = tokio::join!(run(args(dir.path(), Some(out.clone())), &app), interrupt);
+        assert!(!success.unwrap());
+        for part in ["watch line-3", "cancel line-3", "fetch line-3"] {
+            assert!(app.said().contains(part), "{part} missing in {}", app.said());
+        }
+        assert!(fake.script().cancelled.is_empty());
+        assert!(!out.join("summary.json").exists());
+    }
+
+    #[tokio::test]
+    async fn a_failed_job_is_no_success_and_says_why() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        fake.script().status.state = pb::JobState::Failed.into();
+        fake.script().status.reason = "line.csv: no such file".to_owned();
+        fake.script().status.artifacts.clear();
+        let (app, out) = (fake.app(), dir.path().join("out"));
+        assert!(!run(args(dir.path(), Some(out.clone())), &app).await.unwrap());
+        assert!(app.facts().contains("line.csv: no such file"), "{}", app.facts());
+        assert!(read(out.join("summary.json")).contains(r#""model_sha256": null"#));
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_written_is_found_before_the_job_is_sent() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        std::fs::write(dir.path().join("out"), "a file").unwrap();
+        let app = fake.app();
+        let error = run(args(dir.path(), Some(dir.path().join("out"))), &app).await.unwrap_err();
+        assert!(error.to_string().contains("is a file"), "{error}");
+        assert!(fake.script().submitted.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_master_nothing_is_sent() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = run(args(dir.path(), None), &app(&Network::new())).await.unwrap_err().to_string();
+        assert!(error.contains("no answer from the master"), "{error}");
+    }
+}
