@@ -1,5 +1,5 @@
 //! What the tests of the libtorch engine share: fixtures, contexts, batches, and comparing bits.
-#![allow(clippy::unwrap_used, reason = "test support: a panic is a failed test")]
+#![expect(clippy::unwrap_used, reason = "test support: a panic is a failed test")]
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(unreachable_pub, reason = "a test program has no public items, its modules do")]
 
