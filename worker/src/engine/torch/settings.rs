@@ -97,14 +97,20 @@ mod tests {
     #[test]
     fn each_thread_keeps_its_own_number_of_threads() {
         start().unwrap();
-        enter(2).unwrap();
-        let other = std::thread::spawn(|| {
-            enter(1).unwrap();
-            // A thread's first loop takes over the process's default unless that is settled before.
-            let _ = tch::Tensor::ones([1 << 17], (tch::Kind::Float, tch::Device::Cpu)).exp();
-            tch::get_num_threads()
+        let barrier = &std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                enter(1).unwrap();
+                barrier.wait();
+                barrier.wait();
+                // A thread's first loop takes over what the process was told last, unless that is settled before.
+                let _ = tch::Tensor::ones([1 << 17], (tch::Kind::Float, tch::Device::Cpu)).exp();
+                tch::get_num_threads()
+            });
+            barrier.wait();
+            enter(2).unwrap();
+            barrier.wait();
+            assert_eq!((other.join().unwrap(), tch::get_num_threads()), (1, 2));
         });
-        assert_eq!(other.join().unwrap(), 1);
-        assert_eq!(tch::get_num_threads(), 2);
     }
 }
