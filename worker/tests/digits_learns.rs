@@ -1,5 +1,6 @@
 //! `examples/digits/job.toml` reaches the number on its first line: the job's data, network and numbering, with the
 //! optimizer written out here and no cluster around it.
+#![expect(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 //!
 //! The error of a gradient is relative to `max(|torch|, mean of |torch| over the tensor)`: an element is a sum over the
 //! records, and where its terms cancel it keeps the rounding errors of terms as large as its neighbours.
+#![expect(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use std::path::Path;
 use std::sync::Arc;
