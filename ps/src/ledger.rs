@@ -1,0 +1,170 @@
+//! Which steps are applied to a partition: the watermark and the set above it.
+//!
+//! Pure. Always true here:
+//!
+//! - All steps below the watermark are applied, the step at the watermark is not.
+//! - A step is applied once. In canonical order it is the one at the watermark; in arrival order any that is not applied yet.
+//! - The version is the number of applied steps: what the optimizer counts by, in both orders.
+//!
+//! With steps 0, 1 and 4 applied the watermark is 2, the set above it {4}, the version 3.
+
+use std::collections::BTreeSet;
+
+use proto::ids::{Step, Version};
+use proto::plan::Plan;
+use proto::spec::Order;
+
+/// The applied steps of one partition, and what was counted on the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    plan: Plan,
+    order: Order,
+    watermark: Step,
+    above: BTreeSet<Step>,
+    microbatches_applied: u64,
+    samples_applied: u64,
+    duplicates_dropped: u64,
+}
+
+impl Ledger {
+    /// Nothing is applied yet.
+    pub const fn new(plan: Plan, order: Order) -> Self {
+        Self {
+            plan,
+            order,
+            watermark: Step(0),
+            above: BTreeSet::new(),
+            microbatches_applied: 0,
+            samples_applied: 0,
+            duplicates_dropped: 0,
+        }
+    }
+
+    /// Whether a complete step may be applied now.
+    pub fn may_apply(&self, step: Step) -> bool {
+        match self.order {
+            Order::Canonical => step == self.watermark,
+            Order::Arrival => !self.is_applied(step),
+        }
+    }
+
+    /// Writes down that a step is applied.
+    ///
+    /// # Panics
+    /// If it may not be.
+    pub fn apply(&mut self, step: Step) {
+        assert!(self.may_apply(step), "step {step} applied at watermark {}", self.watermark);
+        self.microbatches_applied += u64::from(self.plan.of(step));
+        self.samples_applied += self.plan.samples_of(step);
+        self.above.insert(step);
+        while self.above.remove(&self.watermark) {
+            self.watermark = self.watermark.next();
+        }
+    }
+
+    /// Writes down that a push brought nothing new.
+    pub const fn drop_duplicate(&mut self) {
+        self.duplicates_dropped += 1;
+    }
+
+    /// Whether a step is applied.
+    pub fn is_applied(&self, step: Step) -> bool {
+        step < self.watermark || self.above.contains(&step)
+    }
+
+    /// All steps below this one are applied.
+    pub const fn watermark(&self) -> Step {
+        self.watermark
+    }
+
+    /// Applied steps above the watermark, increasing.
+    pub fn applied_above(&self) -> impl Iterator<Item = Step> {
+        self.above.iter().copied()
+    }
+
+    /// Number of applied steps.
+    pub fn version(&self) -> Version {
+        Version(self.watermark.get() + self.above.len() as u64)
+    }
+
+    /// Microbatches of the applied steps.
+    pub const fn microbatches_applied(&self) -> u64 {
+        self.microbatches_applied
+    }
+
+    /// Records of the applied steps.
+    pub const fn samples_applied(&self) -> u64 {
+        self.samples_applied
+    }
+
+    /// Pushes that brought nothing new.
+    pub const fn duplicates_dropped(&self) -> u64 {
+        self.duplicates_dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plan(steps: u64) -> Plan {
+        // The last microbatch has one record less.
+        Plan { records: steps * 6 - 1, micro: 3, microbatches_per_step: 2, epochs: 1 }
+    }
+
+    #[test]
+    fn the_example_of_the_file_header_holds() {
+        let mut ledger = Ledger::new(plan(9), Order::Arrival);
+        [4, 0, 1].into_iter().for_each(|step| ledger.apply(Step(step)));
+        assert_eq!((ledger.watermark(), ledger.version()), (Step(2), Version(3)));
+        assert_eq!(ledger.applied_above().collect::<Vec<_>>(), [Step(4)]);
+    }
+
+    #[test]
+    fn in_canonical_order_a_step_waits_for_the_one_before() {
+        let mut ledger = Ledger::new(plan(3), Order::Canonical);
+        assert!(!ledger.may_apply(Step(1)));
+        ledger.apply(Step(0));
+        assert!(ledger.may_apply(Step(1)) && !ledger.may_apply(Step(0)));
+    }
+
+    #[test]
+    #[should_panic(expected = "step 1 applied at watermark 2")]
+    fn applying_a_step_twice_is_a_broken_invariant() {
+        let mut ledger = Ledger::new(plan(3), Order::Arrival);
+        [0, 1, 1].into_iter().for_each(|step| ledger.apply(Step(step)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_arrival_ends_with_the_same_books(
+            order in (1u64..60).prop_flat_map(|steps| Just((0..steps).collect::<Vec<_>>()).prop_shuffle()),
+        ) {
+            let plan = plan(order.len() as u64);
+            let mut ledger = Ledger::new(plan, Order::Arrival);
+            let mut applied = BTreeSet::new();
+            for &step in &order {
+                prop_assert!(ledger.may_apply(Step(step)));
+                ledger.apply(Step(step));
+                applied.insert(step);
+                let lowest_missing = (0..).find(|step| !applied.contains(step)).unwrap();
+                prop_assert_eq!(ledger.watermark(), Step(lowest_missing));
+                prop_assert_eq!(ledger.version(), Version(applied.len() as u64));
+                for step in 0..plan.steps() {
+                    prop_assert_eq!(ledger.is_applied(Step(step)), applied.contains(&step));
+                    prop_assert_eq!(ledger.may_apply(Step(step)), !applied.contains(&step));
+                }
+            }
+            prop_assert_eq!(ledger.applied_above().count(), 0);
+            prop_assert_eq!(ledger.samples_applied(), plan.records);
+            prop_assert_eq!(ledger.microbatches_applied(), plan.microbatches());
+            // The canonical order is one of them.
+            let mut canonical = Ledger::new(plan, Order::Canonical);
+            (0..plan.steps()).for_each(|step| canonical.apply(Step(step)));
+            prop_assert_eq!(canonical.samples_applied(), ledger.samples_applied());
+            prop_assert_eq!(canonical.version(), ledger.version());
+        }
+    }
+}
