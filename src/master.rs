@@ -1,6 +1,6 @@
 //! `ebb master`: binds, says where it listens, runs the role until it is told to stop.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::App;
 use crate::args;
@@ -12,10 +12,9 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
     let (listener, address) = config::bind(&args.listen).await?;
+    let options = master::Options { data_dir: args.data_dir, ..master::Options::default() };
+    let master = master::Master::open(options, app.dialer.clone())?;
     app.screen.print(&format!("master listening on http://{address}"))?;
-    serve(listener, app).await
-}
-
-async fn serve(_listener: tokio::net::TcpListener, _app: &App) -> Result<()> {
-    bail!("this build has no master")
+    master.serve(proto::channel::accept(listener), app.stop.token().clone()).await?;
+    Ok(())
 }

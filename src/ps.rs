@@ -1,6 +1,6 @@
 //! `ebb ps`: binds, says where it listens, runs the role until it is told to stop.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::App;
 use crate::args;
@@ -13,9 +13,16 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     let url = config::advertised(args.advertise.as_deref(), address)?;
     let name = args.name.unwrap_or_else(|| app.environment.ps_name(address));
     app.screen.print(&format!("ps {name} listening on {url}"))?;
-    serve(listener, app).await
-}
-
-async fn serve(_listener: tokio::net::TcpListener, _app: &App) -> Result<()> {
-    bail!("this build has no ps")
+    let mut options = ps::Options {
+        name,
+        url,
+        master: app.environment.master(args.master.url.as_deref()),
+        ..ps::Options::default()
+    };
+    if let Some(threads) = args.threads {
+        options.threads = threads as usize;
+    }
+    let ps = ps::Ps::new(options)?;
+    ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
+    Ok(())
 }

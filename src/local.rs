@@ -1,0 +1,141 @@
+//! A whole job in one process: master, ps and workers, connected without sockets.
+//!
+//! Control calls go over in-memory pipes ([`Network`]) with the code that real clusters use; weights and gradients go through
+//! the ps objects themselves, without a copy. What a newcomer, an example and a test start.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow};
+use proto::channel::Dialer;
+use proto::parameters::Parameters;
+use proto::status::{Failure, Kind};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use worker::Connector;
+use worker::device::Choice;
+use worker::model::Registry;
+
+use crate::pipe::Network;
+
+/// What runs in this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Number of workers, at least 1.
+    pub(crate) workers: u32,
+    /// Number of ps, at least 1.
+    pub(crate) ps: u32,
+    /// Threads of one gradient computation, per worker.
+    pub(crate) threads: usize,
+    /// Where workers compute.
+    pub(crate) device: Choice,
+    /// Folder that the job's data paths start from.
+    pub(crate) data_root: Option<PathBuf>,
+}
+
+/// A running cluster inside this process.
+#[derive(Debug)]
+pub(crate) struct Local {
+    network: Network,
+    roles: JoinSet<Result<()>>,
+    shutdown: CancellationToken,
+    /// The master's data folder; removed with the cluster.
+    _folder: TempDir,
+}
+
+impl Local {
+    /// Where its master is, for its dialer.
+    pub(crate) const MASTER_URL: &'static str = "http://master";
+
+    /// Starts master, ps and workers.
+    ///
+    /// # Errors
+    /// One of them cannot start, e.g. because a device is not there.
+    pub(crate) async fn start(options: Options, registry: Registry) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ebb-").tempdir().context("make a temporary folder")?;
+        let (network, shutdown) = (Network::new(), CancellationToken::new());
+        let mut local = Self { network, roles: JoinSet::new(), shutdown, _folder: folder };
+        local.start_master()?;
+        let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
+        let connector = in_process(ps);
+        for index in 0..options.workers {
+            local.start_worker(index, &options, connector.clone(), registry.clone());
+        }
+        Ok(local)
+    }
+
+    /// Opens connections to it.
+    pub(crate) fn dialer(&self) -> Dialer {
+        self.network.dialer()
+    }
+
+    /// Waits until one of the roles fails, which none of them should, and says how.
+    pub(crate) async fn failure(&mut self) -> anyhow::Error {
+        loop {
+            match self.roles.join_next().await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => return error,
+                Some(Err(panic)) => return anyhow!("a role of this process panicked: {panic}"),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Ends all roles.
+    pub(crate) async fn stop(mut self) {
+        self.shutdown.cancel();
+        let leaving = async { while self.roles.join_next().await.is_some() {} };
+        // A gradient that is being computed cannot be interrupted; nobody waits for it.
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(500), leaving).await;
+    }
+
+    fn start_master(&mut self) -> Result<()> {
+        let options =
+            master::Options { data_dir: self._folder.path().to_owned(), ..master::Options::default() };
+        let incoming = self.network.listen("master").context("the master's pipe")?;
+        let running = master::run(options, incoming, self.dialer(), self.shutdown.clone());
+        self.roles.spawn(async move { running.await.context("the master of this process") });
+        Ok(())
+    }
+
+    fn start_ps(&mut self, index: u32) -> Result<(String, Arc<dyn Parameters>)> {
+        let name = format!("ps-{index}");
+        let url = format!("http://{name}");
+        let options = ps::Options {
+            name: name.clone(),
+            master: Self::MASTER_URL.to_owned(),
+            url: url.clone(),
+            ..ps::Options::default()
+        };
+        let ps = ps::Ps::new(options).with_context(|| name.clone())?;
+        let incoming = self.network.listen(&name).with_context(|| format!("the pipe of {name}"))?;
+        let running = ps::run(ps.clone(), incoming, self.dialer(), self.shutdown.clone());
+        self.roles.spawn(async move { running.await.with_context(|| format!("{name} of this process")) });
+        Ok((url, Arc::new(ps)))
+    }
+
+    fn start_worker(&mut self, index: u32, options: &Options, connector: Connector, registry: Registry) {
+        let options = worker::Options {
+            name: format!("worker-{index}"),
+            threads: options.threads,
+            device: options.device,
+            data_root: options.data_root.clone(),
+            ..worker::Options::default()
+        };
+        let (dialer, shutdown) = (self.dialer(), self.shutdown.clone());
+        self.roles.spawn(async move {
+            worker::run(options, Self::MASTER_URL, dialer, connector, registry, shutdown).await?;
+            Ok(())
+        });
+    }
+}
+
+/// Reaches each ps of this process as the object that it is.
+fn in_process(ps: BTreeMap<String, Arc<dyn Parameters>>) -> Connector {
+    Connector::new(move |url| {
+        let missing = || Failure::new(Kind::NotFound, format!("no ps at {url} in this process"));
+        ps.get(url).cloned().ok_or_else(missing)
+    })
+}
