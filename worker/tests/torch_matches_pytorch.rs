@@ -4,9 +4,15 @@
 
 mod torch;
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use proto::ids::Step;
+use proto::spec::DataSet;
+use proto::tensor::{Role, Values};
 use serde_json::Value;
 use torch::{batch, batch_of_values, context, fixture, script_context, start};
-use worker::data::Batch;
+use worker::data::{Batch, Dataset};
 use worker::model::Context;
 
 fn close(what: &str, found: f64, expected: f64, scale: f64) {
@@ -36,8 +42,8 @@ fn check(name: &str, context: &Context, batch: &Batch) {
         let golden = &golden["values"][&tensor.name];
         assert!(golden.is_object(), "{what} is no tensor of PyTorch's");
         let values: Vec<f64> = match values {
-            proto::tensor::Values::F32(values) => values.iter().map(|&value| value.into()).collect(),
-            proto::tensor::Values::I64(values) => values.iter().map(|&value| value as f64).collect(),
+            Values::F32(values) => values.iter().map(|&value| value.into()).collect(),
+            Values::I64(values) => values.iter().map(|&value| value as f64).collect(),
         };
         let number = |key: &str| golden[key].as_f64().unwrap();
         let total = number("abs");
@@ -95,4 +101,82 @@ fn resnet18_computes_what_pytorch_computes_at_any_image_size() {
     check("resnet18", &context("builtin = \"resnet18\"", &large), &batch(6, &large));
     let job = context("builtin = \"resnet18\", options = { small_input = true }", &small);
     check("resnet18 small", &job, &batch(6, &small));
+}
+
+/// Fifty steps of `tests/golden/torch_steps.py` through the seam: gradients to the optimizer, state carried from step to
+/// step by the rules of its role.
+#[test]
+fn fifty_steps_of_a_script_with_batchnorm_have_pytorchs_losses() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    let text = std::fs::read_to_string(folder.join("torch_steps.json")).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    let path = folder.join("torch_steps.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    for (case, micro) in [("one", 32), ("two", 16)] {
+        let spec = proto::spec::parse(&text, &path, &[format!("batch.micro={micro}")]).unwrap();
+        let data = Dataset::open(&spec, DataSet::Train, None).unwrap();
+        let mut job = context("builtin = \"mlp\"", data.shape());
+        job.artifacts.insert("model.pt".to_owned(), folder.join("torch_steps.pt"));
+        job.spec = spec.into();
+        let (losses, weights) = train(&job, &data, 50);
+        let golden = &golden["cases"][case];
+        for (step, loss) in losses.into_iter().enumerate() {
+            let expected = golden["losses"][step].as_f64().unwrap();
+            close(&format!("case {case}: loss of step {step}"), loss, expected, expected);
+        }
+        for (name, values) in
+            [("running_mean", &weights["bn.running_mean"]), ("running_var", &weights["bn.running_var"])]
+        {
+            for (at, &value) in values.as_f32().unwrap().iter().enumerate() {
+                let expected = golden[name][at].as_f64().unwrap();
+                close(&format!("case {case}: {name}[{at}]"), value.into(), expected, expected.abs().max(0.1));
+            }
+        }
+        assert_eq!(
+            weights["bn.num_batches_tracked"],
+            Values::I64(vec![50]),
+            "case {case}: counted once a step"
+        );
+    }
+}
+
+/// Losses of the first `steps` steps of plain gradient descent in the order of the data, and the weights after them.
+fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<String, Values>) {
+    let mut model = start(job);
+    let (tensors, plan) = (model.tensors(), job.spec.plan(data.len()));
+    let (mut weights, mut losses) = (model.initial(0).unwrap(), Vec::new());
+    for step in (0..steps).map(Step) {
+        model.load(&weights).unwrap();
+        let (samples, of) = (plan.samples_of(step) as f32, plan.of(step));
+        let (mut loss, mut sums) = (0.0, Vec::<Values>::new());
+        for index in 0..of {
+            let microbatch = plan.microbatch((plan.first_of(step).get() + u64::from(index)).into());
+            let (begin, end) = microbatch.positions;
+            let batch = data.batch(begin..end).unwrap();
+            let gradients = model.gradients(&batch, 0).unwrap();
+            loss += f64::from(gradients.loss) * batch.samples as f64 / f64::from(samples);
+            let mut values = gradients.values;
+            for (values, _) in
+                values.iter_mut().zip(&tensors).filter(|(_, tensor)| tensor.role == Role::Parameter)
+            {
+                values.as_f32_mut().unwrap().iter_mut().for_each(|value| *value *= batch.samples as f32);
+            }
+            if sums.is_empty() {
+                sums = values;
+            } else {
+                sums.iter_mut().zip(&values).for_each(|(sum, values)| sum.merge(values));
+            }
+        }
+        losses.push(loss);
+        for ((weights, sums), tensor) in weights.iter_mut().zip(&sums).zip(&tensors) {
+            let rate = job.spec.optimizer.learning_rate as f32;
+            let pairs = weights.as_f32_mut().into_iter().flatten().zip(sums.as_f32().into_iter().flatten());
+            match tensor.role {
+                Role::Parameter => pairs.for_each(|(weight, sum)| *weight -= rate * sum / samples),
+                Role::State => pairs.for_each(|(state, sum)| *state = sum / of as f32),
+                Role::Counter => weights.clone_from(sums),
+            }
+        }
+    }
+    (losses, tensors.into_iter().map(|tensor| tensor.name).zip(weights).collect())
 }
