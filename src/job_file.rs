@@ -10,6 +10,9 @@ use proto::spec::{self, JobSpec};
 
 use crate::args::JobFile;
 
+/// Name of the model's file in the job, whatever it is called on the user's disk: the engine looks for it.
+const SCRIPT: &str = "model.pt";
+
 /// A job that is ready to be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Submission {
@@ -30,9 +33,9 @@ impl Submission {
         let mut spec = spec::parse(&text, path, &file.overrides)?;
         let mut artifacts = Vec::new();
         if let Some(script) = spec.model.script.take() {
-            let (name, content) = read_script(&path.parent().unwrap_or(Path::new("")).join(&script))?;
-            spec.model.script = Some(name.clone());
-            artifacts.push((name, content));
+            let content = read_script(&path.parent().unwrap_or(Path::new("")).join(&script))?;
+            spec.model.script = Some(SCRIPT.to_owned());
+            artifacts.push((SCRIPT.to_owned(), content));
         }
         Ok(Self { spec, artifacts })
     }
@@ -52,18 +55,16 @@ impl Submission {
     }
 }
 
-fn read_script(path: &Path) -> Result<(String, Bytes)> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-    proto::convert::artifact_name(&name).context("model.script")?;
+fn read_script(path: &Path) -> Result<Bytes> {
     let content = std::fs::read(path).with_context(|| format!("model.script: {}", path.display()))?;
     // TorchScript files are zip archives; a state_dict or a weights file is the usual mistake.
     if !content.starts_with(b"PK") {
         bail!(
-            "model.script: {} is no TorchScript file; write it with `torch.jit.script(model).save(\"{name}\")`",
+            "model.script: {} is no TorchScript file; write it with `torch.jit.script(model).save(\"{SCRIPT}\")`",
             path.display()
         );
     }
-    Ok((name, content.into()))
+    Ok(content.into())
 }
 
 #[cfg(test)]
@@ -80,26 +81,26 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_script_travels_in_slices_under_its_plain_name() {
+    fn a_script_travels_in_slices_under_the_name_that_the_engine_knows() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("models")).unwrap();
         let content = [b"PK".to_vec(), vec![7; artifact::SLICE_BYTES]].concat();
         std::fs::write(dir.path().join("models/net.pt"), &content).unwrap();
         let file = write(dir.path(), &JOB.replace("builtin = 'linear'", "script = 'models/net.pt'"));
         let submission = Submission::read(&file).unwrap();
-        assert_eq!(submission.spec.model.script.as_deref(), Some("net.pt"));
+        assert_eq!(submission.spec.model.script.as_deref(), Some("model.pt"));
 
         let messages: Vec<_> = submission.into_messages().collect();
         let [spec, header, first, second] = &messages[..] else { panic!("{} messages", messages.len()) };
         assert!(
-            matches!(&spec.part, Some(pb::submit_request::Part::SpecJson(json)) if json.contains("net.pt"))
+            matches!(&spec.part, Some(pb::submit_request::Part::SpecJson(json)) if json.contains("model.pt"))
         );
         let part = |message: &pb::SubmitRequest| match &message.part {
             Some(pb::submit_request::Part::Artifact(part)) => part.part.clone().unwrap(),
             other => panic!("{other:?}"),
         };
         let pb::artifact_part::Part::Header(described) = part(header) else { panic!("no header") };
-        assert_eq!(described, artifact::describe("net.pt", &content));
+        assert_eq!(described, artifact::describe("model.pt", &content));
         let bytes = |message| match part(message) {
             pb::artifact_part::Part::Content(content) => content,
             pb::artifact_part::Part::Header(_) => panic!("a second header"),
