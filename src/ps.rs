@@ -12,10 +12,9 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     let (listener, address) = config::bind(&args.listen).await?;
     let url = config::advertised(args.advertise.as_deref(), address)?;
     let name = args.name.unwrap_or_else(|| app.environment.ps_name(address));
-    app.screen.print(&format!("ps {name} listening on {url}"))?;
     let mut options = ps::Options {
-        name,
-        url,
+        name: name.clone(),
+        url: url.clone(),
         master: app.environment.master(args.master.url.as_deref()),
         ..ps::Options::default()
     };
@@ -23,6 +22,7 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
         options.threads = threads as usize;
     }
     let ps = ps::Ps::new(options)?;
+    app.screen.print(&format!("ps {name} listening on {url}"))?;
     ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
     Ok(())
 }
