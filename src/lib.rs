@@ -5,17 +5,14 @@
 //! ```no_run
 //! use ebbflow::model::{Context, Model, Registry};
 //!
-//! fn build(_context: &Context) -> ebbflow::Result<Box<dyn Model>> {
-//!     todo!("your network")
-//! }
-//!
+//! # fn mine(_: &Context) -> Box<dyn Model> { unimplemented!() }
 //! fn main() -> std::process::ExitCode {
-//!     ebbflow::main(Registry::default().with("mine", build))
+//!     ebbflow::main(Registry::default().with("mine", |context| Ok(mine(context))))
 //! }
 //! ```
 //!
-//! It then has the same commands, and a job file names the network with `model.builtin = "mine"`; see
-//! `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
+//! It then has the same commands, and a job file names the network with `model.builtin = "mine"`; the whole of such a program
+//! is `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
 
 mod args;
 mod cancel;

@@ -1,0 +1,27 @@
+//! The example program with a network of its own: the same commands, and it learns what it says it does.
+
+mod harness;
+
+use std::path::Path;
+use std::process::Command;
+
+use harness::{root, summary, text};
+
+#[test]
+fn a_network_of_a_users_own_program_learns() {
+    let program = Path::new(env!("CARGO_BIN_EXE_ebb")).with_file_name("examples").join("custom_model");
+    if !program.exists() {
+        eprintln!("SKIPPED: no {}; build it: cargo build --example custom_model", program.display());
+        return;
+    }
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let job = root().join("examples/custom_model/job.toml");
+    let output = Command::new(&program).arg("run").arg(&job).arg("--out").arg(out.path()).output();
+    let output = output.expect("the example starts");
+    assert!(output.status.success(), "{}", text(&output));
+    let loss = summary(out.path())["final"]["loss"].as_f64().expect("a validation loss");
+    assert!(loss < 0.012, "validation loss {loss}");
+
+    let help = Command::new(&program).arg("--help").output().expect("the example starts");
+    assert!(text(&help).contains("Usage: custom_model"), "{}", text(&help));
+}
