@@ -1,5 +1,29 @@
 //! The parameter server: holds partitions of any number of jobs and applies the optimizer to them.
+//!
+//! One gradient on its way through this crate: [`service`](server::serve) decodes and checks it, [`Ps`] finds its
+//! partition and reserves memory for it, the partition's model offers it to the [`aggregator`] (which only decides), makes the
+//! sums, writes them into the [`ledger`], and lets the [optimizer](optim) turn weights of version v into those of v + 1 in
+//! recycled [memory](chunk). Pulls wait for versions and share their buffers.
+//!
+//! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`], so that workers of the
+//! same process use it without a socket and without a copy.
 
 pub mod aggregator;
+pub mod chunk;
+pub mod config;
+pub mod error;
+mod handle;
 pub mod ledger;
+pub mod metrics;
+mod model;
 pub mod optim;
+mod parallel;
+pub mod server;
+mod service;
+mod versions;
+
+pub use config::Options;
+pub use error::{Error, Result};
+pub use handle::Ps;
+pub use model::{Applied, Opening};
+pub use server::run;

@@ -1,0 +1,313 @@
+//! The memory of a partition: versioned weights, sums of gradients, and what an update does to one chunk.
+//!
+//! Always true here:
+//!
+//! - A chunk's weights are immutable once they are in an `Arc`. An update reads the buffer of version v and writes v + 1
+//!   into another one, so a pull that still streams v is not disturbed.
+//! - A buffer goes back to its [`Pool`] when its last reference goes, whoever held it. After the first few steps an update
+//!   allocates no buffer.
+//! - Gradients stay in the bytes they were received in until they meet another one: a step that comes as one node is
+//!   never copied. Received bytes are rarely aligned, so they are read with unaligned loads.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use proto::tensor::{DType, Role, Values, add_assign, max_assign};
+
+use crate::optim::{Optimizer, Update, state};
+
+/// Recycled buffers of one partition; clones are the same pool.
+#[derive(Clone)]
+pub struct Pool(Arc<Free>);
+
+struct Free {
+    lists: Mutex<HashMap<(DType, usize), Vec<Values>>>,
+    free_bytes: AtomicUsize,
+    free_bytes_max: usize,
+    allocated: AtomicUsize,
+}
+
+impl Pool {
+    /// An empty pool that keeps at most `free_bytes_max` for later; more is given back to the system.
+    pub fn new(free_bytes_max: usize) -> Self {
+        Self(Arc::new(Free {
+            lists: Mutex::default(),
+            free_bytes: AtomicUsize::new(0),
+            free_bytes_max,
+            allocated: AtomicUsize::new(0),
+        }))
+    }
+
+    /// A buffer of `len` elements with any content: zeros, or what it held before.
+    pub fn take(&self, dtype: DType, len: usize) -> Buffer {
+        let recycled = self.0.lists().get_mut(&(dtype, len)).and_then(Vec::pop);
+        let values = match recycled {
+            Some(values) => {
+                self.0.free_bytes.fetch_sub(values.bytes().len(), Ordering::Relaxed);
+                values
+            }
+            None => {
+                self.0.allocated.fetch_add(1, Ordering::Relaxed);
+                Values::zeros(dtype, len)
+            }
+        };
+        Buffer { values, pool: self.0.clone() }
+    }
+
+    /// Buffers that were allocated because none was free.
+    pub fn allocated(&self) -> usize {
+        self.0.allocated.load(Ordering::Relaxed)
+    }
+}
+
+impl Free {
+    fn lists(&self) -> MutexGuard<'_, HashMap<(DType, usize), Vec<Values>>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free_bytes = self.0.free_bytes.load(Ordering::Relaxed);
+        f.debug_struct("Pool").field("free_bytes", &free_bytes).finish_non_exhaustive()
+    }
+}
+
+/// Values of one chunk in memory of a [`Pool`].
+pub struct Buffer {
+    values: Values,
+    pool: Arc<Free>,
+}
+
+impl Buffer {
+    /// The values as bytes to send; no copy. They keep the buffer from being recycled as long as they live.
+    pub fn view(self: &Arc<Self>) -> Bytes {
+        struct View(Arc<Buffer>);
+        impl AsRef<[u8]> for View {
+            fn as_ref(&self) -> &[u8] {
+                self.0.bytes()
+            }
+        }
+        Bytes::from_owner(View(self.clone()))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let values = std::mem::replace(&mut self.values, Values::F32(Vec::new()));
+        let bytes = values.bytes().len();
+        if self.pool.free_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.pool.free_bytes_max {
+            self.pool.free_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return;
+        }
+        self.pool.lists().entry((values.dtype(), values.len())).or_default().push(values);
+    }
+}
+
+impl Deref for Buffer {
+    type Target = Values;
+
+    fn deref(&self) -> &Values {
+        &self.values
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut Values {
+        &mut self.values
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:?} x {})", self.dtype(), self.len())
+    }
+}
+
+/// What a node of the reduction tree says about one chunk.
+#[derive(Debug)]
+pub enum Sum {
+    /// As it was received.
+    Received(Bytes),
+    /// Of two nodes that met here.
+    Merged(Buffer),
+}
+
+impl Sum {
+    /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one chunk may be done in
+    /// either's memory, as `left + right` and `right + left` are the same bits.
+    pub fn merge(&mut self, right: Self, dtype: DType, pool: &Pool) {
+        match (&mut *self, right) {
+            (Self::Merged(left), Self::Received(right)) => take_up(left, &right),
+            (Self::Merged(left), Self::Merged(right)) => left.merge(&right),
+            (Self::Received(left), Self::Merged(mut right)) => {
+                take_up(&mut right, left);
+                *self = Self::Merged(right);
+            }
+            (Self::Received(left), Self::Received(right)) => {
+                let mut sum = pool.take(dtype, left.len() / dtype.size());
+                sum.write_bytes(0, left);
+                take_up(&mut sum, &right);
+                *self = Self::Merged(sum);
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Received(bytes) => bytes,
+            Self::Merged(buffer) => buffer.bytes(),
+        }
+    }
+}
+
+fn take_up(values: &mut Values, bytes: &[u8]) {
+    match values {
+        Values::F32(values) => add_assign(values, bytes),
+        Values::I64(values) => max_assign(values, bytes),
+    }
+}
+
+/// A chunk's role and the optimizer's slots beside it: `[slot][element]`.
+#[derive(Debug)]
+pub struct Slots {
+    role: Role,
+    values: Vec<Vec<f32>>,
+}
+
+impl Slots {
+    /// The slots of a chunk of `len` elements before the first step. Only parameters have any.
+    pub fn new(role: Role, len: usize, optimizer: &Optimizer) -> Self {
+        let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
+        Self { role, values: (0..count).map(|slot| vec![optimizer.slot_initial(slot); len]).collect() }
+    }
+
+    /// Applies a step to the chunk: from `weights` and the step's `sum` to `next`, whose content before does not matter.
+    pub fn advance(&mut self, step: &Advance<'_>, weights: &Values, sum: &Sum, next: &mut Values) {
+        let mut copy = None;
+        match (self.role, weights, next) {
+            (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
+                let gradient = floats(sum.bytes(), &mut copy, step.pool);
+                step.update.apply(weights, gradient, &mut self.values, next);
+            }
+            (Role::State, _, Values::F32(next)) => {
+                state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);
+            }
+            (Role::Counter, _, next @ Values::I64(_)) => next.write_bytes(0, sum.bytes()),
+            (role, weights, next) => {
+                panic!("a {role:?} of {:?} weights becomes {:?}", weights.dtype(), next.dtype())
+            }
+        }
+    }
+}
+
+/// One step as its chunks see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Advance<'a> {
+    /// The optimizer with the scalars of the step.
+    pub update: Update,
+    /// M of the step.
+    pub microbatches: u32,
+    /// For copies of gradients that are not aligned.
+    pub pool: &'a Pool,
+}
+
+/// The floats in `bytes`: as they lie, when they are aligned, otherwise copied.
+fn floats<'a>(bytes: &'a [u8], copy: &'a mut Option<Buffer>, pool: &Pool) -> &'a [f32] {
+    if let Ok(floats) = bytemuck::try_cast_slice(bytes) {
+        return floats;
+    }
+    let buffer = copy.insert(pool.take(DType::F32, bytes.len() / 4));
+    buffer.write_bytes(0, bytes);
+    buffer.as_f32().expect("taken as floats")
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::optimizer::{OptimizerKind, OptimizerSpec};
+
+    use super::*;
+
+    fn floats_of(sum: &Sum) -> Vec<f32> {
+        sum.bytes().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+    }
+
+    /// Bytes that begin `shift` bytes off alignment.
+    fn received(values: &[f32], shift: usize) -> Sum {
+        let mut raw = vec![0; shift];
+        raw.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        Sum::Received(Bytes::from(raw).slice(shift..))
+    }
+
+    #[test]
+    fn a_buffer_is_recycled_when_its_last_view_goes() {
+        let pool = Pool::new(1 << 20);
+        let buffer = Arc::new(pool.take(DType::F32, 8));
+        let address = buffer.bytes().as_ptr();
+        let view = buffer.view();
+        drop(buffer);
+        assert_ne!(pool.take(DType::F32, 8).bytes().as_ptr(), address, "it is still being read");
+        drop(view);
+        let again = [pool.take(DType::F32, 8), pool.take(DType::F32, 8)];
+        assert!(again.iter().any(|buffer| buffer.bytes().as_ptr() == address));
+        assert_eq!(pool.allocated(), 2);
+        assert_ne!(pool.take(DType::F32, 9).len(), 8, "lengths do not mix");
+    }
+
+    #[test]
+    fn a_pool_keeps_no_more_than_it_may() {
+        let pool = Pool::new(100);
+        drop([pool.take(DType::F32, 20), pool.take(DType::F32, 20)]);
+        drop([pool.take(DType::F32, 20), pool.take(DType::F32, 20)]);
+        assert_eq!(pool.allocated(), 3, "one of 80 bytes was kept, the other was not");
+    }
+
+    #[test]
+    fn sums_are_the_same_wherever_both_halves_come_from() {
+        let pool = Pool::new(1 << 20);
+        let (a, b) = ([1.0, 1e8, -0.1], [0.3, 1.0, 1e-9]);
+        let expected: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        let zero = [-0.0; 3];
+        let merged = |values: &[f32], shift| {
+            let mut sum = received(values, shift);
+            // Minus zero is neutral for every float, zero included.
+            sum.merge(received(&zero, 1), DType::F32, &pool);
+            assert!(matches!(sum, Sum::Merged(_)));
+            sum
+        };
+        for shift in 0..5 {
+            for mut left in [received(&a, shift), merged(&a, shift)] {
+                for right in [received(&b, 3), merged(&b, 3)] {
+                    let mut sum = std::mem::replace(&mut left, received(&a, shift));
+                    sum.merge(right, DType::F32, &pool);
+                    assert_eq!(floats_of(&sum), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unaligned_gradients_give_the_bits_of_aligned_ones_in_every_role() {
+        let pool = Pool::new(1 << 20);
+        let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
+        let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 3, pool: &pool };
+        let weights = Values::F32(vec![1.0, 2.0, 3.0]);
+        for role in [Role::Parameter, Role::State] {
+            let next = [0, 1, 2, 3].map(|shift| {
+                let mut slots = Slots::new(role, 3, &optimizer);
+                let mut next = Values::F32(vec![f32::NAN; 3]);
+                slots.advance(&step, &weights, &received(&[0.5, -3.0, 41.0], shift), &mut next);
+                next
+            });
+            assert!(next.iter().all(|other| *other == next[0]), "{role:?}: {next:?}");
+        }
+        let mut next = Values::I64(vec![0]);
+        let largest = Sum::Received(Bytes::from(17i64.to_le_bytes().to_vec()));
+        Slots::new(Role::Counter, 1, &optimizer).advance(&step, &Values::I64(vec![5]), &largest, &mut next);
+        assert_eq!(next, Values::I64(vec![17]));
+    }
+}

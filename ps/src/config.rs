@@ -1,0 +1,123 @@
+//! What a ps can be told: who it is, where the master is, and every limit it has.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Options of one ps process. Where it listens is its caller's business.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Name of this ps: what a placement calls it, and what it keeps over restarts; 1 to 128 bytes. Default: `ps`.
+    pub name: String,
+    /// URL of the master. Default: `http://127.0.0.1:4700`.
+    pub master: String,
+    /// URL where workers and the master reach this ps; it is sent to them. Default: `http://127.0.0.1:4701`.
+    pub url: String,
+    /// Threads that one update or sum may use, at least 1. Default: one for each core. The trained bits do not depend on
+    /// it. Lower it when workers compute on the same machine.
+    pub threads: usize,
+    /// Bytes of pushes that may be on their way in at once, over all jobs; more are told to come back later. Default
+    /// 8 GiB. Lower it on a machine with less memory, raise it when workers report that this ps is full.
+    pub push_bytes_max: u64,
+    /// How long the chunks of one push may take to arrive. Default 60 s. Raise it for slow networks.
+    pub push_timeout: Duration,
+    /// Bytes of weights of the largest partition it takes. Default 4 GiB. Memory is several times that: two to three
+    /// versions, the optimizer's slots, and sums in progress.
+    pub partition_bytes_max: u64,
+    /// Steps of one partition that may be in progress in arrival order; in canonical order the job's delay bounds them.
+    /// Default 1024. Each costs at least one sum of the partition's size.
+    pub steps_in_progress_max: usize,
+    /// Jobs at once. Default 64.
+    pub jobs_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            name: "ps".to_owned(),
+            master: "http://127.0.0.1:4700".to_owned(),
+            url: "http://127.0.0.1:4701".to_owned(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            push_bytes_max: 8 << 30,
+            push_timeout: Duration::from_secs(60),
+            partition_bytes_max: 4 << 30,
+            steps_in_progress_max: 1024,
+            jobs_max: 64,
+        }
+    }
+}
+
+impl Options {
+    /// Checks every setting and the relations between them.
+    ///
+    /// # Errors
+    /// [`Error::Options`] with every violation, not just the first.
+    pub fn validate(&self) -> Result<()> {
+        let mut wrong = Vec::new();
+        let mut check = |ok: bool, message: String| {
+            if !ok {
+                wrong.push(message);
+            }
+        };
+        let name = self.name.len();
+        check((1..=128).contains(&name), format!("name: {name} bytes; expected 1 to 128"));
+        for (key, url) in [("master", &self.master), ("url", &self.url)] {
+            check(
+                url.strip_prefix("http://").is_some_and(|host| !host.is_empty()),
+                format!("{key}: `{url}` is no URL; expected http://HOST:PORT"),
+            );
+        }
+        check((1..=1024).contains(&self.threads), format!("threads: {}; expected 1 to 1024", self.threads));
+        check(self.partition_bytes_max > 0, "partition_bytes_max: 0 would refuse every job".to_owned());
+        check(
+            self.push_bytes_max >= self.partition_bytes_max,
+            format!(
+                "push_bytes_max = {} is below partition_bytes_max = {}; one push brings a whole partition",
+                self.push_bytes_max, self.partition_bytes_max
+            ),
+        );
+        check(!self.push_timeout.is_zero(), "push_timeout: 0 would refuse every push".to_owned());
+        check(self.steps_in_progress_max > 0, "steps_in_progress_max: 0 would refuse every push".to_owned());
+        check(self.jobs_max > 0, "jobs_max: 0 would refuse every job".to_owned());
+        if wrong.is_empty() { Ok(()) } else { Err(Error::Options(wrong)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Options::default().validate().unwrap();
+    }
+
+    #[test]
+    fn all_violations_are_reported_at_once() {
+        let options = Options {
+            name: String::new(),
+            master: "here".to_owned(),
+            url: "http://".to_owned(),
+            threads: 0,
+            push_bytes_max: 10,
+            partition_bytes_max: 20,
+            jobs_max: 0,
+            ..Options::default()
+        };
+        let Err(Error::Options(wrong)) = options.validate() else { panic!("accepted") };
+        let keys: Vec<_> = wrong.iter().filter_map(|line| line.split([':', ' ']).next()).collect();
+        assert_eq!(keys, ["name", "master", "url", "threads", "push_bytes_max", "jobs_max"]);
+    }
+
+    #[test]
+    fn options_survive_their_file_form_and_refuse_unknown_keys() {
+        let json = serde_json::to_string(&Options::default()).unwrap();
+        assert_eq!(serde_json::from_str::<Options>(&json).unwrap(), Options::default());
+        assert!(
+            serde_json::from_str::<Options>(r#"{"thread": 3}"#).unwrap_err().to_string().contains("`thread`")
+        );
+    }
+}

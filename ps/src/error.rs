@@ -1,0 +1,320 @@
+//! Everything that a ps refuses or that stops it, and what the other side should do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::parameters::Want;
+use proto::status::{Failure, Kind};
+use tonic::Status;
+
+/// Result of an operation of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Which partition of which job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The job.
+    pub job: JobId,
+    /// The part of it.
+    pub partition: PartitionId,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "job {} partition {}", self.job, self.partition)
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The options contradict themselves: every violation, a line each.
+    #[error("the ps cannot run as it is configured:\n{}", .0.iter().map(|line| format!("  - {line}")).collect::<Vec<_>>().join("\n"))]
+    Options(Vec<String>),
+    /// A message fails the checks that both sides share.
+    #[error(transparent)]
+    Message(#[from] proto::Error),
+    /// Nobody opened this here, or it was closed.
+    #[error(
+        "this ps does not hold {place}; the job has ended or lives elsewhere, ask the master for its placement"
+    )]
+    Unknown {
+        /// Where.
+        place: Place,
+    },
+    /// Nobody opened any part of the job here, or it was closed.
+    #[error("this ps holds no partition of job {job}; it has ended or lives elsewhere")]
+    UnknownJob {
+        /// The job.
+        job: JobId,
+    },
+    /// The sender missed a rewind.
+    #[error(
+        "{place}: sent in era {sender}, it is in era {here} here; the job was rewound, ask the master anew"
+    )]
+    Fenced {
+        /// Where.
+        place: Place,
+        /// Era of the request.
+        sender: Era,
+        /// Era of the partition.
+        here: Era,
+    },
+    /// This ps has yet to hear of a rewind.
+    #[error(
+        "{place}: sent in era {sender}, it is still in era {here} here; wait until the master has opened the new one"
+    )]
+    EraAhead {
+        /// Where.
+        place: Place,
+        /// Era of the request.
+        sender: Era,
+        /// Era of the partition.
+        here: Era,
+    },
+    /// The partition is open with another content.
+    #[error("open {place}: it is open with another {what}; close the job before it is opened differently")]
+    Differs {
+        /// Where.
+        place: Place,
+        /// The first part of the request that differs.
+        what: &'static str,
+    },
+    /// The parts of an open request contradict each other.
+    #[error("open {place}: {what}: expected {expected}, found {found}")]
+    Contradiction {
+        /// Where.
+        place: Place,
+        /// Which number.
+        what: &'static str,
+        /// By the specification.
+        expected: String,
+        /// As sent.
+        found: String,
+    },
+    /// The partition is larger than this ps takes.
+    #[error(
+        "open {place}: {bytes} bytes of weights, this ps takes at most {bytes_max} (partition_bytes_max); \
+         raise it or spread the model over more ps (fleet.ps)"
+    )]
+    PartitionTooLarge {
+        /// Where.
+        place: Place,
+        /// Its weights.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// No room for another job.
+    #[error(
+        "open job {job}: this ps has {jobs_max} jobs already (jobs_max); wait until one ends or raise the limit"
+    )]
+    JobsFull {
+        /// The job.
+        job: JobId,
+        /// The limit.
+        jobs_max: usize,
+    },
+    /// No room for another push right now.
+    #[error(
+        "push to {place}: {bytes} bytes on top of the {in_flight_bytes} being received exceed the limit of \
+         {bytes_max} (push_bytes_max); send it again later"
+    )]
+    PushesFull {
+        /// Where.
+        place: Place,
+        /// Bytes of the push.
+        bytes: u64,
+        /// Bytes of others.
+        in_flight_bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// Too many steps are incomplete.
+    #[error(
+        "push to {place}: step {step} would be one more than the {steps_max} steps that may be in progress \
+         (steps_in_progress_max); send it again later"
+    )]
+    StepsFull {
+        /// Where.
+        place: Place,
+        /// The step.
+        step: Step,
+        /// The limit.
+        steps_max: usize,
+    },
+    /// Gradients of weights that are not there yet.
+    #[error(
+        "push to {place}: step {step} while the weights are at version {version}; by the job's delay \
+         no worker can have computed it yet, the sender has another job or placement"
+    )]
+    StepAhead {
+        /// Where.
+        place: Place,
+        /// The step.
+        step: Step,
+        /// Version of the partition.
+        version: Version,
+    },
+    /// Gradients before version 0.
+    #[error(
+        "push to {place}: step {step} before version 0; send it again once the initial weights are there"
+    )]
+    NoWeights {
+        /// Where.
+        place: Place,
+        /// The step.
+        step: Step,
+    },
+    /// A push that does not come to its end.
+    #[error("push to {place}: its chunks did not arrive within {waited:?} (push_timeout); send it again")]
+    PushTimedOut {
+        /// Where.
+        place: Place,
+        /// How long it took.
+        waited: Duration,
+    },
+    /// The connection that brings a push broke, or a message of it is too large.
+    #[error("receiving a push: {0}")]
+    Stream(#[from] Box<Status>),
+    /// A version that will never be.
+    #[error("pull from {place}: {} will never be, the job ends with version {last}", wanted(*want))]
+    BeyondPlan {
+        /// Where.
+        place: Place,
+        /// What was asked for.
+        want: Want,
+        /// The last version.
+        last: Version,
+    },
+    /// A version that did not come in time.
+    #[error(
+        "pull from {place}: {} did not come within {waited:?}; it is at {}, ask again",
+        wanted(*want), version.map_or_else(|| "no version yet".to_owned(), |version| format!("version {version}"))
+    )]
+    NotYet {
+        /// Where.
+        place: Place,
+        /// What was asked for.
+        want: Want,
+        /// How long the pull waited.
+        waited: Duration,
+        /// Version of the partition.
+        version: Option<Version>,
+    },
+    /// A version that is kept no longer.
+    #[error(
+        "pull from {place}: version {version} is kept no longer, it is at version {newest}; the steps \
+         of the older ones are applied, drop the work"
+    )]
+    Gone {
+        /// Where.
+        place: Place,
+        /// What was asked for.
+        version: Version,
+        /// What there is.
+        newest: Version,
+    },
+    /// The ps is on its way out.
+    #[error("this ps is shutting down; try again when it is back")]
+    Stopping,
+    /// The master wants no such ps.
+    #[error("the master at {master} does not take this ps: {failure}")]
+    Session {
+        /// Its URL.
+        master: String,
+        /// Its reason.
+        failure: Failure,
+    },
+    /// The gRPC server cannot run.
+    #[error("serving parameters: {0}")]
+    Transport(#[from] tonic::transport::Error),
+    /// The schema for reflection is broken.
+    #[error("serving the schema: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// A bug.
+    #[error("taking up a push: {0}; this is a bug, the log of this ps has more")]
+    Panicked(#[from] tokio::task::JoinError),
+}
+
+fn wanted(want: Want) -> String {
+    match want {
+        Want::Exact(version) => format!("version {version}"),
+        Want::AtLeast(version) => format!("a version with all steps below {version}"),
+    }
+}
+
+impl Error {
+    /// What the other side should do.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Stream(status) => Failure::from(Status::clone(status)).kind,
+            Self::Message(_)
+            | Self::Differs { .. }
+            | Self::Contradiction { .. }
+            | Self::PartitionTooLarge { .. }
+            | Self::StepAhead { .. }
+            | Self::BeyondPlan { .. } => Kind::Malformed,
+            Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
+            Self::Fenced { .. } => Kind::Fenced,
+            Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
+            Self::EraAhead { .. } | Self::NoWeights { .. } | Self::PushTimedOut { .. } | Self::Stopping => {
+                Kind::Unavailable
+            }
+            Self::NotYet { .. } => Kind::NotYet,
+            Self::Gone { .. } => Kind::Gone,
+            Self::Options(_)
+            | Self::Session { .. }
+            | Self::Transport(_)
+            | Self::Reflection(_)
+            | Self::Panicked(_) => Kind::Internal,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
+        Self::Stream(Box::new(status))
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Failure::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_what_was_asked_and_what_there_is() {
+        let place = Place { job: JobId(3), partition: PartitionId(1) };
+        let error = Error::NotYet {
+            place,
+            want: Want::Exact(Version(7)),
+            waited: Duration::from_secs(2),
+            version: Some(Version(5)),
+        };
+        assert_eq!(
+            error.to_string(),
+            "pull from job 3 partition 1: version 7 did not come within 2s; it is at version 5, ask again"
+        );
+        assert!(Failure::from(error).is_retryable());
+        let error = Error::StepAhead { place, step: Step(9), version: Version(4) };
+        assert!(
+            error
+                .to_string()
+                .starts_with("push to job 3 partition 1: step 9 while the weights are at version 4;")
+        );
+        assert_eq!(Failure::from(error).kind, Kind::Malformed);
+    }
+}

@@ -1,0 +1,328 @@
+//! [`Ps`]: every partition that this process holds, behind a handle that is cheap to clone.
+//!
+//! The gRPC service and, in one process, the workers themselves use it. Always true here: everything about a push is checked
+//! before its first value is used, so a refused push leaves all state as it was; and the memory of pushes on their way in
+//! is reserved before it is filled.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use proto::convert::ChunkCheck;
+use proto::ids::{JobId, PartitionId, Version};
+use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target};
+use proto::status::Failure;
+use proto::tensor::Chunk;
+
+use crate::config::Options;
+use crate::error::{Error, Place, Result};
+use crate::metrics::Metrics;
+use crate::model::{Applied, Life, Model, Opening};
+
+/// A push of at most this many bytes is taken up where it arrives, in well under a millisecond; a larger one on a thread
+/// that may block. So a small model, and a simulation, stays in one thread.
+const INLINE_BYTES_MAX: usize = 1 << 20;
+
+/// A parameter server; clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Ps(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    metrics: Arc<Metrics>,
+    /// Few and seldom changed: written by open and close, read by everything else.
+    partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
+    /// Process start of the master that this ps is registered with; 0 without one.
+    master: AtomicU64,
+}
+
+impl Ps {
+    /// A ps without partitions.
+    ///
+    /// # Errors
+    /// [`Error::Options`] with everything that is wrong with the options.
+    pub fn new(options: Options) -> Result<Self> {
+        options.validate()?;
+        Ok(Self(Arc::new(Inner {
+            options,
+            metrics: Arc::default(),
+            partitions: RwLock::default(),
+            master: AtomicU64::new(0),
+        })))
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    /// What it has counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Creates a partition, empty until version 0 is pushed; answers its version. Repeating an identical call changes
+    /// nothing. A newer era replaces the partition by an empty one; so does another process start of the master, whose
+    /// numbers of jobs begin anew.
+    ///
+    /// # Errors
+    /// The request contradicts itself or what is open, or a limit is reached. Then nothing has changed.
+    pub fn open(&self, opening: Opening) -> Result<Option<Version>> {
+        self.check_opening(&opening)?;
+        let Address { job, partition, era } = opening.address;
+        let place = Place { job, partition };
+        let master = self.0.master.load(Ordering::Relaxed);
+        let mut partitions = self.partitions_mut();
+        let existing = partitions.get(&place).filter(|model| model.master == master).cloned();
+        if let Some(model) = &existing {
+            let here = model.opening().address.era;
+            if era < here {
+                return Err(Error::Fenced { place, sender: era, here });
+            }
+            if era == here {
+                return match difference(model.opening(), &opening) {
+                    None => Ok(model.applied().version),
+                    Some(what) => Err(Error::Differs { place, what }),
+                };
+            }
+        }
+        let jobs_max = self.0.options.jobs_max;
+        let mut jobs: Vec<JobId> = partitions.keys().map(|place| place.job).collect();
+        jobs.dedup();
+        if jobs.len() >= jobs_max && !jobs.contains(&job) {
+            return Err(Error::JobsFull { job, jobs_max });
+        }
+        let model = Arc::new(Model::new(opening, master, &self.0.options, self.0.metrics.clone())?);
+        tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
+        match partitions.insert(place, model) {
+            Some(before) if existing.is_some() => before.end(Life::Rewound(era)),
+            Some(before) => before.end(Life::Closed),
+            None => self.0.metrics.partitions.add(1),
+        }
+        Ok(None)
+    }
+
+    /// Begins a push: checks its header and reserves memory for its values.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the push apart from its values, or no memory for them now.
+    pub(crate) fn admit(&self, address: Address, target: Target) -> Result<Admission> {
+        let model = self.model(address)?;
+        model.check(address.era, target)?;
+        let reserved = Reserved::new(self, &model)?;
+        Ok(Admission { model, target, reserved })
+    }
+
+    /// Counts how a push ended.
+    pub(crate) fn counted(&self, pushed: Result<Pushed>) -> Result<Pushed> {
+        let metrics = &self.0.metrics;
+        let counter = match &pushed {
+            Err(_) => &metrics.pushes_refused,
+            Ok(Pushed { outcome: Outcome::Merged, .. }) => &metrics.pushes_merged,
+            Ok(Pushed { outcome: Outcome::Completed, .. }) => &metrics.pushes_completed,
+            Ok(Pushed { outcome: Outcome::Duplicate, .. }) => &metrics.pushes_duplicate,
+        };
+        counter.add(1);
+        pushed
+    }
+
+    async fn pull_from(&self, pull: Pull) -> Result<Pulled> {
+        let model = self.model(pull.address)?;
+        let metrics = &self.0.metrics;
+        metrics.pulls_waiting.add(1);
+        let _waiting = Defer(|| metrics.pulls_waiting.sub(1));
+        let pulled = model.pull(pull.address.era, pull.want, pull.wait).await?;
+        metrics.pulls.add(1);
+        metrics.pull_bytes.add(model.bytes() as u64);
+        Ok(pulled)
+    }
+
+    /// What a job's partitions on this ps have applied, by partition.
+    ///
+    /// # Errors
+    /// [`Error::UnknownJob`].
+    pub fn ledger(&self, job: JobId) -> Result<Vec<Applied>> {
+        let models = self.models(job)?;
+        Ok(models.iter().map(|model| model.applied()).collect())
+    }
+
+    /// Lets go of a job's versions up to `version` that were kept for evaluation.
+    ///
+    /// # Errors
+    /// [`Error::UnknownJob`].
+    pub fn unpin(&self, job: JobId, version: Version) -> Result<()> {
+        self.models(job)?.iter().for_each(|model| model.unpin(version));
+        Ok(())
+    }
+
+    /// Drops a job's partitions; waiting pulls are answered that they are gone. Unknown jobs are fine.
+    pub fn close(&self, job: JobId) {
+        let closed: Vec<_> = {
+            let mut partitions = self.partitions_mut();
+            partitions.extract_if(job_range(job), |_, _| true).collect()
+        };
+        for (Place { partition, .. }, model) in closed {
+            model.end(Life::Closed);
+            self.0.metrics.partitions.sub(1);
+            tracing::info!(%job, %partition, "partition closed");
+        }
+    }
+
+    /// Every open job and the process start of the master that opened it.
+    pub(crate) fn jobs(&self) -> BTreeMap<JobId, u64> {
+        self.partitions().iter().map(|(place, model)| (place.job, model.master)).collect()
+    }
+
+    /// From now on jobs are opened by this process start of the master.
+    pub(crate) fn registered_with(&self, master: u64) {
+        self.0.master.store(master, Ordering::Relaxed);
+    }
+
+    fn check_opening(&self, opening: &Opening) -> Result<()> {
+        let Opening { address, partitions, tensors, plan, spec } = opening;
+        let place = Place { job: address.job, partition: address.partition };
+        spec.validate()?;
+        let contradiction = |what, expected: String, found: String| {
+            if expected == found {
+                Ok(())
+            } else {
+                Err(Error::Contradiction { place, what, expected, found })
+            }
+        };
+        contradiction("number of partitions", spec.fleet.ps.to_string(), partitions.to_string())?;
+        contradiction("plan", format!("{:?}", spec.plan(plan.records)), format!("{plan:?}"))?;
+        if address.partition.get() >= *partitions {
+            let (expected, found) = (format!("a number below {partitions}"), address.partition.to_string());
+            return Err(Error::Contradiction { place, what: "partition", expected, found });
+        }
+        // Before the layout lists its chunks: their number is bounded by this.
+        let elements =
+            |shape: &[usize]| shape.iter().fold(1u64, |all, &size| all.saturating_mul(size as u64));
+        let bytes = tensors.iter().fold(0u64, |all, tensor| {
+            all.saturating_add(elements(&tensor.shape).saturating_mul(tensor.dtype().size() as u64))
+        });
+        let (bytes, bytes_max) = (bytes / u64::from(*partitions), self.0.options.partition_bytes_max);
+        if bytes > bytes_max { Err(Error::PartitionTooLarge { place, bytes, bytes_max }) } else { Ok(()) }
+    }
+
+    fn model(&self, address: Address) -> Result<Arc<Model>> {
+        let place = Place { job: address.job, partition: address.partition };
+        self.partitions().get(&place).cloned().ok_or(Error::Unknown { place })
+    }
+
+    fn models(&self, job: JobId) -> Result<Vec<Arc<Model>>> {
+        let models: Vec<_> =
+            self.partitions().range(job_range(job)).map(|(_, model)| model.clone()).collect();
+        if models.is_empty() { Err(Error::UnknownJob { job }) } else { Ok(models) }
+    }
+
+    fn partitions(&self) -> RwLockReadGuard<'_, BTreeMap<Place, Arc<Model>>> {
+        self.0.partitions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn partitions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Place, Arc<Model>>> {
+        self.0.partitions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait::async_trait]
+impl Parameters for Ps {
+    async fn push(&self, push: Push) -> Result<Pushed, Failure> {
+        let pushed = async { self.admit(push.address, push.target)?.push(push.chunks).await };
+        Ok(self.counted(pushed.await)?)
+    }
+
+    #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
+    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+        let pulled = self.pull_from(pull).await;
+        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
+    }
+}
+
+/// A push whose header was checked and whose memory is reserved.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    model: Arc<Model>,
+    target: Target,
+    reserved: Reserved,
+}
+
+impl Admission {
+    /// Where the push goes.
+    pub(crate) fn place(&self) -> Place {
+        let Address { job, partition, .. } = self.model.opening().address;
+        Place { job, partition }
+    }
+
+    /// Checks the push's chunks as they come.
+    pub(crate) fn check(&self) -> ChunkCheck<'_> {
+        ChunkCheck::new("push to", self.model.layout(), self.model.opening().address.partition)
+    }
+
+    /// Takes up the push: all chunks of the partition. Once begun it is finished, even when nobody waits for the answer.
+    #[tracing::instrument(level = "debug", skip_all, fields(place = %self.place(), target = ?self.target))]
+    pub(crate) async fn push(self, chunks: Vec<Chunk>) -> Result<Pushed> {
+        let mut check = self.check();
+        chunks.iter().try_for_each(|chunk| check.check(chunk))?;
+        check.finish()?;
+        let Self { model, target, reserved, .. } = self;
+        let values = chunks.into_iter().map(|chunk| chunk.values).collect();
+        let inline = model.bytes() <= INLINE_BYTES_MAX;
+        let take_up = move || {
+            let pushed = model.push(target, values);
+            reserved.metrics.push_bytes.add(reserved.bytes);
+            pushed
+        };
+        if inline { take_up() } else { tokio::task::spawn_blocking(take_up).await? }
+    }
+}
+
+/// Memory for a push on its way in; given back when dropped.
+#[derive(Debug)]
+struct Reserved {
+    metrics: Arc<Metrics>,
+    bytes: u64,
+}
+
+impl Reserved {
+    fn new(ps: &Ps, model: &Model) -> Result<Self> {
+        let (metrics, bytes) = (ps.0.metrics.clone(), model.bytes() as u64);
+        let bytes_max = ps.0.options.push_bytes_max;
+        if metrics.push_bytes_in_flight.add_below(bytes, bytes_max) {
+            return Ok(Self { metrics, bytes });
+        }
+        let Address { job, partition, .. } = model.opening().address;
+        let in_flight_bytes = metrics.push_bytes_in_flight.get();
+        Err(Error::PushesFull { place: Place { job, partition }, bytes, in_flight_bytes, bytes_max })
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.metrics.push_bytes_in_flight.sub(self.bytes);
+    }
+}
+
+struct Defer<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Defer<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+fn job_range(job: JobId) -> std::ops::RangeInclusive<Place> {
+    Place { job, partition: PartitionId(0) }..=Place { job, partition: PartitionId(u32::MAX) }
+}
+
+/// The first part of two openings that differs.
+fn difference(one: &Opening, other: &Opening) -> Option<&'static str> {
+    let parts = [
+        ("number of partitions", one.partitions == other.partitions),
+        ("model", one.tensors == other.tensors),
+        ("plan", one.plan == other.plan),
+        ("specification", one.spec == other.spec),
+    ];
+    parts.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
+}

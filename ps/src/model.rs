@@ -1,0 +1,438 @@
+//! One job's partition: its weights and slots, the steps in progress, the ledger. `push` and `pull` meet here.
+//!
+//! Always true here:
+//!
+//! - The lock is short and never held across an await or an addition: under it a push is offered to the aggregator, which
+//!   only decides. Sums and updates are made outside.
+//! - One update at a time. Whoever completes a step applies it and every other step that may be applied by then.
+//! - A version appears whole, together with its entry in the ledger; then all waiting pulls look again.
+//! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
+use proto::parameters::{Address, Outcome, Pulled, Pushed, Target, Want};
+use proto::placement::Layout;
+use proto::plan::Plan;
+use proto::spec::{Consistency, JobSpec, Order};
+use proto::tensor::{Chunk, TensorSpec};
+use proto::tree::StepNode;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::aggregator::{Aggregator, Offer};
+use crate::chunk::{Advance, Buffer, Pool, Slots, Sum};
+use crate::config::Options;
+use crate::error::{Error, Place, Result};
+use crate::ledger::Ledger;
+use crate::metrics::Metrics;
+use crate::optim::Optimizer;
+use crate::parallel;
+use crate::versions::{Kept, Versions};
+
+/// What a partition is opened with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opening {
+    /// Job, partition and era.
+    pub address: Address,
+    /// Number of partitions of the job.
+    pub partitions: u32,
+    /// All tensors of the model, in the model's order.
+    pub tensors: Vec<TensorSpec>,
+    /// The job's sequence of microbatches.
+    pub plan: Plan,
+    /// Optimizer and consistency are read from it.
+    pub spec: JobSpec,
+}
+
+/// What a partition has applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// Era it works in.
+    pub era: Era,
+    /// Steps applied; `None` until version 0 is there.
+    pub version: Option<Version>,
+    /// The books.
+    pub ledger: Ledger,
+}
+
+/// The weights of one version, in the order of the partition's chunks.
+type Weights = Arc<[Arc<Buffer>]>;
+
+/// What a node says about each chunk of the partition.
+type Sums = Vec<Sum>;
+
+/// One job's partition on this ps.
+#[derive(Debug)]
+pub(crate) struct Model {
+    place: Place,
+    opening: Opening,
+    /// The master that opened it, as its session numbers it.
+    pub(crate) master: u64,
+    layout: Layout,
+    bytes: usize,
+    consistency: Consistency,
+    optimizer: Optimizer,
+    steps_in_progress_max: usize,
+    threads: usize,
+    pool: Pool,
+    metrics: Arc<Metrics>,
+    state: Mutex<State>,
+    /// Taken by the one update at a time; empty until version 0.
+    slots: Mutex<Vec<Slots>>,
+    /// Something changed: waiting pulls look again.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    life: Life,
+    versions: Versions<Weights>,
+    aggregator: Aggregator<Sums>,
+    /// Complete steps that are not applied yet.
+    ready: BTreeMap<Step, Sums>,
+    updating: bool,
+    ledger: Ledger,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Life {
+    /// Takes pushes and answers pulls.
+    Open,
+    /// The job is over.
+    Closed,
+    /// The job was rewound; a partition of the new era took its place.
+    Rewound(Era),
+}
+
+impl Model {
+    /// An empty partition. The caller has compared the parts of `opening` with each other.
+    pub(crate) fn new(
+        opening: Opening,
+        master: u64,
+        options: &Options,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let Address { job, partition, .. } = opening.address;
+        let place = Place { job, partition };
+        let layout = Layout::new(opening.tensors.clone(), opening.partitions)?;
+        let bytes = layout.partition_bytes(partition);
+        let bytes_max = options.partition_bytes_max;
+        if bytes as u64 > bytes_max {
+            return Err(Error::PartitionTooLarge { place, bytes: bytes as u64, bytes_max });
+        }
+        let optimizer = Optimizer::new(&opening.spec.optimizer, opening.plan.steps())
+            .map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
+        let consistency = opening.spec.consistency.resolve();
+        let newest = match consistency {
+            // After a step whose loss is not finite, the version before the one it read is still there to be exported.
+            Consistency { order: Order::Canonical, delay } => delay.unwrap_or(0) as usize + 2,
+            Consistency { order: Order::Arrival, .. } => 1,
+        };
+        let data = &opening.spec.data;
+        let evaluates = data.validation.is_some() || data.validation_fraction.is_some();
+        let state = State {
+            life: Life::Open,
+            versions: Versions::new(newest, evaluates.then_some(opening.plan)),
+            aggregator: Aggregator::default(),
+            ready: BTreeMap::new(),
+            updating: false,
+            ledger: Ledger::new(opening.plan, consistency.order),
+        };
+        Ok(Self {
+            place,
+            opening,
+            master,
+            layout,
+            bytes,
+            consistency,
+            optimizer,
+            steps_in_progress_max: options.steps_in_progress_max,
+            threads: parallel::threads_for(bytes, options.threads),
+            // The next version, and a few sums in progress.
+            pool: Pool::new(4 * bytes),
+            metrics,
+            state: Mutex::new(state),
+            slots: Mutex::default(),
+            changed: watch::channel(()).0,
+        })
+    }
+
+    /// What it was opened with.
+    pub(crate) const fn opening(&self) -> &Opening {
+        &self.opening
+    }
+
+    /// Which tensor is where.
+    pub(crate) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Bytes of the weights, and of each push.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The version and the ledger, at one moment.
+    pub(crate) fn applied(&self) -> Applied {
+        let state = self.state();
+        let Address { partition, era, .. } = self.opening.address;
+        Applied { partition, era, version: state.version(), ledger: state.ledger.clone() }
+    }
+
+    /// Lets go of versions that were kept for evaluation.
+    pub(crate) fn unpin(&self, version: Version) {
+        let gone = self.state().versions.unpin(version);
+        drop(gone);
+    }
+
+    /// Refuses everything from now on; waiting pulls learn it.
+    pub(crate) fn end(&self, life: Life) {
+        self.state().life = life;
+        self.changed.send_replace(());
+    }
+
+    /// Checks everything about a push but its values. Nothing is changed.
+    pub(crate) fn check(&self, era: Era, target: Target) -> Result<()> {
+        if let Target::Node { node, samples } = target {
+            proto::convert::check_node(&self.opening.plan, node, samples)?;
+        }
+        let state = self.state();
+        self.check_era(&state, era)?;
+        self.check_progress(&state, target)
+    }
+
+    /// Takes up a push whose header and chunks were checked.
+    pub(crate) fn push(&self, target: Target, values: Vec<Bytes>) -> Result<Pushed> {
+        match target {
+            Target::Initial => self.push_initial(&values),
+            Target::Node { node, .. } => {
+                self.push_node(node, values.into_iter().map(Sum::Received).collect())
+            }
+        }
+    }
+
+    /// All chunks at a version; waits for it.
+    pub(crate) async fn pull(&self, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
+        let last = self.opening.plan.final_version();
+        let (Want::Exact(version) | Want::AtLeast(version)) = want;
+        if version > last {
+            return Err(Error::BeyondPlan { place: self.place, want, last });
+        }
+        let start = Instant::now();
+        let deadline = start.checked_add(wait).unwrap_or(start);
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if let Some((version, weights)) = self.find(era, want)? {
+                let members = self.layout.members(self.opening.address.partition).iter();
+                let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk { id, values: buffer.view() };
+                return Ok(Pulled { version, chunks: members.zip(weights.iter()).map(chunk).collect() });
+            }
+            if timeout_at(deadline, changed.changed()).await.is_err() {
+                let version = self.state().version();
+                return Err(Error::NotYet { place: self.place, want, waited: wait, version });
+            }
+        }
+    }
+
+    fn find(&self, era: Era, want: Want) -> Result<Option<(Version, Weights)>> {
+        let state = self.state();
+        self.check_era(&state, era)?;
+        let newest = state.versions.newest();
+        match (want, newest) {
+            (_, None) => Ok(None),
+            (Want::Exact(version), Some((newest, _))) => match state.versions.get(version) {
+                Kept::Here(weights) => Ok(Some((version, weights))),
+                Kept::Gone => Err(Error::Gone { place: self.place, version, newest }),
+                Kept::NotYet => Ok(None),
+            },
+            (Want::AtLeast(steps), Some((newest, weights))) => {
+                let there = state.ledger.watermark().get() >= steps.get();
+                Ok(there.then(|| (newest, weights.clone())))
+            }
+        }
+    }
+
+    fn check_era(&self, state: &State, sender: Era) -> Result<()> {
+        let (place, here) = (self.place, self.opening.address.era);
+        match state.life {
+            Life::Closed => Err(Error::Unknown { place }),
+            Life::Rewound(here) => Err(Error::Fenced { place, sender, here }),
+            Life::Open if sender < here => Err(Error::Fenced { place, sender, here }),
+            Life::Open if sender > here => Err(Error::EraAhead { place, sender, here }),
+            Life::Open => Ok(()),
+        }
+    }
+
+    /// Whether a step may be worked on now: the bound of the steps in progress.
+    fn check_progress(&self, state: &State, target: Target) -> Result<()> {
+        let Target::Node { node: StepNode { step, .. }, .. } = target else { return Ok(()) };
+        let (place, steps_max) = (self.place, self.steps_in_progress_max);
+        let Some(version) = state.version() else { return Err(Error::NoWeights { place, step }) };
+        match self.consistency {
+            // It was computed from version step - delay or a later one, which the sender pulled here.
+            Consistency { order: Order::Canonical, delay } => {
+                let ahead = step.get() > version.get() + u64::from(delay.unwrap_or(0));
+                if ahead { Err(Error::StepAhead { place, step, version }) } else { Ok(()) }
+            }
+            Consistency { order: Order::Arrival, .. } => {
+                let room = state.aggregator.steps() < steps_max
+                    || state.aggregator.has(step)
+                    || state.ledger.is_applied(step);
+                if room { Ok(()) } else { Err(Error::StepsFull { place, step, steps_max }) }
+            }
+        }
+    }
+
+    fn push_initial(&self, values: &[Bytes]) -> Result<Pushed> {
+        if let Some(repeated) = self.initial_repeated(&mut self.state())? {
+            return Ok(repeated);
+        }
+        let members = || self.layout.members(self.opening.address.partition).iter();
+        let weights: Weights = members()
+            .zip(values)
+            .map(|(&id, bytes)| {
+                let mut buffer = self.pool.take(self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
+                buffer.write_bytes(0, bytes);
+                Arc::new(buffer)
+            })
+            .collect();
+        let slots = members()
+            .map(|&id| Slots::new(self.layout.tensor_of(id).role, self.layout.chunk(id).len, &self.optimizer))
+            .collect();
+        let mut state = self.state();
+        // Another one may have been faster. It brought the same values.
+        if let Some(repeated) = self.initial_repeated(&mut state)? {
+            return Ok(repeated);
+        }
+        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
+        drop(state.versions.insert(Version(0), weights));
+        drop(state);
+        self.changed.send_replace(());
+        Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
+    }
+
+    fn initial_repeated(&self, state: &mut State) -> Result<Option<Pushed>> {
+        self.check_era(state, self.opening.address.era)?;
+        let Some(version) = state.version() else { return Ok(None) };
+        state.ledger.drop_duplicate();
+        Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
+    }
+
+    fn push_node(&self, node: StepNode, sums: Sums) -> Result<Pushed> {
+        let mut offer = {
+            let mut state = self.state();
+            self.check_era(&state, self.opening.address.era)?;
+            if state.ledger.is_applied(node.step) {
+                Offer::Duplicate(sums)
+            } else {
+                state.aggregator.offer(node, sums)
+            }
+        };
+        let outcome = loop {
+            match offer {
+                Offer::Duplicate(_) => {
+                    self.state().ledger.drop_duplicate();
+                    break Outcome::Duplicate;
+                }
+                Offer::Held | Offer::Superseded(_) => break Outcome::Merged,
+                Offer::Merge { parent, left, right } => {
+                    let sums = self.merge(left, right);
+                    offer = self.state().aggregator.merged(parent, sums);
+                }
+                Offer::Complete(sums) => {
+                    self.complete(node.step, sums);
+                    break Outcome::Completed;
+                }
+            }
+        };
+        let version = self.state().ledger.version();
+        Ok(Pushed { outcome, version })
+    }
+
+    fn merge(&self, mut left: Sums, right: Sums) -> Sums {
+        let members = self.layout.members(self.opening.address.partition).iter();
+        let chunks = members.zip(left.iter_mut().zip(right));
+        parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
+            left.merge(right, self.layout.tensor_of(id).dtype(), &self.pool);
+        });
+        left
+    }
+
+    /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
+    fn complete(&self, step: Step, sums: Sums) {
+        let mut state = self.state();
+        state.ready.insert(step, sums);
+        if !std::mem::replace(&mut state.updating, true) {
+            drop(state);
+            self.apply_ready();
+        }
+    }
+
+    fn apply_ready(&self) {
+        loop {
+            let mut state = self.state();
+            let Some(step) = state.ready.keys().copied().find(|&step| state.ledger.may_apply(step)) else {
+                state.updating = false;
+                return;
+            };
+            let sums = state.ready.remove(&step).expect("found just now");
+            let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
+            let weights = weights.clone();
+            drop(state);
+
+            let next = self.advance(step, version, &weights, &sums);
+
+            let mut state = self.state();
+            let gone = state.versions.insert(version.next(), next);
+            state.ledger.apply(step);
+            state.aggregator.forget(step);
+            drop(state);
+            self.changed.send_replace(());
+            // Now, outside the lock, their buffers go back to the pool.
+            drop((gone, sums));
+        }
+    }
+
+    /// The update: weights of one version and a step's sums in, weights of the next version out.
+    fn advance(&self, step: Step, version: Version, weights: &Weights, sums: &Sums) -> Weights {
+        let begin = Instant::now();
+        let plan = self.opening.plan;
+        let scale = (1.0 / plan.samples_of(step) as f64) as f32;
+        let advance = Advance {
+            update: self.optimizer.prepare(version.get(), scale),
+            microbatches: plan.of(step),
+            pool: &self.pool,
+        };
+        let mut next: Vec<Buffer> =
+            weights.iter().map(|weights| self.pool.take(weights.dtype(), weights.len())).collect();
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next);
+        parallel::for_each(self.threads, chunks, |(((slots, weights), sum), next)| {
+            slots.advance(&advance, weights, sum, next);
+        });
+        self.metrics.updates.add(1);
+        self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        next.into_iter().map(Arc::new).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Steps applied; `None` until version 0 is there.
+    fn version(&self) -> Option<Version> {
+        self.versions.newest().map(|(version, _)| version)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! What only the inside of a partition shows.
+
+use proto::ids::JobId;
+
+use super::*;
+
+fn model(consistency: &str) -> Model {
+    let spec = format!(
+        r#"{{
+            "name": "test", "epochs": 50, "model": {{ "builtin": "linear" }},
+            "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
+            "batch": {{ "micro": 1, "effective": 4 }}, "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }},
+            "consistency": {consistency}
+        }}"#
+    );
+    let spec = JobSpec::from_json(&spec).unwrap();
+    let address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
+    let tensors = vec![TensorSpec::parameter("weight", [100]), TensorSpec::counter("count", [])];
+    let opening = Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec };
+    Model::new(opening, 0, &Options::default(), Arc::default()).unwrap()
+}
+
+/// Values that begin one byte off alignment, as from the wire.
+fn values() -> Vec<Bytes> {
+    [100 * 4, 8].map(|len| Bytes::from(vec![0; len + 1]).slice(1..)).to_vec()
+}
+
+fn push(model: &Model, step: u64, begin: u32, end: u32) -> Outcome {
+    let node = StepNode { step: Step(step), node: proto::tree::Node::new(begin, end), of: 4 };
+    let target = Target::Node { node, samples: u64::from(end - begin) };
+    model.check(Era(0), target).unwrap();
+    model.push(target, values()).unwrap().outcome
+}
+
+#[test]
+fn after_the_first_steps_no_buffer_is_allocated() {
+    let model = model(r#"{ "mode": "pipelined", "delay": 2 }"#);
+    model.push(Target::Initial, values()).unwrap();
+    let step = |step| [(0, 1), (2, 3), (1, 2), (3, 4)].map(|(begin, end)| push(&model, step, begin, end));
+    let mut allocated = 0;
+    for number in 0..40 {
+        assert_eq!(step(number)[3], Outcome::Completed);
+        if number == 5 {
+            allocated = model.pool.allocated();
+        }
+    }
+    assert_eq!(model.pool.allocated(), allocated);
+}
+
+#[test]
+fn nothing_is_left_of_an_applied_step() {
+    let model = model(r#"{ "mode": "async" }"#);
+    model.push(Target::Initial, values()).unwrap();
+    push(&model, 7, 0, 1);
+    push(&model, 3, 0, 2);
+    push(&model, 3, 2, 4);
+    let state = model.state();
+    assert_eq!((state.aggregator.steps(), state.ready.len(), state.updating), (1, 0, false));
+    assert_eq!(state.versions.newest().map(|(version, _)| version), Some(Version(1)));
+}

@@ -1,0 +1,169 @@
+//! A ps process: serves its partitions, belongs to the fleet, forgets jobs that have ended, and leaves in good order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use futures::Stream;
+use proto::PROGRAM_VERSION;
+use proto::channel::{Accepted, Dialer, Io, MESSAGE_BYTES_MAX, Purpose};
+use proto::ids::JobId;
+use proto::pb;
+use proto::pb::fleet_client::FleetClient;
+use proto::pb::parameters_server::ParametersServer;
+use proto::session::{Registered, Session};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::handle::Ps;
+use crate::service::Service;
+
+/// How long calls in flight may go on after the shutdown was asked for.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long a new master may take to name the jobs that it knows, before those of the old one are closed: a reply that it
+/// sent before it opened a job here may still be on its way.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Runs a ps until `shutdown`: serves `incoming` connections and is a member of the fleet of the master in its options.
+///
+/// # Errors
+/// The master refuses this ps for good (another program version, a bad name), its URL is none, or the server breaks.
+pub async fn run<I, T>(ps: Ps, incoming: I, dialer: Dialer, shutdown: CancellationToken) -> Result<()>
+where
+    I: Stream<Item = io::Result<Accepted<T>>> + Send,
+    T: Io,
+{
+    let options = ps.options();
+    let refused = |failure| Error::Session { master: options.master.clone(), failure };
+    let channel = dialer.channel(&options.master, Purpose::Control).map_err(refused)?;
+    let (session, driver) = Session::start(
+        FleetClient::new(channel),
+        pb::RegisterRequest {
+            role: pb::ProcessRole::Ps.into(),
+            name: options.name.clone(),
+            program_version: PROGRAM_VERSION.to_owned(),
+            url: options.url.clone(),
+            ..Default::default()
+        },
+    );
+    // Whichever way this function ends, pulls that wait are answered.
+    let stopping = shutdown.child_token();
+    let _stop = stopping.clone().drop_guard();
+    tokio::select! {
+        served = serve(ps.clone(), incoming, stopping) => served,
+        failure = driver => Err(refused(failure)),
+        never = close_ended_jobs(&ps, &session) => match never {},
+    }
+}
+
+/// The gRPC server alone, without a master: parameters, health and reflection, until `shutdown`. It then accepts no more,
+/// lets calls in flight finish within a second, and returns.
+///
+/// # Errors
+/// The server breaks.
+pub async fn serve<I, T>(ps: Ps, incoming: I, shutdown: CancellationToken) -> Result<()>
+where
+    I: Stream<Item = io::Result<Accepted<T>>> + Send,
+    T: Io,
+{
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ParametersServer<Service>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    let parameters = ParametersServer::new(Service::new(ps, shutdown.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let serving = proto::channel::server()
+        .add_service(parameters)
+        .add_service(health_service)
+        .add_service(reflection)
+        .serve_with_incoming_shutdown(incoming, shutdown.cancelled());
+    let overdue = async {
+        shutdown.cancelled().await;
+        health.set_not_serving::<ParametersServer<Service>>().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        served = serving => Ok(served?),
+        () = overdue => {
+            tracing::info!("leaving while connections are still open");
+            Ok(())
+        }
+    }
+}
+
+/// Closes the jobs that the master says are over. Never ends by itself.
+async fn close_ended_jobs(ps: &Ps, session: &Session) -> Infallible {
+    let mut incarnations = session.incarnations();
+    let mut replies = session.replies();
+    let mut current: Option<(Registered, Instant)> = None;
+    loop {
+        let changed = tokio::select! {
+            biased;
+            changed = incarnations.changed() => changed.map(|()| None),
+            changed = replies.changed() => changed.map(|()| Some(replies.borrow_and_update().clone())),
+        };
+        match (changed, current) {
+            (Ok(None), _) => {
+                let registered = *incarnations.borrow_and_update();
+                registered.inspect(|registered| ps.registered_with(registered.master));
+                current = registered.map(|registered| (registered, Instant::now()));
+                // What was not read yet comes from the session before.
+                replies.mark_unchanged();
+            }
+            (Ok(Some(reply)), Some((registered, since))) => {
+                for job in ended(&reply, &ps.jobs(), registered.master, since.elapsed() >= SETTLE) {
+                    ps.close(job);
+                }
+            }
+            (Ok(Some(_)), None) => {}
+            // The session's driver is gone, and with it whoever could say anything.
+            (Err(_), _) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Which of `open` jobs (with the process start of the master that opened each) are over by a reply of `master`.
+/// `settled`: it has had the time to name all jobs that it knows.
+fn ended(reply: &pb::HeartbeatReply, open: &BTreeMap<JobId, u64>, master: u64, settled: bool) -> Vec<JobId> {
+    let alive: BTreeSet<JobId> = reply.jobs.iter().copied().map(JobId).collect();
+    let over = |&(&job, &opened_by): &(&JobId, &u64)| {
+        // A job above the newest began after this reply was made. Another master counted otherwise.
+        let known = if opened_by == master { job.get() <= reply.newest_job } else { settled };
+        known && !alive.contains(&job)
+    };
+    open.iter().filter(over).map(|(&job, _)| job).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended_of(jobs: &[u64], newest_job: u64, open: &[(u64, u64)], settled: bool) -> Vec<u64> {
+        let reply = pb::HeartbeatReply { jobs: jobs.to_vec(), newest_job, ..Default::default() };
+        let open = open.iter().map(|&(job, master)| (JobId(job), master)).collect();
+        ended(&reply, &open, 70, settled).into_iter().map(JobId::get).collect()
+    }
+
+    #[test]
+    fn a_job_that_the_master_no_longer_lists_is_over() {
+        assert_eq!(ended_of(&[2], 3, &[(1, 70), (2, 70), (3, 70)], false), [1, 3]);
+    }
+
+    #[test]
+    fn a_job_that_began_after_the_reply_is_not_over() {
+        assert_eq!(ended_of(&[2], 3, &[(2, 70), (4, 70)], true), [0; 0]);
+    }
+
+    #[test]
+    fn jobs_of_another_master_are_over_once_the_new_one_had_time_to_list_them() {
+        let open = [(1, 69), (2, 69), (9, 69)];
+        assert_eq!(ended_of(&[2], 2, &open, false), [0; 0]);
+        assert_eq!(ended_of(&[2], 2, &open, true), [1, 9]);
+    }
+}

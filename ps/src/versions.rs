@@ -1,0 +1,128 @@
+//! Which versions of the weights are kept: the newest few, and those that an evaluation has not measured yet.
+//!
+//! Pure; the weights are any type `T`. Always true here: the newest version is kept, so is every one that is pinned,
+//! and at most `newest` versions are neither older than the newest nor pinned.
+
+use std::collections::BTreeMap;
+
+use proto::ids::Version;
+use proto::plan::Plan;
+
+/// The kept versions of one partition.
+#[derive(Debug)]
+pub(crate) struct Versions<T> {
+    kept: BTreeMap<Version, T>,
+    /// How many of the newest are kept, at least 1.
+    newest: usize,
+    /// When the job evaluates: the plan, whose epochs end with a version to pin.
+    evaluated: Option<Plan>,
+    /// Versions up to this one are not pinned any more.
+    unpinned: Version,
+}
+
+/// What there is of a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kept<T> {
+    /// It.
+    Here(T),
+    /// It was there; its steps are applied.
+    Gone,
+    /// Not made yet.
+    NotYet,
+}
+
+impl<T: Clone> Versions<T> {
+    /// None yet. Keeps the `newest` newest, and every version that ends an epoch of `evaluated` until it is unpinned.
+    pub(crate) const fn new(newest: usize, evaluated: Option<Plan>) -> Self {
+        Self { kept: BTreeMap::new(), newest, evaluated, unpinned: Version(0) }
+    }
+
+    /// Adds the next version; returns what is let go, to be dropped outside the caller's lock.
+    ///
+    /// # Panics
+    /// If it is not newer than the newest.
+    #[must_use = "to be dropped outside the lock"]
+    pub(crate) fn insert(&mut self, version: Version, weights: T) -> Vec<T> {
+        assert!(self.newest().is_none_or(|(newest, _)| newest < version), "version {version} is not newer");
+        self.kept.insert(version, weights);
+        self.prune()
+    }
+
+    /// Versions up to `version` need not be kept for evaluation any more; returns what is let go.
+    #[must_use = "to be dropped outside the lock"]
+    pub(crate) fn unpin(&mut self, version: Version) -> Vec<T> {
+        self.unpinned = self.unpinned.max(version);
+        self.prune()
+    }
+
+    /// Looks a version up.
+    pub(crate) fn get(&self, version: Version) -> Kept<T> {
+        match (self.kept.get(&version), self.newest()) {
+            (Some(weights), _) => Kept::Here(weights.clone()),
+            (None, Some((newest, _))) if version < newest => Kept::Gone,
+            _ => Kept::NotYet,
+        }
+    }
+
+    /// The newest version and its weights.
+    pub(crate) fn newest(&self) -> Option<(Version, &T)> {
+        self.kept.last_key_value().map(|(version, weights)| (*version, weights))
+    }
+
+    fn prune(&mut self) -> Vec<T> {
+        let oldest_of_newest = self.kept.keys().rev().nth(self.newest - 1).copied().unwrap_or_default();
+        let (evaluated, unpinned) = (self.evaluated, self.unpinned);
+        let pinned =
+            |version: Version| version > unpinned && evaluated.is_some_and(|plan| plan.ends_epoch(version));
+        let gone = self.kept.extract_if(..oldest_of_newest, |version, _| !pinned(*version));
+        gone.map(|(_, weights)| weights).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three steps an epoch.
+    const PLAN: Plan = Plan { records: 6, micro: 2, microbatches_per_step: 1, epochs: 4 };
+
+    fn kept(versions: &Versions<u64>) -> Vec<u64> {
+        versions.kept.keys().map(|version| version.get()).collect()
+    }
+
+    fn filled(newest: usize, evaluated: Option<Plan>, to: u64) -> Versions<u64> {
+        let mut versions = Versions::new(newest, evaluated);
+        for version in 0..=to {
+            drop(versions.insert(Version(version), version));
+        }
+        versions
+    }
+
+    #[test]
+    fn only_the_newest_are_kept_without_evaluation() {
+        let versions = filled(2, None, 7);
+        assert_eq!(kept(&versions), [6, 7]);
+        assert_eq!(versions.get(Version(6)), Kept::Here(6));
+        assert_eq!(versions.get(Version(5)), Kept::Gone);
+        assert_eq!(versions.get(Version(8)), Kept::NotYet);
+        assert_eq!(Versions::<u64>::new(2, None).get(Version(0)), Kept::NotYet);
+    }
+
+    #[test]
+    fn ends_of_epochs_stay_until_they_are_unpinned() {
+        let mut versions = filled(2, Some(PLAN), 10);
+        assert_eq!(kept(&versions), [3, 6, 9, 10]);
+        assert_eq!(versions.unpin(Version(6)), [3, 6]);
+        assert_eq!(kept(&versions), [9, 10]);
+        assert_eq!(versions.unpin(Version(9)), [0; 0], "still among the newest");
+        assert_eq!(versions.insert(Version(11), 11), [9]);
+    }
+
+    #[test]
+    fn what_is_unpinned_before_it_exists_is_not_pinned() {
+        let mut versions = filled(1, Some(PLAN), 1);
+        assert_eq!(versions.unpin(Version(3)), [0; 0]);
+        (2..5).for_each(|version| drop(versions.insert(Version(version), version)));
+        assert_eq!(kept(&versions), [4]);
+    }
+}

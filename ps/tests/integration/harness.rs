@@ -1,0 +1,268 @@
+//! A small job whose every number is known: its specification, its values, and the serial reference that a ps must match
+//! bit for bit.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::parameters::{Address, Pull, Pulled, Push, Target, Want};
+use proto::pb;
+use proto::placement::Layout;
+use proto::plan::Plan;
+use proto::random::Keyed;
+use proto::spec::JobSpec;
+use proto::tensor::{Chunk, DType, Role, TensorSpec, Values};
+use proto::tree::{Node, StepNode, cover};
+use ps::optim::{Optimizer, state};
+use ps::{Opening, Options, Ps};
+use serde_json::json;
+
+/// One job, as its master, its workers and the reference see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) id: JobId,
+    pub(crate) era: Era,
+    pub(crate) spec: JobSpec,
+    pub(crate) plan: Plan,
+    pub(crate) layout: Layout,
+}
+
+/// What a test varies.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) tensors: Vec<TensorSpec>,
+    pub(crate) partitions: u32,
+    /// M.
+    pub(crate) microbatches_per_step: u32,
+    pub(crate) records: u64,
+    pub(crate) epochs: u64,
+    pub(crate) consistency: serde_json::Value,
+    pub(crate) optimizer: serde_json::Value,
+    pub(crate) evaluates: bool,
+}
+
+impl Default for Shape {
+    /// Two steps an epoch, the second with M = 2 instead of 4 and a last microbatch of one record; every role.
+    fn default() -> Self {
+        Self {
+            tensors: vec![
+                TensorSpec::parameter("weight", [5, 3]),
+                TensorSpec::state("mean", [4]),
+                TensorSpec::counter("batches", []),
+                TensorSpec::parameter("bias", [3]),
+            ],
+            partitions: 1,
+            microbatches_per_step: 4,
+            records: 11,
+            epochs: 3,
+            consistency: json!({ "mode": "sync" }),
+            optimizer: json!({ "kind": "adam", "learning_rate": 0.01 }),
+            evaluates: false,
+        }
+    }
+}
+
+impl Job {
+    pub(crate) fn new(shape: Shape) -> Self {
+        let files = json!({ "features": ["x.npy"], "labels": ["y.npy"] });
+        let fraction = if shape.evaluates { json!(0.5) } else { json!(null) };
+        let spec = json!({
+            "name": "test",
+            "epochs": shape.epochs,
+            "model": { "builtin": "linear", "loss": "mse" },
+            "data": { "format": "npy", "train": files, "validation_fraction": fraction },
+            "batch": { "micro": 2, "effective": 2 * shape.microbatches_per_step },
+            "optimizer": shape.optimizer,
+            "consistency": shape.consistency,
+            "fleet": { "ps": shape.partitions },
+        });
+        let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
+        let layout = Layout::new(shape.tensors, shape.partitions).expect("a valid model");
+        Self { id: JobId(1), era: Era(0), plan: spec.plan(shape.records), spec, layout }
+    }
+
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = PartitionId> + use<> {
+        (0..self.layout.partitions() as u32).map(PartitionId)
+    }
+
+    pub(crate) const fn address(&self, partition: PartitionId) -> Address {
+        Address { job: self.id, partition, era: self.era }
+    }
+
+    pub(crate) fn opening(&self, partition: PartitionId) -> Opening {
+        Opening {
+            address: self.address(partition),
+            partitions: self.layout.partitions() as u32,
+            tensors: self.layout.tensors().to_vec(),
+            plan: self.plan,
+            spec: self.spec.clone(),
+        }
+    }
+
+    pub(crate) fn open_request(&self, partition: PartitionId) -> pb::OpenRequest {
+        pb::OpenRequest {
+            job: self.id.get(),
+            era: self.era.get(),
+            partition: partition.get(),
+            partitions: self.layout.partitions() as u32,
+            tensors: self.layout.tensors().iter().map(Into::into).collect(),
+            plan: Some(self.plan.into()),
+            spec_json: self.spec.to_json(),
+        }
+    }
+
+    /// The part of `values` (all tensors) that a partition holds.
+    pub(crate) fn chunks(&self, partition: PartitionId, values: &[Values]) -> Vec<Chunk> {
+        let members = self.layout.members(partition).iter();
+        let chunk = |&id| {
+            let spec = self.layout.chunk(id);
+            let size = self.layout.tensor_of(id).dtype().size();
+            let range = spec.offset * size..(spec.offset + spec.len) * size;
+            Chunk { id, values: Bytes::copy_from_slice(&values[spec.tensor].bytes()[range]) }
+        };
+        members.map(chunk).collect()
+    }
+
+    pub(crate) fn push_initial(&self, partition: PartitionId) -> Push {
+        let chunks = self.chunks(partition, &self.initial());
+        Push { address: self.address(partition), target: Target::Initial, chunks }
+    }
+
+    pub(crate) fn push(&self, partition: PartitionId, step: Step, node: Node) -> Push {
+        let chunks = self.chunks(partition, &self.sum(step, node));
+        Push { address: self.address(partition), target: self.target(step, node), chunks }
+    }
+
+    pub(crate) fn push_step(&self, partition: PartitionId, step: Step) -> Push {
+        self.push(partition, step, Node::root(self.plan.of(step)))
+    }
+
+    pub(crate) fn target(&self, step: Step, node: Node) -> Target {
+        let samples = self.plan.samples_below(step, node);
+        Target::Node { node: StepNode { step, node, of: self.plan.of(step) }, samples }
+    }
+
+    pub(crate) const fn pull(&self, partition: PartitionId, want: Want) -> Pull {
+        Pull { address: self.address(partition), want, wait: Duration::ZERO }
+    }
+
+    /// Asserts that a pull brought these bits.
+    pub(crate) fn assert_pulled(&self, partition: PartitionId, pulled: &Pulled, values: &[Values]) {
+        let expected = self.chunks(partition, values);
+        assert_eq!(pulled.chunks.len(), expected.len());
+        for (found, expected) in pulled.chunks.iter().zip(&expected) {
+            assert_eq!(found.id, expected.id);
+            assert!(found.values == expected.values, "chunk {} of version {}", found.id, pulled.version);
+        }
+    }
+
+    /// Version 0 of all tensors.
+    pub(crate) fn initial(&self) -> Vec<Values> {
+        self.values(u64::MAX)
+    }
+
+    /// What one microbatch brings: values whose sum depends on the order of the additions.
+    fn leaf(&self, step: Step, index: u32) -> Vec<Values> {
+        self.values(step.get() * 1000 + u64::from(index))
+    }
+
+    /// What a node brings: the tree as a recursion.
+    pub(crate) fn sum(&self, step: Step, node: Node) -> Vec<Values> {
+        let Some((left, right)) = node.children() else { return self.leaf(step, node.begin) };
+        let mut sum = self.sum(step, left);
+        sum.iter_mut().zip(&self.sum(step, right)).for_each(|(left, right)| left.merge(right));
+        sum
+    }
+
+    /// The weights of every version up to `last`, computed on whole tensors, one step after the other.
+    pub(crate) fn reference(&self, last: Version) -> Vec<Vec<Values>> {
+        self.reference_of((0..last.get()).map(Step))
+    }
+
+    /// The same when the steps are applied in this order.
+    pub(crate) fn reference_of(&self, steps: impl Iterator<Item = Step>) -> Vec<Vec<Values>> {
+        let optimizer = Optimizer::new(&self.spec.optimizer, self.plan.steps()).expect("a valid optimizer");
+        let slot = |tensor: &TensorSpec, slot| vec![optimizer.slot_initial(slot); tensor.len()];
+        let slots = |tensor| (0..optimizer.slots()).map(|number| slot(tensor, number)).collect::<Vec<_>>();
+        let mut slots: Vec<_> = self.layout.tensors().iter().map(slots).collect();
+        let mut versions = vec![self.initial()];
+        for (version, step) in steps.enumerate() {
+            let of = self.plan.of(step);
+            let sum = self.sum(step, Node::root(of));
+            let scale = 1.0 / self.plan.samples_of(step) as f32;
+            let weights = versions.last().expect("version 0").clone();
+            let next = |(index, tensor): (usize, &TensorSpec)| {
+                let mut next = tensor.zeros();
+                match (tensor.role, &mut next, &sum[index], &weights[index]) {
+                    (Role::Parameter, Values::F32(next), Values::F32(sum), Values::F32(weights)) => {
+                        optimizer.update(version as u64, weights, sum, scale, &mut slots[index], next);
+                    }
+                    (Role::State, Values::F32(next), Values::F32(sum), _) => {
+                        state::mean(sum, of.into(), next);
+                    }
+                    (_, next, sum, _) => *next = sum.clone(),
+                }
+                next
+            };
+            let next = self.layout.tensors().iter().enumerate().map(next).collect();
+            versions.push(next);
+        }
+        versions
+    }
+
+    fn values(&self, seed: u64) -> Vec<Values> {
+        let float = |bits: u64| {
+            let scale = [1e-3, 1.0, 50.0][(bits % 3) as usize];
+            ((bits >> 11) as f64 / (1u64 << 53) as f64 - 0.5) as f32 * scale
+        };
+        let tensors = self.layout.tensors().iter().zip(0..);
+        let values = tensors.map(|(tensor, position)| {
+            let mut random = Keyed::new(seed, "values", position);
+            let mut number = || random.next_u64();
+            match tensor.dtype() {
+                DType::F32 => Values::F32((0..tensor.len()).map(|_| float(number())).collect()),
+                DType::I64 => Values::I64((0..tensor.len()).map(|_| (number() >> 40) as i64).collect()),
+            }
+        });
+        values.collect()
+    }
+}
+
+/// Covers of `0..of` by nodes of any size, shuffled; each alone would complete the step.
+pub(crate) fn covers(of: u32) -> impl Strategy<Value = Vec<Node>> {
+    let cuts = proptest::collection::vec(1..of.max(2), 0..4);
+    proptest::collection::vec(cuts, 1..3).prop_flat_map(move |covers| {
+        let nodes = covers.into_iter().flat_map(move |mut cuts| {
+            cuts.retain(|&cut| cut < of);
+            cuts.extend([0, of]);
+            cuts.sort_unstable();
+            cuts.windows(2).flat_map(|pair| cover(pair[0], pair[1], of)).collect::<Vec<_>>()
+        });
+        Just(nodes.collect::<Vec<_>>()).prop_shuffle()
+    })
+}
+
+/// Options for tests: nothing depends on the machine.
+pub(crate) fn options() -> Options {
+    Options { threads: 2, ..Options::default() }
+}
+
+/// A ps that holds all partitions of a job, empty.
+pub(crate) fn opened(job: &Job, options: Options) -> Ps {
+    let ps = Ps::new(options).expect("valid options");
+    for partition in job.partitions() {
+        assert_eq!(ps.open(job.opening(partition)).expect("a valid opening"), None);
+    }
+    ps
+}
+
+/// Waits until a condition holds; the test fails when it never does.
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+}

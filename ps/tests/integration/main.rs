@@ -1,0 +1,11 @@
+//! A ps as its users see it: inside the process through `proto::parameters`, and on a socket through gRPC.
+
+mod bits;
+mod harness;
+mod life;
+mod limits;
+mod order;
+mod refusals;
+mod served;
+mod session;
+mod wire;

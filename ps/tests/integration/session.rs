@@ -1,0 +1,185 @@
+//! A ps in its fleet: it registers, closes the jobs that are over, survives its master, and leaves.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use proto::channel::Dialer;
+use proto::ids::{JobId, PartitionId, Version};
+use proto::pb;
+use proto::pb::fleet_server::{Fleet, FleetServer};
+use ps::{Options, Ps};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::harness::{Job, Shape, options, until};
+use crate::served::Client;
+
+const PARTITION: PartitionId = PartitionId(0);
+
+/// What the test makes the master say.
+#[derive(Clone, Debug)]
+struct Script {
+    /// Its process start.
+    start: u64,
+    jobs: Vec<u64>,
+    newest_job: u64,
+}
+
+/// A master that knows one ps and says what the script says, at each heartbeat.
+#[derive(Clone, Debug)]
+struct Master {
+    script: watch::Receiver<Script>,
+    registered: Arc<watch::Sender<Option<pb::RegisterRequest>>>,
+}
+
+type Reply<T> = Result<Response<T>, Status>;
+type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Fleet for Master {
+    type HeartbeatStream = Replies<pb::HeartbeatReply>;
+    type DownloadStream = Replies<pb::ArtifactPart>;
+
+    async fn register(&self, request: Request<pb::RegisterRequest>) -> Reply<pb::RegisterReply> {
+        let request = request.into_inner();
+        if request.name == "nobody" {
+            return Err(Status::invalid_argument("no ps may be called nobody"));
+        }
+        self.registered.send_replace(Some(request));
+        let master = self.script.borrow().start;
+        Ok(Response::new(pb::RegisterReply { incarnation: 5, heartbeat_ms: 10, master }))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<pb::HeartbeatRequest>>,
+    ) -> Reply<Self::HeartbeatStream> {
+        let (script, start) = (self.script.clone(), self.script.borrow().start);
+        let replies = request.into_inner().map(move |request| {
+            request?;
+            let Script { start: now, jobs, newest_job } = script.borrow().clone();
+            // Another start of the master knows nothing of this stream.
+            if now != start {
+                return Err(Status::unavailable("restarted"));
+            }
+            Ok(pb::HeartbeatReply { jobs, newest_job, ..Default::default() })
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn lease(&self, _: Request<pb::LeaseRequest>) -> Reply<pb::LeaseReply> {
+        Err(Status::unimplemented("lease"))
+    }
+    async fn job(&self, _: Request<pb::JobRequest>) -> Reply<pb::JobReply> {
+        Err(Status::unimplemented("job"))
+    }
+    async fn describe(&self, _: Request<pb::DescribeRequest>) -> Reply<pb::DescribeReply> {
+        Err(Status::unimplemented("describe"))
+    }
+    async fn complete(&self, _: Request<pb::CompleteRequest>) -> Reply<pb::CompleteReply> {
+        Err(Status::unimplemented("complete"))
+    }
+    async fn fail(&self, _: Request<pb::FailRequest>) -> Reply<pb::FailReply> {
+        Err(Status::unimplemented("fail"))
+    }
+    async fn release(&self, _: Request<pb::ReleaseRequest>) -> Reply<pb::ReleaseReply> {
+        Err(Status::unimplemented("release"))
+    }
+    async fn download(&self, _: Request<pb::DownloadRequest>) -> Reply<Self::DownloadStream> {
+        Err(Status::unimplemented("download"))
+    }
+    async fn upload(&self, _: Request<Streaming<pb::UploadRequest>>) -> Reply<pb::UploadReply> {
+        Err(Status::unimplemented("upload"))
+    }
+}
+
+struct Cluster {
+    ps: Ps,
+    client: Client,
+    script: watch::Sender<Script>,
+    registered: watch::Receiver<Option<pb::RegisterRequest>>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<ps::Result<()>>,
+}
+
+async fn cluster(name: &str) -> Cluster {
+    let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (master, listener) = (bind().await, bind().await);
+    let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().expect("an address"));
+    let (name, master_url, own_url) = (name.to_owned(), url(&master), url(&listener));
+    let client = Client::new(listener.local_addr().expect("an address"));
+    let (script, script_rx) = watch::channel(Script { start: 70, jobs: vec![], newest_job: 0 });
+    let (registered, registered_rx) = watch::channel(None);
+    let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered) });
+    let serving =
+        proto::channel::server().add_service(service).serve_with_incoming(proto::channel::accept(master));
+    tokio::spawn(serving);
+    let ps = Ps::new(Options { name, master: master_url, url: own_url, ..options() }).expect("valid options");
+    let stop = CancellationToken::new();
+    let running = ps::run(ps.clone(), proto::channel::accept(listener), Dialer::tcp(), stop.clone());
+    Cluster { ps, client, script, registered: registered_rx, stop, task: tokio::spawn(running) }
+}
+
+fn job(id: u64) -> Job {
+    Job { id: JobId(id), ..Job::new(Shape::default()) }
+}
+
+#[tokio::test]
+async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
+    let mut cluster = cluster("east").await;
+    let registered = cluster.registered.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert_eq!((registered.name.as_str(), registered.role()), ("east", pb::ProcessRole::Ps));
+    assert_eq!(registered.url, cluster.ps.options().url);
+    assert_eq!(registered.program_version, proto::PROGRAM_VERSION);
+
+    for id in 1..=3 {
+        cluster.client.0.open(job(id).open_request(PARTITION)).await.unwrap();
+    }
+    // Job 3 began after the master spoke.
+    cluster.script.send_replace(Script { start: 70, jobs: vec![2], newest_job: 2 });
+    until("job 1 is closed", || cluster.ps.ledger(JobId(1)).is_err()).await;
+    assert!(cluster.ps.ledger(JobId(2)).is_ok() && cluster.ps.ledger(JobId(3)).is_ok());
+    cluster.script.send_replace(Script { start: 70, jobs: vec![], newest_job: 3 });
+    until("all jobs are closed", || cluster.ps.metrics().partitions.get() == 0).await;
+
+    cluster.stop.cancel();
+    cluster.task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn jobs_of_a_master_that_is_gone_make_room_for_those_of_the_next() {
+    let mut cluster = cluster("ps").await;
+    cluster.registered.wait_for(Option::is_some).await.unwrap();
+    cluster.script.send_replace(Script { start: 70, jobs: vec![1, 2], newest_job: 2 });
+    for job in [job(1), job(2)] {
+        cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
+        cluster.client.push(job.push_initial(PARTITION)).await.unwrap();
+    }
+    // A new master begins to count again and opens its own job 1.
+    cluster.registered.mark_unchanged();
+    cluster.script.send_replace(Script { start: 71, jobs: vec![1], newest_job: 1 });
+    cluster.registered.changed().await.unwrap();
+    until("job 2 of the old master is closed", || cluster.ps.ledger(JobId(2)).is_err()).await;
+    let first = cluster.ps.ledger(JobId(1)).expect("the new master lists a job 1");
+    assert_eq!(first[0].version, Some(Version(0)), "so far it is the old one");
+    let reply = cluster.client.0.open(job(1).open_request(PARTITION)).await.unwrap().into_inner();
+    assert_eq!(reply.version, None, "the new job 1 has no weights of the old one");
+    cluster.stop.cancel();
+    cluster.task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_ps_that_the_master_refuses_stops_and_says_why() {
+    let cluster = cluster("nobody").await;
+    let error = cluster.task.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("does not take this ps: no ps may be called nobody"), "{error}");
+}
+
+#[tokio::test]
+async fn options_without_a_usable_master_are_refused_before_anything_starts() {
+    let error = Ps::new(Options { master: "localhost".to_owned(), ..options() }).unwrap_err().to_string();
+    assert!(error.contains("master: `localhost` is no URL"), "{error}");
+}

@@ -1,0 +1,200 @@
+//! The whole way over a socket: push, pull, wait, health, reflection, shutdown.
+
+use std::time::Duration;
+
+use proto::channel::{Dialer, Purpose};
+use proto::ids::{PartitionId, Step, Version};
+use proto::parameters::{Outcome, Pull, Want};
+use proto::pb;
+use proto::placement::CHUNK_LEN;
+use proto::status::Kind;
+use proto::tensor::TensorSpec;
+use proto::tree::Node;
+use serde_json::json;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::harness::{Job, Shape, options, until};
+use crate::served::Served;
+
+const PARTITION: PartitionId = PartitionId(0);
+
+/// 7 MiB in two partitions, one of them waiting for a wake-up on a pipelined version.
+fn large() -> Job {
+    Job::new(Shape {
+        tensors: vec![
+            TensorSpec::parameter("embedding", [4 * CHUNK_LEN + 3]),
+            TensorSpec::state("mean", [300]),
+            TensorSpec::counter("batches", []),
+            TensorSpec::parameter("head", [2 * CHUNK_LEN, 1]),
+        ],
+        partitions: 2,
+        records: 8,
+        consistency: json!({ "mode": "pipelined" }),
+        ..Shape::default()
+    })
+}
+
+#[tokio::test]
+async fn a_model_of_several_chunks_survives_the_round_trip_in_both_partitions() {
+    let job = large();
+    let served = Served::initialized(&job, options()).await;
+    let reference = job.reference(Version(2));
+    for partition in job.partitions() {
+        let pulled = served.client.pull(&job, job.pull(partition, Want::Exact(Version(0)))).await.unwrap();
+        job.assert_pulled(partition, &pulled, &reference[0]);
+        for (step, node) in [(0, Node::new(0, 2)), (0, Node::leaf(2)), (1, Node::root(4)), (0, Node::leaf(3))]
+        {
+            served.client.push(job.push(partition, Step(step), node)).await.unwrap();
+        }
+        let pulled = served.client.pull(&job, job.pull(partition, Want::AtLeast(Version(1)))).await.unwrap();
+        assert_eq!(pulled.version, Version(2));
+        job.assert_pulled(partition, &pulled, &reference[2]);
+        let repeat = served.client.push(job.push(partition, Step(0), Node::leaf(2))).await.unwrap();
+        assert_eq!((repeat.outcome, repeat.version), (Outcome::Duplicate, Version(2)));
+    }
+    let request = pb::LedgerRequest { job: job.id.get() };
+    let ledger = served.client.0.clone().ledger(request).await.unwrap().into_inner();
+    let expected = |partition| pb::PartitionLedger {
+        partition,
+        version: Some(2),
+        watermark: 2,
+        microbatches_applied: 8,
+        samples_applied: 16,
+        duplicates_dropped: 1,
+        ..Default::default()
+    };
+    assert_eq!(ledger.partitions, [expected(0), expected(1)]);
+    let close = pb::CloseRequest { job: job.id.get() };
+    served.client.0.clone().close(close).await.unwrap();
+    served.client.0.clone().close(close).await.expect("unknown jobs are fine");
+    assert_eq!(served.client.0.clone().ledger(request).await.unwrap_err().code(), tonic::Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_waiting_pull_wakes_when_its_version_appears() {
+    let job = large();
+    let served = Served::initialized(&job, options()).await;
+    let pull = Pull { wait: Duration::from_secs(60), ..job.pull(PARTITION, Want::Exact(Version(1))) };
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let (client, job) = (served.client.clone(), job.clone());
+            tokio::spawn(async move { client.pull(&job, pull).await })
+        })
+        .collect();
+    until("three pulls wait", || served.ps.metrics().pulls_waiting.get() == 3).await;
+    served.client.push(job.push_step(PARTITION, Step(0))).await.unwrap();
+    let reference = job.reference(Version(1));
+    for pull in waiting {
+        let pulled =
+            tokio::time::timeout(Duration::from_secs(20), pull).await.expect("woken").unwrap().unwrap();
+        job.assert_pulled(PARTITION, &pulled, &reference[1]);
+    }
+}
+
+#[tokio::test]
+async fn a_pull_that_waits_in_vain_is_told_not_yet_and_one_too_late_gone() {
+    let job = Job::new(Shape::default());
+    let served = Served::initialized(&job, options()).await;
+    let want = Want::Exact(Version(1));
+    let pull = Pull { wait: Duration::from_millis(20), ..job.pull(PARTITION, want) };
+    let failure = served.client.pull(&job, pull).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::NotYet);
+    assert!(failure.message.contains("version 1 did not come within 20ms; it is at version 0"), "{failure}");
+    for step in (0..3).map(Step) {
+        served.client.push(job.push_step(PARTITION, step)).await.unwrap();
+    }
+    let failure = served.client.pull(&job, pull).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::Gone);
+    assert_eq!(served.ps.metrics().pulls_refused.get(), 2);
+}
+
+#[tokio::test]
+async fn pins_are_released_over_the_wire() {
+    let job = Job::new(Shape { evaluates: true, ..Shape::default() });
+    let served = Served::initialized(&job, options()).await;
+    for step in (0..5).map(Step) {
+        served.client.push(job.push_step(PARTITION, step)).await.unwrap();
+    }
+    let pull = job.pull(PARTITION, Want::Exact(Version(2)));
+    let pulled = served.client.pull(&job, pull).await.unwrap();
+    job.assert_pulled(PARTITION, &pulled, &job.reference(Version(2))[2]);
+    let unpin = pb::UnpinRequest { job: job.id.get(), version: 2 };
+    served.client.0.clone().unpin(unpin).await.unwrap();
+    assert_eq!(served.client.pull(&job, pull).await.unwrap_err().kind, Kind::Gone);
+    let unknown = pb::UnpinRequest { job: 99, version: 2 };
+    assert_eq!(served.client.0.clone().unpin(unknown).await.unwrap_err().code(), tonic::Code::NotFound);
+}
+
+#[tokio::test]
+async fn health_and_reflection_answer() {
+    let served = Served::new(options()).await;
+    let url = format!("http://{}", served.address);
+    let channel = Dialer::tcp().channel(&url, Purpose::Control).unwrap();
+    let service = "ebbflow.v1.Parameters".to_owned();
+    let reply = HealthClient::new(channel.clone()).check(HealthCheckRequest { service }).await.unwrap();
+    assert_eq!(reply.into_inner().status(), ServingStatus::Serving);
+
+    let list = MessageRequest::ListServices(String::new());
+    let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut reflection = ServerReflectionClient::new(channel);
+    let replies = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
+    let reply = replies.into_inner().message().await.unwrap().expect("an answer").message_response;
+    let Some(MessageResponse::ListServicesResponse(list)) = reply else { panic!("{reply:?}") };
+    let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+    for name in ["ebbflow.v1.Parameters", "grpc.health.v1.Health"] {
+        assert!(names.iter().any(|found| found == name), "{names:?}");
+    }
+}
+
+#[tokio::test]
+async fn shutdown_answers_waiting_pulls_and_ends_the_server() {
+    let job = Job::new(Shape::default());
+    let mut served = Served::initialized(&job, options()).await;
+    let pull = Pull { wait: Duration::from_secs(600), ..job.pull(PARTITION, Want::Exact(Version(1))) };
+    let waiting = tokio::spawn({
+        let (client, job) = (served.client.clone(), job.clone());
+        async move { client.pull(&job, pull).await }
+    });
+    until("a pull waits", || served.ps.metrics().pulls_waiting.get() > 0).await;
+    served.stop.cancel();
+    let failure = waiting.await.unwrap().unwrap_err();
+    assert_eq!(failure.kind, Kind::Unavailable);
+    assert!(failure.message.contains("shutting down"), "{failure}");
+    let ended = tokio::time::timeout(Duration::from_secs(20), &mut served.task).await;
+    ended.expect("the server ends").unwrap().unwrap();
+    let refused = served.client.push(job.push_step(PARTITION, Step(0))).await.unwrap_err();
+    assert!(refused.is_retryable(), "{refused}");
+}
+
+#[tokio::test]
+async fn a_push_under_way_at_the_shutdown_may_finish_and_a_stuck_one_does_not_hold_it_up() {
+    let job = Job::new(Shape::default());
+    let mut served = Served::initialized(&job, options()).await;
+    let (push, other) =
+        (job.push(PARTITION, Step(0), Node::leaf(0)), job.push(PARTITION, Step(0), Node::leaf(1)));
+    let (one, stuck) = (served.begin(&push).await, served.begin(&other).await);
+    served.stop.cancel();
+    assert_eq!(one.finish(&push).await.unwrap().outcome, Outcome::Merged);
+    let ended = tokio::time::timeout(Duration::from_secs(20), &mut served.task).await;
+    ended.expect("the server ends").unwrap().unwrap();
+    drop(stuck);
+}
+
+#[tokio::test]
+async fn a_large_push_that_is_refused_at_its_header_still_learns_why() {
+    let job = large();
+    let served = Served::new(options()).await;
+    for _ in 0..20 {
+        let failure = served.client.push(job.push_initial(PARTITION)).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::NotFound, "{failure}");
+    }
+    served.client.0.clone().open(job.open_request(PARTITION)).await.unwrap();
+    let pushed = served.client.push(job.push_initial(PARTITION)).await.unwrap();
+    assert_eq!(pushed.outcome, Outcome::Completed);
+}
