@@ -21,6 +21,7 @@ fn jobs() -> Vec<(&'static str, Context)> {
         ("dropout.pt", script_context("dropout.pt", "")),
         ("tied.pt", script_context("tied.pt", "")),
         ("convnet", context(dropping, &SHAPE)),
+        ("mlp", context("builtin = \"mlp\", options = { dropout = 0.5, engine = \"torch\" }", &SHAPE)),
         ("resnet18", context("builtin = \"resnet18\"", &SHAPE)),
     ]
 }
@@ -71,7 +72,7 @@ fn the_first_and_the_twentieth_call_give_the_same_bits() {
 fn dropout_follows_the_key_and_nothing_else() {
     for (name, job) in jobs() {
         let (mut model, batch) = (start(&job), batch(6, &SHAPE));
-        let drops = matches!(name, "dropout.pt" | "convnet");
+        let drops = matches!(name, "dropout.pt" | "convnet" | "mlp");
         let [one, two] = [1, 2].map(|key| bits(&model.gradients(&batch, key).unwrap()));
         assert_eq!(one != two, drops, "{name}");
         let evaluation = model.evaluate(&batch).unwrap();
@@ -258,9 +259,32 @@ fn features_of_another_shape_are_named() {
     let job = context("builtin = \"convnet\"", &[64]);
     says(&refusal(&job), &["`convnet`", "[channels, height, width]", "data has [64]"]);
     let job = context("builtin = \"convnet\", options = { dropout = 1.0 }", &SHAPE);
-    says(&refusal(&job), &["dropout = 1"]);
+    says(&refusal(&job), &["`dropout` = 1"]);
+    let job = context("builtin = \"mlp\", options = { dropout = 0.5 }", &SHAPE);
+    says(&refusal(&job), &["`mlp`", "dropout", "engine = \"torch\""]);
     let job = context("builtin = \"resnet18\", options = { depth = 34 }", &SHAPE);
     says(&refusal(&job), &["depth", "small_input"]);
+}
+
+#[test]
+fn networks_have_the_names_and_shapes_of_pytorchs() {
+    let names = |model: &str, shape: &[usize]| -> Vec<String> {
+        let tensors = start(&context(model, shape)).tensors();
+        tensors.into_iter().map(|tensor| format!("{} {:?}", tensor.name, tensor.shape)).collect()
+    };
+    let mlp = "builtin = \"mlp\", options = { hidden = [5], dropout = 0.5, engine = \"torch\" }";
+    assert_eq!(names(mlp, &[2, 2]), ["0.weight [5, 4]", "0.bias [5]", "3.weight [3, 5]", "3.bias [3]"]);
+    let resnet = names("builtin = \"resnet18\", options = { classes = 1000 }", &[3, 224, 224]);
+    assert_eq!(resnet.len(), 122, "as many as torchvision's state_dict");
+    for tensor in [
+        "conv1.weight [64, 3, 7, 7]",
+        "layer2.0.downsample.0.weight [128, 64, 1, 1]",
+        "layer4.1.bn2.running_var [512]",
+        "fc.weight [1000, 512]",
+    ] {
+        assert!(resnet.iter().any(|name| name == tensor), "{tensor}");
+    }
+    says(&refusal(&context("builtin = \"resnet18\", loss = \"nll\"", &SHAPE)), &["`nll`", "`resnet18`"]);
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(super) enum Activation {
 }
 
 /// `[model.options]` of `mlp`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Mlp {
     /// Widths of the hidden layers, first to last. Default: one of 128.
@@ -44,6 +44,8 @@ pub(super) struct Mlp {
     outputs: Option<usize>,
     /// Between the layers. Default: relu.
     pub(super) activation: Activation,
+    /// Share of the hidden values that training drops, below 1; only with libtorch. Default: 0.
+    pub(super) dropout: f32,
     /// Default: pure.
     pub(super) engine: Engine,
 }
@@ -51,7 +53,7 @@ pub(super) struct Mlp {
 impl Default for Mlp {
     fn default() -> Self {
         let (activation, engine) = (Activation::default(), Engine::default());
-        Self { hidden: vec![128], classes: None, outputs: None, activation, engine }
+        Self { hidden: vec![128], classes: None, outputs: None, activation, dropout: 0.0, engine }
     }
 }
 
@@ -64,6 +66,10 @@ impl Mlp {
         let options: Self = context.options()?;
         for &width in &options.hidden {
             check_width(context, "hidden", width)?;
+        }
+        check_share(context, options.dropout)?;
+        if options.dropout > 0.0 && options.engine == Engine::Pure {
+            return Err(wrong(context, "the pure engine has no `dropout`; set engine = \"torch\"".to_owned()));
         }
         Ok(options)
     }
@@ -125,6 +131,17 @@ pub(super) fn check_loss(context: &Context, fitting: &[Loss]) -> Result<()> {
     let network = model.builtin.as_deref().unwrap_or_default();
     let found = format!("the outputs of `{network}`, which are for {}", names.join(" or "));
     Err(loss::mismatch(model.loss, expected, found))
+}
+
+/// Checks a share of values to drop.
+///
+/// # Errors
+/// It drops all of them, or is no share.
+pub(super) fn check_share(context: &Context, dropout: f32) -> Result<()> {
+    if (0.0..1.0).contains(&dropout) {
+        return Ok(());
+    }
+    Err(wrong(context, format!("`dropout` = {dropout}: a share from 0 to below 1")))
 }
 
 fn check_width(context: &Context, option: &str, width: usize) -> Result<()> {

@@ -124,17 +124,6 @@ impl Network for Builtin {
     }
 }
 
-/// Checks a dropout option.
-pub(super) fn share(dropout: f32, context: &Context) -> Result<f32> {
-    if (0.0..1.0).contains(&dropout) {
-        return Ok(dropout);
-    }
-    Err(Error::ModelOptions {
-        model: context.spec.model.builtin.clone().unwrap_or_default(),
-        reason: format!("dropout = {dropout}: a share from 0 to below 1"),
-    })
-}
-
 /// Channels, height and width of the records, when they are images of at least `min` x `min`.
 pub(super) fn image(context: &Context, min: usize) -> Result<(usize, usize, usize)> {
     match context.features[..] {

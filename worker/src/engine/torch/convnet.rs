@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::builtin::{self, Builtin, Weights};
 use super::layers::{Conv, Linear, dropout, halve};
 use super::model::failed;
-use crate::engine::options::outputs;
+use crate::engine::options::{check_share, outputs};
 use crate::error::{Error, Result};
 use crate::model::Context;
 
@@ -46,10 +46,10 @@ pub(super) fn build(context: &Context) -> Result<Builtin> {
         });
     }
     let (channels, height, width) = builtin::image(context, 1 << depth)?;
-    let share = builtin::share(options.dropout, context)?;
+    check_share(context, options.dropout)?;
     let outputs = outputs(context, options.classes, options.outputs)?;
     let pixels = (height >> depth) * (width >> depth);
-    layers(context, &options, channels, pixels, outputs, share).map_err(failed("convnet"))
+    layers(context, &options, channels, pixels, outputs).map_err(failed("convnet"))
 }
 
 fn layers(
@@ -58,9 +58,8 @@ fn layers(
     channels: usize,
     pixels: usize,
     outputs: usize,
-    share: f32,
 ) -> tch::Result<Builtin> {
-    let mut weights = Weights::new(context);
+    let (mut weights, share) = (Weights::new(context), options.dropout);
     let (mut convs, mut inputs) = (Vec::new(), channels);
     for (index, &outputs) in options.channels.iter().enumerate() {
         convs.push(Conv::new(&mut weights, &format!("conv{}", index + 1), (inputs, outputs), 3, 1)?);

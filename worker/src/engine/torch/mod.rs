@@ -14,11 +14,13 @@ mod script;
 mod settings;
 mod shim;
 
+use proto::spec::Loss;
+
 use self::builtin::Builtin;
 use self::model::TorchModel;
 use self::script::ScriptNetwork;
 pub(super) use self::settings::cuda_devices;
-use crate::engine::options::Mlp;
+use crate::engine::options::{Mlp, check_loss};
 use crate::error::Result;
 use crate::model::{Context, Model, Registry};
 
@@ -41,6 +43,7 @@ pub(super) fn mlp(context: &Context, options: &Mlp) -> Result<Box<dyn Model>> {
 }
 
 fn network(context: &Context, build: impl Fn(&Context) -> Result<Builtin>) -> Result<Box<dyn Model>> {
+    check_loss(context, &[Loss::CrossEntropy, Loss::Mse, Loss::BceWithLogits])?;
     prepare(context)?;
     Ok(Box::new(TorchModel::new(build(context)?, context)?))
 }
