@@ -9,6 +9,7 @@ use std::sync::Barrier;
 
 use proto::tensor::{Role, Values};
 use torch::{batch, batch_of_values, bits, context, fixture, script_context, start};
+use worker::device::Device;
 use worker::export::{Dtype, safetensors};
 use worker::model::{Context, Registry};
 
@@ -19,6 +20,7 @@ fn jobs() -> Vec<(&'static str, Context)> {
     vec![
         ("batchnorm.pt", script_context("batchnorm.pt", "")),
         ("dropout.pt", script_context("dropout.pt", "")),
+        ("noisy.pt", script_context("noisy.pt", "")),
         ("tied.pt", script_context("tied.pt", "")),
         ("convnet", context(dropping, &SHAPE)),
         ("mlp", context("builtin = \"mlp\", options = { dropout = 0.5, engine = \"torch\" }", &SHAPE)),
@@ -72,12 +74,39 @@ fn the_first_and_the_twentieth_call_give_the_same_bits() {
 fn dropout_follows_the_key_and_nothing_else() {
     for (name, job) in jobs() {
         let (mut model, batch) = (start(&job), batch(6, &SHAPE));
-        let drops = matches!(name, "dropout.pt" | "convnet" | "mlp");
+        let drops = matches!(name, "dropout.pt" | "noisy.pt" | "convnet" | "mlp");
         let [one, two] = [1, 2].map(|key| bits(&model.gradients(&batch, key).unwrap()));
         assert_eq!(one != two, drops, "{name}");
         let evaluation = model.evaluate(&batch).unwrap();
         model.gradients(&batch, 3).unwrap();
-        assert_eq!(model.evaluate(&batch).unwrap(), evaluation, "{name}: evaluation draws nothing");
+        assert_eq!(
+            model.evaluate(&batch).unwrap(),
+            evaluation,
+            "{name}: evaluation is a function of the weights"
+        );
+    }
+}
+
+/// Where there is no CUDA device this checks nothing, and says so.
+#[test]
+fn cuda_gives_the_same_bits_each_time_and_nearly_those_of_the_cpu() {
+    if worker::engine::cuda_devices() == 0 {
+        eprintln!("SKIPPED: no CUDA device");
+        return;
+    }
+    let batch = batch(6, &SHAPE);
+    for (name, job) in jobs().into_iter().filter(|(name, _)| *name != "noisy.pt" && *name != "dropout.pt") {
+        let on_cpu = start(&job).gradients(&batch, 41).unwrap();
+        let job = Context { device: Device::Cuda(0), ..job };
+        let first = start(&job).gradients(&batch, 41).unwrap();
+        for call in 1..=20 {
+            assert!(
+                bits(&start(&job).gradients(&batch, 41).unwrap()) == bits(&first),
+                "{name}: call {call} differs"
+            );
+        }
+        let error = (on_cpu.loss - first.loss).abs() / on_cpu.loss.abs();
+        assert!(error < 1e-4, "{name}: loss {} on the CPU, {} with CUDA", on_cpu.loss, first.loss);
     }
 }
 

@@ -83,11 +83,9 @@ impl Network for ScriptNetwork {
 
     fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
         let train = mode != Mode::Evaluate;
-        // Held until the forward is done; backward draws nothing.
-        let _generators = match mode {
-            Mode::Train { key } if self.draws => Some(seed(key)),
-            _ => None,
-        };
+        // Some code draws in evaluation too: there always the same. Held until the forward is done; backward draws nothing.
+        let key = if let Mode::Train { key } = mode { key } else { 0 };
+        let _generators = self.draws.then(|| seed(key));
         let answer = self.script.forward(features, labels, train);
         let (loss, outputs) = answer.map_err(|error| forward_failed(&error, features))?;
         Ok(Output { outputs, loss })

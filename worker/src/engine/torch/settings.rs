@@ -85,13 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn the_linked_library_is_found() {
+    fn the_linked_library_is_found_and_tells_the_devices() {
         assert!(
             shim::library().is_some_and(|path| path.ends_with("libtorch_cpu.so")),
             "{:?}",
             shim::library()
         );
         start().unwrap();
+        let devices = cuda_devices();
+        assert_eq!(devices > 0, tch::Cuda::is_available(), "{devices} devices");
     }
 
     #[test]

@@ -255,7 +255,7 @@ char* ebb_inputs(const Script* script, size_t* min, size_t* max) {
   });
 }
 
-// Whether `forward` may draw random numbers in training mode.
+// Whether `forward` may draw random numbers.
 bool ebb_draws(const Script* script) { return script->effects.draws; }
 
 // `forward(features)` gives `outputs` and leaves `loss`; with labels, `forward(features, labels)` gives both.

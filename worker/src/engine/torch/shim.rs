@@ -124,7 +124,7 @@ impl Script {
         Ok((min, max))
     }
 
-    /// Whether `forward` may draw random numbers in training mode.
+    /// Whether `forward` may draw random numbers.
     pub(super) fn draws(&self) -> bool {
         // SAFETY: the script is alive.
         unsafe { ebb_draws(self.0.as_ptr()) }
