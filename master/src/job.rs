@@ -1,0 +1,390 @@
+//! A job's life, from its submission to its end. Pure: time, fleet and answers come in as arguments, effects go out as values.
+//!
+//! ```text
+//!   Indexing -> Initializing -> Training -----------------------> Exporting -> Finishing -> Ended
+//!       |            |             |  stopped early: failed,          ^            ^
+//!       |            |             v  diverged, cancelled             |            |
+//!       |            |          Stopping -> Asking (how far?) --------+            |
+//!       +------------+---- nothing is trained yet, or nothing can be saved --------+
+//! ```
+//!
+//! While there are too few workers or ps the first three wait, which a user sees as `Pending`. How the job ends is decided once,
+//! when it is stopped or trained to its end; what goes wrong after that is added to the reason.
+
+mod ending;
+mod evaluations;
+mod index;
+mod leases;
+mod losses;
+mod partitions;
+mod status;
+#[cfg(test)]
+mod tests;
+mod training;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proto::ids::{IncarnationId, JobId, LeaseId, Version};
+use proto::pb;
+use proto::pb::JobState;
+use proto::pb::event::Kind as Event;
+use proto::placement::Layout;
+use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+use proto::tensor::TensorSpec;
+
+use self::ending::{End, Salvage, failed};
+use self::index::{Facts, Index};
+use self::partitions::Partitions;
+pub(crate) use self::partitions::PsAddress;
+use self::training::Training;
+use self::work::{ERA, Work};
+use crate::clock::Now;
+use crate::events::EventLog;
+use crate::lease::Limits;
+use crate::membership::Membership;
+use crate::tasks::TaskQueue;
+
+/// One job.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: JobId,
+    pub(crate) spec: JobSpec,
+    /// Files it was submitted with.
+    pub(crate) input: Vec<pb::Artifact>,
+    /// Files it ended with.
+    pub(crate) output: Vec<pb::Artifact>,
+    pub(crate) log: EventLog,
+    settings: Settings,
+    phase: Phase,
+    /// How it ends, once that is decided.
+    end: Option<End>,
+    /// What the fleet lacks for it, at the last look.
+    waits: Option<String>,
+    /// Everything but training.
+    queue: TaskQueue<Work>,
+    index: Index,
+    facts: Option<Facts>,
+    partitions: Option<Partitions>,
+    training: Option<Training>,
+    /// The workers that take part, oldest first; the others stand by.
+    crew: Vec<IncarnationId>,
+    times: status::Times,
+    numbers: status::Numbers,
+    effects: Vec<Effect>,
+}
+
+/// What the master's options say about jobs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// See [`Limits::claim`].
+    pub(crate) claim: Duration,
+    /// Longest wait for a ps to come back.
+    pub(crate) ps_grace: Duration,
+    /// Longest wait for workers to hear that a job stops.
+    pub(crate) stop: Duration,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Indexing,
+    Initializing,
+    Training,
+    /// It ends early: its workers are told, so that the version to export stays within reach.
+    Stopping {
+        salvage: Salvage,
+        /// Who held training leases, and the heartbeats without one since.
+        holders: BTreeMap<IncarnationId, u32>,
+        leases: BTreeSet<LeaseId>,
+        until: Duration,
+    },
+    /// The ps are asked how far they are.
+    Asking,
+    Exporting,
+    /// The ps are asked for their numbers and let go.
+    Finishing,
+    Ended,
+}
+
+/// What the edge must do for a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Ask each ps what it holds and answer with [`Job::on_ledgers`].
+    Ask(Vec<PsAddress>),
+    /// Ask a ps that came back what it holds and answer with [`Job::on_ps_answer`].
+    Verify(PsAddress, IncarnationId),
+    /// Tell each ps that these versions need not be kept for measuring any more.
+    Unpin(Vec<PsAddress>, Version),
+    /// Ask each ps for its ledger, let it close the job, and answer with [`Job::on_finished`].
+    Finish(Vec<PsAddress>),
+    /// Log that the state changed, and why.
+    Tell(JobState, String),
+}
+
+/// Who speaks, for the reasons that users read.
+pub(crate) type Who<'a> = &'a str;
+
+impl Job {
+    pub(crate) fn new(
+        id: JobId,
+        spec: JobSpec,
+        input: Vec<pb::Artifact>,
+        settings: Settings,
+        now: Now,
+        fleet: &Membership,
+    ) -> Self {
+        let limits = limits(&spec, settings);
+        let mut queue = TaskQueue::new(limits);
+        let index = Index::new(&spec);
+        index.work().into_iter().for_each(|work| queue.push(work));
+        let mut job = Self {
+            id,
+            spec,
+            input,
+            output: Vec::new(),
+            log: EventLog::default(),
+            settings,
+            phase: Phase::Indexing,
+            end: None,
+            waits: None,
+            queue,
+            index,
+            facts: None,
+            partitions: None,
+            training: None,
+            crew: Vec::new(),
+            times: status::Times::submitted(now),
+            numbers: status::Numbers::default(),
+            effects: Vec::new(),
+        };
+        job.on_fleet(now, fleet);
+        job
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended)
+    }
+
+    /// What is to be done since the last call.
+    pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    // The fleet and the time.
+
+    /// The fleet changed, or may have, or time has passed.
+    pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
+        let max = self.spec.fleet.workers.max as usize;
+        self.crew = fleet.workers().take(max).collect();
+        self.waits = self.lacks(fleet);
+        self.watch_ps(now, fleet);
+        self.tell_state(now);
+    }
+
+    /// Takes back what is overdue; answers how many leases that were.
+    pub(crate) fn on_tick(&mut self, now: Now, fleet: &Membership) -> u64 {
+        let mut lost = self.queue.expire(now.since_start);
+        lost.extend(self.dispatcher().map(|books| books.expire(now.since_start)).unwrap_or_default());
+        let count = lost.len() as u64;
+        self.on_lost(now, lost);
+        if matches!(&self.phase, Phase::Stopping { until, .. } if *until <= now.since_start) {
+            self.on_stopped(now);
+        }
+        self.on_fleet(now, fleet);
+        count
+    }
+
+    /// A worker is gone; answers how many leases it held.
+    pub(crate) fn worker_gone(&mut self, now: Now, worker: IncarnationId) -> u64 {
+        let mut lost = self.queue.worker_gone(worker);
+        lost.extend(self.dispatcher().map(|books| books.worker_gone(worker)).unwrap_or_default());
+        let count = lost.len() as u64;
+        self.on_lost(now, lost);
+        if let Phase::Stopping { holders, .. } = &mut self.phase {
+            holders.remove(&worker);
+        }
+        self.maybe_stopped(now);
+        count
+    }
+
+    /// Why it cannot go on although its phase would.
+    fn waits(&self) -> Option<&str> {
+        let can_wait = matches!(self.phase, Phase::Indexing | Phase::Initializing | Phase::Training);
+        self.waits.as_deref().filter(|_| can_wait)
+    }
+
+    fn lacks(&self, fleet: &Membership) -> Option<String> {
+        let before = matches!(self.phase, Phase::Indexing | Phase::Initializing);
+        let lack = |what: &str, have: u32, want: u32| {
+            (have < want).then(|| format!("{what} ({have} of {want} live)"))
+        };
+        let workers = lack("workers", fleet.workers().count() as u32, self.spec.fleet.workers.min);
+        let ps = lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps).filter(|_| before);
+        let lacks: Vec<_> = [ps, workers].into_iter().flatten().collect();
+        (!lacks.is_empty()).then(|| format!("waits for {}", lacks.join(" and ")))
+    }
+
+    fn watch_ps(&mut self, now: Now, fleet: &Membership) {
+        let needs_ps =
+            matches!(self.phase, Phase::Training | Phase::Stopping { .. } | Phase::Asking | Phase::Exporting);
+        let Some(partitions) = self.partitions.as_mut().filter(|_| needs_ps) else { return };
+        let watched = partitions.watch(now.since_start, fleet, self.settings.ps_grace);
+        watched.warnings.into_iter().for_each(|message| self.warn(now, message));
+        self.effects.extend(watched.ask.into_iter().map(|(ps, id)| Effect::Verify(ps, id)));
+        if let Some(reason) = watched.lost {
+            self.stop(now, failed(reason), Salvage::Nothing);
+        }
+    }
+
+    /// A ps that came back has said what it holds.
+    pub(crate) fn on_ps_answer(
+        &mut self,
+        now: Now,
+        ps: &PsAddress,
+        incarnation: IncarnationId,
+        ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
+    ) {
+        let Some(partitions) = &mut self.partitions else { return };
+        match partitions.on_answer(ps, incarnation, ledgers) {
+            Ok(news) => news.into_iter().for_each(|message| self.warn(now, message)),
+            Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
+        }
+    }
+
+    // The model.
+
+    /// The worker that initializes the model has described it: which partitions to open where.
+    ///
+    /// # Errors
+    /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the moment.
+    pub(crate) fn describe(
+        &mut self,
+        worker: IncarnationId,
+        lease: LeaseId,
+        tensors: Vec<TensorSpec>,
+        fleet: &Membership,
+        load: &BTreeMap<String, usize>,
+    ) -> Result<Vec<(PsAddress, pb::OpenRequest)>, Failure> {
+        let (Some(Work::Init), Some(facts)) = (self.queue.work(worker, lease), &self.facts) else {
+            return Err(ended(lease));
+        };
+        let count = self.spec.fleet.ps;
+        Layout::new(tensors.clone(), count)?;
+        let partitions = match self.partitions.take().filter(|old| old.still_fit(&tensors, fleet)) {
+            Some(partitions) => partitions,
+            // Version 0 is deterministic and nothing is trained yet: a first placement may be given up.
+            None => Partitions::place(tensors, count, fleet, load)?,
+        };
+        let spec_json = self.spec.to_json();
+        let open = |(partition, address): (u32, PsAddress)| {
+            let request = pb::OpenRequest {
+                job: self.id.get(),
+                era: ERA,
+                partition,
+                partitions: count,
+                tensors: partitions.tensors().iter().map(pb::TensorSpec::from).collect(),
+                plan: Some(facts.plan.into()),
+                spec_json: spec_json.clone(),
+            };
+            (address, request)
+        };
+        let requests = (0..).zip(partitions.addresses()).map(open).collect();
+        self.partitions = Some(partitions);
+        Ok(requests)
+    }
+
+    /// The partitions are open: where they are, for the worker.
+    ///
+    /// # Errors
+    /// The lease has ended meanwhile.
+    pub(crate) fn described(
+        &mut self,
+        worker: IncarnationId,
+        lease: LeaseId,
+    ) -> Result<pb::Placement, Failure> {
+        let init = matches!(self.queue.work(worker, lease), Some(Work::Init));
+        let partitions = self.partitions.as_mut().filter(|_| init).ok_or_else(|| ended(lease))?;
+        partitions.open = true;
+        Ok(partitions.placement())
+    }
+
+    /// The ps of its partitions, to balance others against.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = String> {
+        let live = self.partitions.as_ref().filter(|_| !self.is_ended());
+        live.into_iter().flat_map(|partitions| partitions.addresses().map(|address| address.name))
+    }
+
+    // From phase to phase.
+
+    fn on_indexed(&mut self, now: Now) {
+        if !self.queue.is_empty() {
+            return;
+        }
+        match self.index.facts(&self.spec) {
+            Ok(facts) => {
+                self.facts = Some(facts);
+                self.phase = Phase::Initializing;
+                self.queue.push(Work::Init);
+            }
+            Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
+        }
+        self.tell_state(now);
+    }
+
+    fn on_initialized(&mut self, now: Now) {
+        let facts = self.facts.as_ref().expect("known since indexing");
+        self.training =
+            Some(Training::new(&self.spec, facts, limits(&self.spec, self.settings), now.since_start));
+        self.phase = Phase::Training;
+        self.tell_state(now);
+    }
+
+    /// Some microbatches are done.
+    fn on_trained(&mut self, now: Now) {
+        let Some(training) = &mut self.training else { return };
+        let (events, shards) = training.advance(now.since_start, self.crew.len() as u32);
+        shards.into_iter().for_each(|shard| self.queue.push(Work::Evaluate(shard)));
+        events.into_iter().for_each(|event| self.log.append(now.unix_ms, Event::Train(event)));
+        self.maybe_trained_out(now);
+    }
+
+    fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
+        let evaluations::Measured { epoch, version, metrics, samples } = measured;
+        self.numbers.final_metrics.clone_from(&metrics);
+        let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };
+        self.log.append(now.unix_ms, Event::Evaluation(event));
+        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
+        self.effects.push(Effect::Unpin(ps, version));
+    }
+
+    fn maybe_trained_out(&mut self, now: Now) {
+        let done = self.training.as_ref().is_some_and(Training::is_done);
+        if !done || !matches!(self.phase, Phase::Training) {
+            return;
+        }
+        let final_version = self.facts.as_ref().map(|facts| facts.plan.final_version());
+        let epochs = self.spec.epochs;
+        self.end = Some(End { state: JobState::Succeeded, reason: format!("trained {epochs} epochs") });
+        self.export(now, final_version);
+    }
+
+    fn warn(&mut self, now: Now, message: String) {
+        self.log.append(now.unix_ms, Event::Warning(pb::WarningEvent { message }));
+    }
+}
+
+fn limits(spec: &JobSpec, settings: Settings) -> Limits {
+    let limits = spec.limits;
+    Limits {
+        lease: limits.lease,
+        claim: settings.claim,
+        attempts_max: limits.attempts_max,
+        deaths_max: limits.deaths_max,
+    }
+}
+
+pub(crate) fn ended(lease: LeaseId) -> Failure {
+    Failure::new(Kind::Fenced, format!("lease {lease} has ended; somebody else does its work"))
+}

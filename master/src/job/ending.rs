@@ -1,0 +1,181 @@
+//! How a job ends: by its last step, by what went wrong, or by a user; and what is saved before.
+
+use proto::ids::{Step, Version};
+use proto::pb;
+use proto::pb::JobState;
+use proto::spec::Order;
+use proto::status::Failure;
+
+use super::partitions::Partitions;
+use super::work::Work;
+use super::{Effect, Job, Phase};
+use crate::clock::Now;
+use crate::lease::Lost;
+
+/// How a job ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) state: JobState,
+    pub(super) reason: String,
+}
+
+/// What of a job that ends early is worth keeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Salvage {
+    Nothing,
+    /// This version is known to be good.
+    Version(Version),
+    /// Whatever all its partitions have.
+    Newest,
+}
+
+impl Job {
+    /// Leases ended without their work being done; once too often is the end.
+    pub(super) fn on_lost(&mut self, now: Now, lost: Vec<Lost>) {
+        self.numbers.leases_expired += lost.len() as u64;
+        if let Some(reason) = lost.into_iter().find_map(|lost| lost.exhausted) {
+            self.stop(now, failed(reason), Salvage::Newest);
+        }
+    }
+
+    /// A user asks for the end.
+    pub(crate) fn cancel(&mut self, now: Now, force: bool) {
+        let end = End { state: JobState::Cancelled, reason: "cancelled by a user".to_owned() };
+        match self.phase {
+            Phase::Finishing | Phase::Ended => {}
+            _ if force => {
+                self.end = Some(end);
+                self.finish(now);
+            }
+            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting => {}
+            _ => self.stop(now, end, Salvage::Newest),
+        }
+    }
+
+    /// Ends the job early. Once its end is decided, this only adds to the reason.
+    pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {
+        match &mut self.phase {
+            Phase::Finishing | Phase::Ended => return,
+            Phase::Indexing | Phase::Initializing => self.end = Some(end),
+            Phase::Training => {
+                self.end = Some(end);
+                if salvage != Salvage::Nothing {
+                    self.stop_training(now, salvage);
+                    return;
+                }
+            }
+            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting => {
+                self.end = self.end.take().map(|decided| match decided.state {
+                    JobState::Succeeded => end,
+                    _ => End { reason: format!("{}; {}", decided.reason, end.reason), ..decided },
+                });
+            }
+        }
+        self.finish(now);
+    }
+
+    fn stop_training(&mut self, now: Now, salvage: Salvage) {
+        let held = self.training.iter().flat_map(|training| training.books.holders());
+        let (holders, leases) = held.map(|(worker, lease)| ((worker, 0), lease)).unzip();
+        let until = now.since_start + self.settings.stop;
+        self.queue.clear();
+        self.phase = Phase::Stopping { salvage, holders, leases, until };
+        self.tell_state(now);
+        self.maybe_stopped(now);
+    }
+
+    pub(super) fn maybe_stopped(&mut self, now: Now) {
+        if matches!(&self.phase, Phase::Stopping { holders, .. } if holders.is_empty()) {
+            self.on_stopped(now);
+        }
+    }
+
+    /// Nobody trains any more.
+    pub(super) fn on_stopped(&mut self, now: Now) {
+        let Phase::Stopping { salvage, .. } = self.phase else { return };
+        match salvage {
+            Salvage::Nothing => self.finish(now),
+            Salvage::Version(version) => self.export(now, Some(version)),
+            Salvage::Newest => {
+                self.phase = Phase::Asking;
+                let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
+                self.effects.push(Effect::Ask(ps));
+            }
+        }
+    }
+
+    /// The ps have said how far they are.
+    pub(crate) fn on_ledgers(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
+        if !matches!(self.phase, Phase::Asking) {
+            return;
+        }
+        let Some(partitions) = &self.partitions else { return self.finish(now) };
+        let complete = |ledgers: &Vec<_>| {
+            partitions
+                .check_all(ledgers, None)
+                .map_err(|partition| format!("partition {partition} is not there"))
+        };
+        match ledgers.map_err(|failure| failure.message).and_then(|found| complete(&found).map(|()| found)) {
+            Err(reason) => {
+                let reason = format!("what was trained could not be exported: {reason}");
+                self.stop(now, failed(reason), Salvage::Nothing);
+            }
+            Ok(ledgers) => match ledgers.iter().map(|ledger| ledger.version.unwrap_or(0)).min() {
+                None | Some(0) => self.finish(now),
+                Some(version) => self.export(now, Some(Version(version))),
+            },
+        }
+    }
+
+    /// `version`: in canonical order. In arrival order partitions may differ, and the newest of each is what there is.
+    pub(super) fn export(&mut self, now: Now, version: Option<Version>) {
+        let canonical = self.spec.consistency.resolve().order == Order::Canonical;
+        self.queue.push(Work::Export(version.filter(|_| canonical)));
+        self.phase = Phase::Exporting;
+        self.tell_state(now);
+    }
+
+    /// The last version whose loss was finite when the loss of `step` is not: the one before that which the step was
+    /// computed from. In arrival order nobody knows which weights it was computed from.
+    pub(super) fn last_good(&self, step: Step) -> Salvage {
+        let consistency = self.spec.consistency.resolve();
+        if self.facts.as_ref().is_none_or(|facts| step.get() >= facts.plan.steps()) {
+            return Salvage::Nothing;
+        }
+        let Some(delay) = consistency.delay.filter(|_| consistency.order == Order::Canonical) else {
+            return Salvage::Nothing;
+        };
+        match step.get().saturating_sub(delay.into()).saturating_sub(1) {
+            0 => Salvage::Nothing,
+            version => Salvage::Version(Version(version)),
+        }
+    }
+
+    /// Nothing more is to be had from the workers: let the ps go.
+    pub(super) fn finish(&mut self, now: Now) {
+        self.queue.clear();
+        self.phase = Phase::Finishing;
+        match &self.partitions {
+            Some(partitions) => self.effects.push(Effect::Finish(partitions.reachable())),
+            None => self.on_finished(now, Ok(Vec::new())),
+        }
+        self.tell_state(now);
+    }
+
+    /// The ps have told their numbers and closed the job.
+    pub(crate) fn on_finished(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
+        if !matches!(self.phase, Phase::Finishing) {
+            return;
+        }
+        match ledgers {
+            Ok(ledgers) => self.numbers.take_ledgers(&ledgers),
+            Err(failure) => self.warn(now, format!("the ps' own counts are missing: {failure}")),
+        }
+        self.phase = Phase::Ended;
+        self.tell_state(now);
+    }
+}
+
+pub(super) const fn failed(reason: String) -> End {
+    End { state: JobState::Failed, reason }
+}

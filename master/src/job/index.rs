@@ -1,0 +1,199 @@
+//! What the workers found in the job's files, and whether a job can be made of it. Pure.
+
+use proto::pb;
+use proto::plan::Plan;
+use proto::spec::{DataSet, JobSpec};
+
+use super::work::Work;
+
+/// What each file holds, as far as it is known.
+#[derive(Debug)]
+pub(super) struct Index {
+    train: Vec<File>,
+    validation: Vec<File>,
+}
+
+#[derive(Debug)]
+struct File {
+    path: String,
+    found: Option<pb::Indexed>,
+}
+
+/// What is known of the data once all files are indexed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// Records of each training file.
+    pub(super) train_records: Vec<u64>,
+    /// Records of each file of validation's own.
+    pub(super) validation_records: Vec<u64>,
+    /// Largest class label.
+    pub(super) label_max: Option<i64>,
+    /// The numbering of the job's work.
+    pub(super) plan: Plan,
+    /// Validation records; 0 for none.
+    pub(super) validation: u64,
+}
+
+impl Index {
+    pub(super) fn new(spec: &JobSpec) -> Self {
+        let files = |set| {
+            let features = spec.data.files(set).map(|files| files.features.clone()).unwrap_or_default();
+            features.into_iter().map(|path| File { path, found: None }).collect()
+        };
+        Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
+    }
+
+    /// One task for each file.
+    pub(super) fn work(&self) -> Vec<Work> {
+        let of = |files: &[File], validation| -> Vec<Work> {
+            let work = |(file, f): (usize, &File)| Work::Index { validation, file, path: f.path.clone() };
+            files.iter().enumerate().map(work).collect()
+        };
+        [of(&self.train, false), of(&self.validation, true)].concat()
+    }
+
+    /// Takes a worker's answer.
+    pub(super) fn record(&mut self, validation: bool, file: usize, found: pb::Indexed) {
+        let files = if validation { &mut self.validation } else { &mut self.train };
+        files[file].found = Some(found);
+    }
+
+    /// Whether the files go together and with the specification; all of them must be indexed.
+    ///
+    /// # Errors
+    /// What does not, for the user.
+    pub(super) fn facts(&self, spec: &JobSpec) -> Result<Facts, String> {
+        let found: Vec<(&File, &pb::Indexed)> =
+            self.train.iter().chain(&self.validation).map(indexed).collect();
+        check_shapes(&found)?;
+        if spec.model.loss.wants_classes() {
+            check_classes(&found)?;
+        }
+        let records = |files: &[File]| files.iter().map(|file| indexed(file).1.records).collect::<Vec<_>>();
+        let (train_records, validation_records) = (records(&self.train), records(&self.validation));
+        let count = |set| {
+            let files = match spec.data.files_of(set) {
+                Some(DataSet::Validation) => &validation_records,
+                _ => &train_records,
+            };
+            let records = spec.data.records(set, files, spec.seed).map_err(|error| error.to_string())?;
+            Ok::<_, String>(records.map_or(0, |records| records.len()))
+        };
+        let (train, validation) = (count(DataSet::Train)?, count(DataSet::Validation)?);
+        let plan = Plan::try_from(pb::Plan::from(spec.plan(train)))
+            .map_err(|error| format!("the job is too large: {error}"))?;
+        let label_max = found.iter().filter_map(|(_, found)| found.label_max).max();
+        Ok(Facts { train_records, validation_records, label_max, plan, validation })
+    }
+}
+
+fn indexed(file: &File) -> (&File, &pb::Indexed) {
+    (file, file.found.as_ref().expect("all files are indexed"))
+}
+
+fn check_shapes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
+    let mut filled = found.iter().filter(|(_, found)| found.records > 0);
+    let Some((first, pb::Indexed { shape, .. })) = filled.next() else { return Ok(()) };
+    match filled.find(|(_, found)| found.shape != *shape) {
+        None => Ok(()),
+        Some((other, found)) => Err(format!(
+            "records of `{}` have shape {:?}, those of `{}` have {shape:?}; all files of a job must agree",
+            other.path, found.shape, first.path
+        )),
+    }
+}
+
+fn check_classes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
+    for (file, found) in found.iter().filter(|(_, found)| found.records > 0) {
+        let path = &file.path;
+        match found.label_min {
+            Some(0..) => {}
+            Some(label) => {
+                return Err(format!(
+                    "`{path}` has label {label}; this loss needs classes, which count from 0"
+                ));
+            }
+            None => {
+                return Err(format!(
+                    "`{path}` has no class labels, which this loss needs; choose another model.loss or other labels"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(edit: impl FnOnce(&mut JobSpec)) -> JobSpec {
+        let mut spec = super::super::tests::spec();
+        spec.data.train.features = vec!["a.gz".to_owned(), "b.gz".to_owned()];
+        edit(&mut spec);
+        spec
+    }
+
+    fn file(records: u64, shape: &[u64], labels: Option<(i64, i64)>) -> pb::Indexed {
+        let (label_min, label_max) = labels.unzip();
+        pb::Indexed { records, shape: shape.to_vec(), label_min, label_max }
+    }
+
+    fn facts(spec: &JobSpec, files: [pb::Indexed; 2]) -> Result<Facts, String> {
+        let mut index = Index::new(spec);
+        assert_eq!(index.work().len(), 2 + index.validation.len());
+        for (number, found) in files.into_iter().enumerate() {
+            index.record(false, number, found);
+        }
+        for number in 0..index.validation.len() {
+            index.record(true, number, file(5, &[2], Some((0, 9))));
+        }
+        index.facts(spec)
+    }
+
+    #[test]
+    fn records_are_counted_over_all_files() {
+        let spec = spec(|spec| spec.data.validation_fraction = Some(0.25));
+        let facts =
+            facts(&spec, [file(30, &[2], Some((0, 2))), file(10, &[2], Some((1, 3)))]).expect("good files");
+        assert_eq!((facts.plan.records, facts.validation, facts.label_max), (30, 10, Some(3)));
+        assert_eq!((facts.train_records, facts.validation_records), (vec![30, 10], vec![]));
+    }
+
+    #[test]
+    fn files_of_validation_are_counted_for_themselves() {
+        let spec = spec(|spec| spec.data.validation = Some(spec.data.train.clone()));
+        let facts = facts(&spec, [file(3, &[2], Some((0, 2))), file(0, &[], None)]).expect("good files");
+        assert_eq!((facts.plan.records, facts.validation, facts.label_max), (3, 10, Some(9)));
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_by_name() {
+        let good = || file(3, &[2], Some((0, 1)));
+        let refuse = |spec: &JobSpec, files| facts(spec, files).expect_err("bad files");
+        let plain = spec(|_| ());
+        for (message, expected) in [
+            (
+                refuse(&plain, [good(), file(3, &[4], Some((0, 1)))]),
+                "`b.gz` have shape [4], those of `a.gz` have [2]",
+            ),
+            (refuse(&plain, [good(), file(3, &[2], Some((-1, 1)))]), "`b.gz` has label -1"),
+            (refuse(&plain, [good(), file(3, &[2], None)]), "`b.gz` has no class labels"),
+            (refuse(&plain, [file(0, &[2], None), file(0, &[2], None)]), "no records"),
+            (
+                refuse(&spec(|spec| spec.data.train.records = Some((2, 7))), [good(), good()]),
+                "data.train.records = [2, 7]: the files have 6 records",
+            ),
+            (
+                refuse(
+                    &spec(|spec| spec.data.validation_fraction = Some(0.5)),
+                    [file(1, &[2], Some((0, 1))), file(0, &[2], None)],
+                ),
+                "has 1 record",
+            ),
+            (refuse(&plain, [file(1 << 62, &[2], Some((0, 1))), good()]), "too large"),
+        ] {
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What a job's workers are given and what they report. A report of a lease that has ended never gets past the first check.
+
+use proto::ids::{IncarnationId, LeaseId, Step};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::status::{Failure, Kind};
+
+use super::ending::{Salvage, failed};
+use super::work::Work;
+use super::{Job, Phase, Who, ended, training};
+use crate::clock::Now;
+use crate::dispatcher::Dispatcher;
+use crate::lease::LeaseIds;
+use crate::tasks::TaskGrant;
+
+impl Job {
+    /// Work for a worker, when there is some that it may have. `held_elsewhere`: its training leases of other jobs.
+    pub(crate) fn lease(
+        &mut self,
+        now: Now,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        held_elsewhere: usize,
+    ) -> Option<pb::Lease> {
+        if self.waits().is_some() || !self.crew.contains(&worker) {
+            return None;
+        }
+        // Measuring and exporting go before training: somebody waits for them.
+        let lease = match self.queue.lease(now.since_start, ids, worker) {
+            Some(grant) => self.task_lease(now, &grant),
+            None => {
+                let workers = self.crew.len() as u32;
+                let books = self.dispatcher()?;
+                let grant = books.lease(now.since_start, ids, worker, workers, held_elsewhere)?;
+                training::lease(self.id, now.since_start, &grant)
+            }
+        };
+        self.numbers.workers_seen.insert(worker);
+        Some(lease)
+    }
+
+    /// A copy of a straggler's lease, for a worker that finds nothing else in any job.
+    pub(crate) fn copy(
+        &mut self,
+        now: Now,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        held_elsewhere: usize,
+    ) -> Option<pb::Lease> {
+        if self.waits().is_some() || !self.crew.contains(&worker) {
+            return None;
+        }
+        let grant = self.dispatcher()?.copy(now.since_start, ids, worker, held_elsewhere)?;
+        self.numbers.workers_seen.insert(worker);
+        Some(training::lease(self.id, now.since_start, &grant))
+    }
+
+    /// Training leases that a worker holds of this job.
+    pub(crate) fn train_leases(&self, worker: IncarnationId) -> usize {
+        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
+        training
+            .map_or(0, |training| training.books.holders().filter(|(holder, _)| *holder == worker).count())
+    }
+
+    /// A heartbeat of a worker: renews what it lists of this job and answers which those are.
+    pub(crate) fn renew(&mut self, now: Now, worker: IncarnationId, listed: &[LeaseId]) -> Vec<LeaseId> {
+        if let Phase::Stopping { holders, leases, .. } = &mut self.phase
+            && let Some(quiet) = holders.get_mut(&worker)
+        {
+            *quiet = if listed.iter().any(|lease| leases.contains(lease)) { 0 } else { *quiet + 1 };
+            // Twice: a lease may have been on its way to the worker when it sent the first.
+            if *quiet >= 2 {
+                holders.remove(&worker);
+                self.maybe_stopped(now);
+            }
+        }
+        let mut good = Vec::new();
+        for &lease in listed {
+            let since_start = now.since_start;
+            if self.queue.renew(since_start, worker, lease)
+                || self.dispatcher().is_some_and(|books| books.renew(since_start, worker, lease))
+            {
+                good.push(lease);
+            }
+        }
+        good
+    }
+
+    /// Whether a lease of this job is good.
+    pub(crate) fn holds(&self, worker: IncarnationId, lease: LeaseId) -> bool {
+        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
+        self.queue.work(worker, lease).is_some()
+            || training.is_some_and(|training| training.books.run_of(worker, lease).is_some())
+    }
+
+    /// Whether a good lease is for the export of this job.
+    pub(crate) fn exports(&self, worker: IncarnationId, lease: LeaseId) -> bool {
+        matches!(self.queue.work(worker, lease), Some(Work::Export(_)))
+    }
+
+    /// The task of a good lease is done.
+    ///
+    /// # Errors
+    /// The report is not what the task asks for; nothing changed.
+    pub(crate) fn complete(
+        &mut self,
+        now: Now,
+        worker: IncarnationId,
+        lease: LeaseId,
+        report: Report,
+    ) -> Result<(), Failure> {
+        let Some(work) = self.queue.work(worker, lease).cloned() else {
+            let Some(training) = self.training.as_mut().filter(|_| matches!(self.phase, Phase::Training))
+            else {
+                return Err(ended(lease));
+            };
+            let Report::Trained(trained) = report else { return Err(other_report("trained")) };
+            training.complete(now.since_start, worker, lease, &trained)?;
+            self.on_trained(now);
+            return Ok(());
+        };
+        match (&work, report) {
+            (Work::Index { validation, file, .. }, Report::Indexed(found)) => {
+                self.index.record(*validation, *file, found);
+                self.queue.complete(worker, lease);
+                self.on_indexed(now);
+            }
+            (Work::Init, Report::Initialized(pb::Initialized {})) => {
+                if !self.partitions.as_ref().is_some_and(|partitions| partitions.open) {
+                    let message =
+                        "CompleteRequest.initialized: the model was not described; call Describe first";
+                    return Err(Failure::new(Kind::Malformed, message));
+                }
+                self.queue.complete(worker, lease);
+                self.on_initialized(now);
+            }
+            (Work::Evaluate(shard), Report::Evaluated(found)) => {
+                let Some(training) = &mut self.training else { return Err(ended(lease)) };
+                let measured = training
+                    .evaluations
+                    .check(shard, &found)
+                    .map(|()| training.evaluations.record(shard, found))
+                    .map_err(|message| Failure::new(Kind::Malformed, message))?;
+                self.queue.complete(worker, lease);
+                measured.into_iter().for_each(|measured| self.on_measured(now, measured));
+                self.maybe_trained_out(now);
+            }
+            (Work::Export(_), Report::Exported(exported)) => {
+                self.output = exported.artifacts;
+                self.queue.complete(worker, lease);
+                self.finish(now);
+            }
+            (Work::Index { .. }, _) => return Err(other_report("indexed")),
+            (Work::Init, _) => return Err(other_report("initialized")),
+            (Work::Evaluate(_), _) => return Err(other_report("evaluated")),
+            (Work::Export(_), _) => return Err(other_report("exported")),
+        }
+        Ok(())
+    }
+
+    /// The holder of a lease could not do its task; false when the lease had ended.
+    pub(crate) fn fail(
+        &mut self,
+        now: Now,
+        worker: IncarnationId,
+        who: Who<'_>,
+        lease: LeaseId,
+        failure: &pb::FailRequest,
+    ) -> bool {
+        if !self.holds(worker, lease) {
+            return false;
+        }
+        let message = format!("{who}: {}", failure.message);
+        if failure.fatal || failure.diverged_at.is_some() {
+            self.numbers.leases_expired += 1;
+            let salvage = failure.diverged_at.map_or(Salvage::Newest, |step| self.last_good(Step(step)));
+            self.stop(now, failed(message), salvage);
+            return true;
+        }
+        let lost = match self.queue.fail(worker, lease, &message) {
+            Some(lost) => Some(lost),
+            None => self.dispatcher().and_then(|books| books.fail(worker, lease, &message)),
+        };
+        self.warn(now, message);
+        self.on_lost(now, lost.into_iter().collect());
+        true
+    }
+
+    /// The holder of a lease hands it back with what is finished; false when the lease had ended.
+    ///
+    /// # Errors
+    /// The report is not about this lease; nothing changed.
+    pub(crate) fn release(
+        &mut self,
+        now: Now,
+        worker: IncarnationId,
+        lease: LeaseId,
+        trained: &pb::Trained,
+    ) -> Result<bool, Failure> {
+        if self.queue.release(worker, lease) {
+            return Ok(true);
+        }
+        if !self.holds(worker, lease) {
+            return Ok(false);
+        }
+        if let Some(training) = &mut self.training {
+            training.release(worker, lease, trained)?;
+            self.on_trained(now);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn dispatcher(&mut self) -> Option<&mut Dispatcher> {
+        let trains = matches!(self.phase, Phase::Training);
+        self.training.as_mut().filter(|_| trains).map(|training| &mut training.books)
+    }
+
+    fn task_lease(&self, now: Now, grant: &TaskGrant<Work>) -> pb::Lease {
+        pb::Lease {
+            id: grant.lease.get(),
+            job: self.id.get(),
+            task: grant.task.get(),
+            attempt: grant.attempt,
+            expires_ms: training::millis(grant.deadline.saturating_sub(now.since_start)),
+            work: Some((&grant.work).into()),
+        }
+    }
+}
+
+fn other_report(expected: &str) -> Failure {
+    Failure::new(Kind::Malformed, format!("CompleteRequest.result: expected `{expected}`, found another"))
+}

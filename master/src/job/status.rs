@@ -1,0 +1,168 @@
+//! What users are told of a job: its state with a reason, its numbers, and the event when the state changes. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proto::ids::IncarnationId;
+use proto::pb;
+use proto::pb::JobState;
+use proto::pb::event::Kind as Event;
+
+use super::{Effect, Job, Phase};
+use crate::clock::Now;
+
+/// When what happened.
+#[derive(Debug)]
+pub(super) struct Times {
+    submitted: Duration,
+    ended: Option<Duration>,
+    /// Time in `Running`, up to `running_since`.
+    training: Duration,
+    running_since: Option<Duration>,
+    /// The state that was told last.
+    told: Option<(JobState, String)>,
+}
+
+impl Times {
+    pub(super) const fn submitted(now: Now) -> Self {
+        let submitted = now.since_start;
+        Self { submitted, ended: None, training: Duration::ZERO, running_since: None, told: None }
+    }
+}
+
+/// Counts that outlive the training.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    pub(super) leases_expired: u64,
+    pub(super) workers_seen: BTreeSet<IncarnationId>,
+    pub(super) final_metrics: BTreeMap<String, f64>,
+    ledger: Option<Ledger>,
+}
+
+/// What the partitions say at the end.
+#[derive(Debug)]
+struct Ledger {
+    version: u64,
+    microbatches_applied: u64,
+    samples_applied: u64,
+    duplicates_dropped: u64,
+}
+
+impl Numbers {
+    /// What every partition has is applied; duplicates count wherever they were dropped.
+    pub(super) fn take_ledgers(&mut self, ledgers: &[pb::PartitionLedger]) {
+        let min = |number: fn(&pb::PartitionLedger) -> u64| ledgers.iter().map(number).min().unwrap_or(0);
+        self.ledger = (!ledgers.is_empty()).then(|| Ledger {
+            version: min(|ledger| ledger.version.unwrap_or(0)),
+            microbatches_applied: min(|ledger| ledger.microbatches_applied),
+            samples_applied: min(|ledger| ledger.samples_applied),
+            duplicates_dropped: ledgers.iter().map(|ledger| ledger.duplicates_dropped).sum(),
+        });
+    }
+}
+
+impl Job {
+    /// `NAME-ID`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}-{}", self.spec.name, self.id)
+    }
+
+    /// Where it is in its life, and why.
+    pub(crate) fn state(&self) -> (JobState, String) {
+        if let Some(waits) = self.waits() {
+            return (JobState::Pending, waits.to_owned());
+        }
+        let reason = self.end.as_ref().map(|end| end.reason.as_str()).unwrap_or_default();
+        match &self.phase {
+            Phase::Indexing => (JobState::Indexing, "workers count the records of its files".to_owned()),
+            Phase::Initializing => (JobState::Indexing, "a worker builds the model".to_owned()),
+            Phase::Training => (JobState::Running, "workers train".to_owned()),
+            Phase::Stopping { .. } | Phase::Asking => {
+                (JobState::Exporting, format!("{reason}; its workers stop, then what is trained is saved"))
+            }
+            Phase::Exporting => (JobState::Exporting, format!("{reason}; a worker saves the model")),
+            Phase::Finishing => (JobState::Exporting, format!("{reason}; the ps tell their numbers")),
+            Phase::Ended => self
+                .end
+                .as_ref()
+                .map_or((JobState::Failed, String::new()), |end| (end.state, end.reason.clone())),
+        }
+    }
+
+    /// Tells the state when it is another than before, and keeps the times of it.
+    pub(super) fn tell_state(&mut self, now: Now) {
+        let told = self.state();
+        if self.times.told.as_ref() == Some(&told) {
+            return;
+        }
+        let (state, reason) = told.clone();
+        let since = if state == JobState::Running { Some(now.since_start) } else { None };
+        if let Some(running) = std::mem::replace(&mut self.times.running_since, since) {
+            self.times.training += now.since_start.saturating_sub(running);
+        }
+        if self.is_ended() {
+            self.times.ended = Some(now.since_start);
+        }
+        self.times.told = Some(told);
+        self.effects.push(Effect::Tell(state, reason.clone()));
+        self.log.append(now.unix_ms, Event::State(pb::StateEvent { state: state.into(), reason }));
+    }
+
+    /// Everything that a user may ask.
+    pub(crate) fn status(&self, now: Now, workers_live: u32) -> pb::JobStatus {
+        let (state, reason) = self.state();
+        let Self { times, numbers, .. } = self;
+        let until = times.ended.unwrap_or(now.since_start);
+        let running = times.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
+        let training = self.training.as_ref();
+        let books = training.map(|training| &training.books);
+        let ledger = numbers.ledger.as_ref();
+        pb::JobStatus {
+            job: self.id.get(),
+            name: self.name(),
+            state: state.into(),
+            reason,
+            epochs: self.spec.epochs,
+            steps: self.facts.as_ref().map_or(0, |facts| facts.plan.steps()),
+            steps_done: ledger
+                .map(|ledger| ledger.version)
+                .or_else(|| training.map(|training| training.watermark().get()))
+                .unwrap_or(0),
+            microbatches_applied: ledger
+                .map(|ledger| ledger.microbatches_applied)
+                .or_else(|| books.map(crate::dispatcher::Dispatcher::done))
+                .unwrap_or(0),
+            samples_applied: ledger
+                .map(|ledger| ledger.samples_applied)
+                .or_else(|| training.map(|training| training.samples_done))
+                .unwrap_or(0),
+            duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
+            leases_expired: numbers.leases_expired,
+            workers: workers_live,
+            workers_seen: numbers.workers_seen.len() as u32,
+            wall_ms: millis(until.saturating_sub(times.submitted)),
+            training_ms: millis(times.training + running),
+            loss: training.and_then(|training| training.losses.newest()),
+            final_metrics: numbers.final_metrics.clone(),
+            artifacts: if self.is_ended() { self.output.clone() } else { Vec::new() },
+        }
+    }
+
+    /// What a worker needs to build its model and read its data.
+    pub(crate) fn reply(&self) -> pb::JobReply {
+        let facts = self.facts.as_ref();
+        let placed = self.partitions.as_ref().filter(|partitions| partitions.open);
+        pb::JobReply {
+            spec_json: self.spec.to_json(),
+            artifacts: self.input.clone(),
+            train_records: facts.map(|facts| facts.train_records.clone()).unwrap_or_default(),
+            validation_records: facts.map(|facts| facts.validation_records.clone()).unwrap_or_default(),
+            placement: placed.map(super::Partitions::placement),
+            label_max: facts.and_then(|facts| facts.label_max),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,167 @@
+//! The training of a job: its books, its losses and its evaluations, kept in step with each other. Pure.
+
+use std::time::Duration;
+
+use proto::ids::{IncarnationId, JobId, LeaseId, MicrobatchId, Step};
+use proto::optimizer::OptimizerSpec;
+use proto::pb;
+use proto::plan::Plan;
+use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+
+use super::ended;
+use super::evaluations::Evaluations;
+use super::index::Facts;
+use super::losses::{Losses, Told};
+use super::work::{ERA, Shard};
+use crate::dispatcher::{Dispatcher, TrainGrant};
+use crate::lease::Limits;
+
+/// A job that trains.
+#[derive(Debug)]
+pub(super) struct Training {
+    plan: Plan,
+    optimizer: OptimizerSpec,
+    pub(super) books: Dispatcher,
+    pub(super) losses: Losses,
+    pub(super) evaluations: Evaluations,
+    /// Records of all microbatches that are done.
+    pub(super) samples_done: u64,
+}
+
+impl Training {
+    pub(super) fn new(spec: &JobSpec, facts: &Facts, limits: Limits, now: Duration) -> Self {
+        let plan = facts.plan;
+        Self {
+            plan,
+            optimizer: spec.optimizer.clone(),
+            books: Dispatcher::new(plan, spec.consistency.resolve().delay, limits),
+            losses: Losses::new(plan, now),
+            evaluations: Evaluations::new(plan, facts.validation, spec.model.metrics.clone()),
+            samples_done: 0,
+        }
+    }
+
+    /// All steps below this one are done.
+    pub(super) fn watermark(&self) -> Step {
+        let watermark = self.books.watermark();
+        let done = watermark.get() == self.plan.microbatches();
+        if done { Step(self.plan.steps()) } else { self.plan.microbatch(watermark).step }
+    }
+
+    /// Whether everything is trained and measured.
+    pub(super) fn is_done(&self) -> bool {
+        self.books.is_done() && self.evaluations.is_done()
+    }
+
+    /// The run of a lease is done.
+    pub(super) fn complete(
+        &mut self,
+        now: Duration,
+        worker: IncarnationId,
+        lease: LeaseId,
+        trained: &pb::Trained,
+    ) -> Result<(), Failure> {
+        let run = self.books.run_of(worker, lease).ok_or_else(|| ended(lease))?;
+        let (count, found) = (run.end.get() - run.start.get(), trained.microbatches.len() as u64);
+        if found != count {
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!("Trained.microbatches: expected {count} reports, found {found}"),
+            ));
+        }
+        self.check(run.start, &trained.microbatches)?;
+        self.books.complete(now, worker, lease);
+        self.record(run.start, &trained.microbatches);
+        Ok(())
+    }
+
+    /// The beginning of the run of a lease is done, the rest comes back.
+    pub(super) fn release(
+        &mut self,
+        worker: IncarnationId,
+        lease: LeaseId,
+        trained: &pb::Trained,
+    ) -> Result<(), Failure> {
+        let run = self.books.run_of(worker, lease).ok_or_else(|| ended(lease))?;
+        let (count, found) = (run.end.get() - run.start.get(), trained.microbatches.len() as u64);
+        if found > count {
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!("Trained.microbatches: expected at most {count} reports, found {found}"),
+            ));
+        }
+        self.check(run.start, &trained.microbatches)?;
+        if let Some(done) = self.books.release(worker, lease, found) {
+            let done = (done.end.get() - done.start.get()) as usize;
+            self.record(run.start, &trained.microbatches[..done]);
+        }
+        Ok(())
+    }
+
+    /// Brings losses and evaluations up to the books: events to tell, shards to measure.
+    pub(super) fn advance(&mut self, now: Duration, workers: u32) -> (Vec<pb::TrainEvent>, Vec<Shard>) {
+        let watermark = self.watermark();
+        let told = self.losses.advance(now, watermark);
+        let events = told.into_iter().map(|told| self.event(told, workers)).collect();
+        (events, self.evaluations.begin(watermark))
+    }
+
+    fn event(&self, told: Told, workers: u32) -> pb::TrainEvent {
+        let Told { step, loss, samples, samples_per_second } = told;
+        let steps = self.plan.steps();
+        let factor = self.optimizer.schedule.factor(step.get(), steps);
+        pb::TrainEvent {
+            step: step.get(),
+            epoch: self.plan.epoch_of(step).get(),
+            loss,
+            samples,
+            samples_per_second,
+            workers,
+            learning_rate: self.optimizer.learning_rate * factor,
+            steps,
+            epochs: self.plan.epochs,
+        }
+    }
+
+    fn check(&self, first: MicrobatchId, reports: &[pb::MicrobatchReport]) -> Result<(), Failure> {
+        for (id, report) in (first.get()..).zip(reports) {
+            let expected = self.plan.microbatch(MicrobatchId(id)).samples();
+            let wrong = if report.samples != 0 && report.samples != expected {
+                format!("samples: expected {expected} or 0, found {}", report.samples)
+            } else if !report.loss_sum.is_finite() {
+                format!(
+                    "loss_sum: expected a finite number, found {}; report it as diverged",
+                    report.loss_sum
+                )
+            } else {
+                continue;
+            };
+            return Err(Failure::new(Kind::Malformed, format!("MicrobatchReport of {id}: {wrong}")));
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, first: MicrobatchId, reports: &[pb::MicrobatchReport]) {
+        self.losses.record(first, reports);
+        let ids = first.get()..first.get() + reports.len() as u64;
+        self.samples_done += ids.map(|id| self.plan.microbatch(MicrobatchId(id)).samples()).sum::<u64>();
+    }
+}
+
+/// A grant as it travels.
+pub(super) fn lease(job: JobId, now: Duration, grant: &TrainGrant) -> pb::Lease {
+    let (first, end) = (grant.run.start.get(), grant.run.end.get());
+    pb::Lease {
+        id: grant.lease.get(),
+        job: job.get(),
+        task: first,
+        attempt: grant.attempt,
+        expires_ms: millis(grant.deadline.saturating_sub(now)),
+        work: Some(pb::lease::Work::Train(pb::TrainTask { first, count: (end - first) as u32, era: ERA })),
+    }
+}
+
+pub(super) fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
