@@ -1,0 +1,415 @@
+//! The data folder: files that jobs were submitted with and files that they ended with.
+//!
+//! ```text
+//!   data_dir/lock                 held by the one master that uses the folder
+//!   data_dir/starts               how often a master started here
+//!   data_dir/incoming/N/NAME      being received; gone after a restart
+//!   data_dir/jobs/ID/input/NAME   submitted with the job
+//!   data_dir/jobs/ID/output/NAME  exported at its end
+//! ```
+//!
+//! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size and hash that were
+//! announced: a folder is received beside and renamed. Reads and writes are of at most 1 MiB and go to the page cache, so
+//! they are done in place: a hop to another thread would cost more, and a simulation has only one.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use proto::artifact::{SLICE_BYTES, hex};
+use proto::convert::{artifact_name, required};
+use proto::ids::JobId;
+use proto::pb::artifact_part::Part;
+use proto::pb::{Artifact, ArtifactPart};
+use proto::status::{Failure, Kind};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// Files of one submission or export.
+pub(crate) const FILES_MAX: usize = 64;
+
+/// Which files of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Folder {
+    /// Submitted with it.
+    Input,
+    /// Exported at its end.
+    Output,
+}
+
+impl Folder {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Output => "output",
+        }
+    }
+}
+
+/// The data folder of the one master that holds it.
+#[derive(Debug)]
+pub(crate) struct Artifacts {
+    root: PathBuf,
+    /// Starts of a master in this folder, this one included.
+    pub(crate) starts: u64,
+    /// The newest job that left files here.
+    pub(crate) newest_job: JobId,
+    next_incoming: AtomicU64,
+    bytes_max: u64,
+    /// Held until dropped.
+    _lock: File,
+}
+
+impl Artifacts {
+    /// Takes the folder, makes what is missing, and forgets what was being received.
+    pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self> {
+        let at = |path: PathBuf| move |source| Error::File { path, source };
+        let (incoming, jobs) = (root.join("incoming"), root.join("jobs"));
+        fs::create_dir_all(&jobs).map_err(at(jobs.clone()))?;
+        let path = root.join("lock");
+        let lock = File::create(&path).map_err(at(path.clone()))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => Error::Busy(root.to_owned()),
+            TryLockError::Error(source) => Error::File { path, source },
+        })?;
+        match fs::remove_dir_all(&incoming) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(incoming)(error)),
+            _ => fs::create_dir_all(&incoming).map_err(at(incoming))?,
+        }
+        let starts = count_start(root).map_err(at(root.join("starts")))?;
+        let mut newest_job = JobId(0);
+        for entry in fs::read_dir(&jobs).map_err(at(jobs.clone()))? {
+            let name = entry.map_err(at(jobs.clone()))?.file_name();
+            let id = name.to_str().and_then(|name| name.parse().ok()).map_or(JobId(0), JobId);
+            newest_job = newest_job.max(id);
+        }
+        let next_incoming = AtomicU64::new(1);
+        Ok(Self { root: root.to_owned(), starts, newest_job, next_incoming, bytes_max, _lock: lock })
+    }
+
+    /// A place for the files of one stream.
+    pub(crate) fn receive(&self) -> Result<Receiving, Failure> {
+        let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
+        let folder = self.root.join("incoming").join(number.to_string());
+        fs::create_dir(&folder).map_err(|error| unusable(&folder, &error))?;
+        let received = Received { folder, artifacts: Vec::new() };
+        Ok(Receiving { received, current: None, bytes: 0, bytes_max: self.bytes_max })
+    }
+
+    /// Gives received files to a job, in place of what it may have.
+    pub(crate) fn adopt(
+        &self,
+        received: Received,
+        job: JobId,
+        folder: Folder,
+    ) -> Result<Vec<Artifact>, Failure> {
+        let target = self.folder(job, folder);
+        let parent = target.parent().expect("a folder below the root");
+        let moved = fs::create_dir_all(parent)
+            .and_then(|()| match fs::remove_dir_all(&target) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            })
+            .and_then(|()| fs::rename(&received.folder, &target));
+        moved.map_err(|error| unusable(&target, &error))?;
+        let artifacts = received.artifacts.clone();
+        drop(received);
+        Ok(artifacts)
+    }
+
+    /// A file as a stream's messages: its header, then its content. Read as they are asked for.
+    pub(crate) fn parts(
+        &self,
+        job: JobId,
+        folder: Folder,
+        artifact: &Artifact,
+    ) -> impl Iterator<Item = Result<ArtifactPart, Failure>> + Send + use<> {
+        let path = self.folder(job, folder).join(&artifact.name);
+        let header = ArtifactPart { part: Some(Part::Header(artifact.clone())) };
+        let slices = match File::open(&path) {
+            Ok(file) => Ok(Slices { path, file: Some(file) }),
+            Err(error) => Err(unusable(&path, &error)),
+        };
+        let (slices, failure) = match slices {
+            Ok(slices) => (Some(slices), None),
+            Err(failure) => (None, Some(Err(failure))),
+        };
+        std::iter::once(Ok(header)).chain(failure).chain(slices.into_iter().flatten())
+    }
+
+    fn folder(&self, job: JobId, folder: Folder) -> PathBuf {
+        self.root.join("jobs").join(job.to_string()).join(folder.name())
+    }
+}
+
+/// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers.
+fn count_start(root: &Path) -> io::Result<u64> {
+    let (path, next) = (root.join("starts"), root.join("starts.next"));
+    let starts = match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse::<u64>().map_err(|error| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("`{}` is no number of starts: {error}", text.trim()),
+            )
+        })?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    fs::write(&next, format!("{}\n", starts + 1))?;
+    fs::rename(&next, &path)?;
+    Ok(starts + 1)
+}
+
+/// A stream of files on its way in. Dropped half-way, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    received: Received,
+    current: Option<Incoming>,
+    /// Announced so far, over all files.
+    bytes: u64,
+    bytes_max: u64,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    announced: Artifact,
+    path: PathBuf,
+    file: File,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl Receiving {
+    /// Takes the next message of the stream.
+    pub(crate) fn accept(&mut self, part: ArtifactPart) -> Result<(), Failure> {
+        match required("ArtifactPart", "part", part.part)? {
+            Part::Header(artifact) => self.begin(artifact),
+            Part::Content(content) => match &mut self.current {
+                Some(incoming) => incoming.write(&content),
+                None => {
+                    Err(Failure::new(Kind::Malformed, "ArtifactPart.content: expected a header before it"))
+                }
+            },
+        }
+    }
+
+    /// The stream ended: all files are whole.
+    pub(crate) fn finish(mut self) -> Result<Received, Failure> {
+        self.end()?;
+        Ok(self.received)
+    }
+
+    fn begin(&mut self, artifact: Artifact) -> Result<(), Failure> {
+        self.end()?;
+        let Artifact { name, size, sha256 } = &artifact;
+        artifact_name(name)?;
+        let malformed = |message: String| Failure::new(Kind::Malformed, message);
+        if sha256.len() != 64
+            || !sha256.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+        {
+            return Err(malformed(format!("artifact `{name}`: sha256 is not 64 lower-case hex digits")));
+        }
+        if self.received.artifacts.iter().any(|other| other.name == *name) {
+            return Err(malformed(format!("artifact `{name}`: sent twice; each name once")));
+        }
+        if self.received.artifacts.len() == FILES_MAX {
+            return Err(malformed(format!(
+                "artifact `{name}`: one more than the {FILES_MAX} files that a job may have"
+            )));
+        }
+        self.bytes = self.bytes.saturating_add(*size);
+        if self.bytes > self.bytes_max {
+            let (bytes, max) = (self.bytes, self.bytes_max);
+            return Err(malformed(format!(
+                "artifact `{name}`: {bytes} bytes with those before it, this master takes {max} (artifact_bytes_max)"
+            )));
+        }
+        let path = self.received.folder.join(name);
+        let file = File::create(&path).map_err(|error| unusable(&path, &error))?;
+        self.current = Some(Incoming { announced: artifact, path, file, hash: Sha256::new(), bytes: 0 });
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        let Some(Incoming { announced, hash, bytes, .. }) = self.current.take() else { return Ok(()) };
+        let Artifact { name, size, sha256 } = &announced;
+        let wrong = |what: String| {
+            Err(Failure::new(Kind::Malformed, format!("artifact `{name}`: {what}; send it again")))
+        };
+        if bytes != *size {
+            return wrong(format!("{bytes} bytes came, {size} were announced"));
+        }
+        let found = hex(&hash.finalize());
+        if found != *sha256 {
+            return wrong(format!("its sha256 is {found}, {sha256} was announced"));
+        }
+        self.received.artifacts.push(announced);
+        Ok(())
+    }
+}
+
+impl Incoming {
+    fn write(&mut self, content: &Bytes) -> Result<(), Failure> {
+        self.bytes += content.len() as u64;
+        if self.bytes > self.announced.size {
+            let Artifact { name, size, .. } = &self.announced;
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!("artifact `{name}`: more than the {size} bytes that were announced"),
+            ));
+        }
+        self.hash.update(content);
+        self.file.write_all(content).map_err(|error| unusable(&self.path, &error))
+    }
+}
+
+/// Whole files that belong to nobody yet; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Received {
+    folder: PathBuf,
+    pub(crate) artifacts: Vec<Artifact>,
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        // After adoption there is nothing here any more; at worst the next start cleans up.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A file's content in messages.
+struct Slices {
+    path: PathBuf,
+    /// `None` after the end or an error.
+    file: Option<File>,
+}
+
+impl Iterator for Slices {
+    type Item = Result<ArtifactPart, Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut slice = Vec::with_capacity(SLICE_BYTES);
+        let file = self.file.as_mut()?;
+        match file.take(SLICE_BYTES as u64).read_to_end(&mut slice) {
+            Ok(0) => {
+                self.file = None;
+                None
+            }
+            Ok(_) => Some(Ok(ArtifactPart { part: Some(Part::Content(slice.into())) })),
+            Err(error) => {
+                self.file = None;
+                Some(Err(unusable(&self.path, &error)))
+            }
+        }
+    }
+}
+
+/// A file of ours that cannot be read or written: the client can do nothing about it.
+fn unusable(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(Kind::Internal, format!("master's {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::artifact::describe;
+
+    use super::*;
+
+    fn open(root: &Path) -> Artifacts {
+        Artifacts::open(root, 100).expect("a folder")
+    }
+
+    fn header(artifact: Artifact) -> ArtifactPart {
+        ArtifactPart { part: Some(Part::Header(artifact)) }
+    }
+
+    fn content(bytes: &'static [u8]) -> ArtifactPart {
+        ArtifactPart { part: Some(Part::Content(Bytes::from_static(bytes))) }
+    }
+
+    fn receive(artifacts: &Artifacts, parts: Vec<ArtifactPart>) -> Result<Received, Failure> {
+        let mut receiving = artifacts.receive()?;
+        parts.into_iter().try_for_each(|part| receiving.accept(part))?;
+        receiving.finish()
+    }
+
+    fn is_empty(folder: &Path) -> bool {
+        fs::read_dir(folder).expect("a folder").next().is_none()
+    }
+
+    #[test]
+    fn files_go_in_and_come_out_the_same() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        let two = [describe("a", b"hello"), describe("b", b"")];
+        let parts = vec![header(two[0].clone()), content(b"hel"), content(b"lo"), header(two[1].clone())];
+        let received = receive(&artifacts, parts).expect("whole");
+        assert_eq!(artifacts.adopt(received, JobId(3), Folder::Input).expect("a move"), two);
+        let parts: Vec<_> = artifacts.parts(JobId(3), Folder::Input, &two[0]).map(Result::unwrap).collect();
+        assert_eq!(parts, [header(two[0].clone()), content(b"hello")]);
+        assert_eq!(artifacts.parts(JobId(3), Folder::Input, &two[1]).count(), 1);
+        assert!(is_empty(&root.path().join("incoming")));
+    }
+
+    #[test]
+    fn what_was_not_announced_is_refused_and_leaves_nothing() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        let good = describe("a", b"hello");
+        let named = |name: &str| header(Artifact { name: name.to_owned(), ..good.clone() });
+        for (parts, expected) in [
+            (vec![named("../a"), content(b"hello")], "plain file name"),
+            (vec![content(b"hello")], "expected a header before it"),
+            (vec![ArtifactPart { part: None }], "ArtifactPart.part"),
+            (vec![named("a"), content(b"hell")], "4 bytes came, 5 were announced"),
+            (vec![named("a"), content(b"hello!")], "more than the 5 bytes"),
+            (vec![named("a"), content(b"hallo")], "was announced"),
+            (vec![named("a"), content(b"hello"), named("a"), content(b"hello")], "sent twice"),
+            (vec![header(Artifact { sha256: "xyz".into(), ..good.clone() })], "64 lower-case hex"),
+            (vec![header(Artifact { size: 101, ..good.clone() })], "artifact_bytes_max"),
+        ] {
+            let failure = receive(&artifacts, parts).unwrap_err();
+            assert!(failure.kind == Kind::Malformed && failure.message.contains(expected), "{failure}");
+            assert!(is_empty(&root.path().join("incoming")), "{expected}");
+        }
+    }
+
+    #[test]
+    fn a_restart_counts_itself_and_keeps_only_what_is_whole() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        assert_eq!((artifacts.starts, artifacts.newest_job), (1, JobId(0)));
+        let received = receive(&artifacts, vec![header(describe("a", b""))]).expect("whole");
+        artifacts.adopt(received, JobId(7), Folder::Output).expect("a move");
+        let half = artifacts.receive().expect("a folder");
+        std::mem::forget(half);
+        drop(artifacts);
+        let artifacts = open(root.path());
+        assert_eq!((artifacts.starts, artifacts.newest_job), (2, JobId(7)));
+        assert!(is_empty(&root.path().join("incoming")));
+    }
+
+    #[test]
+    fn a_second_master_is_refused() {
+        let root = tempfile::tempdir().expect("a folder");
+        let first = open(root.path());
+        assert!(matches!(Artifacts::open(root.path(), 1), Err(Error::Busy(_))));
+        drop(first);
+        open(root.path());
+    }
+
+    #[test]
+    fn a_later_export_takes_the_place_of_an_earlier_one() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        for name in ["old", "new"] {
+            let received = receive(&artifacts, vec![header(describe(name, b""))]).expect("whole");
+            artifacts.adopt(received, JobId(1), Folder::Output).expect("a move");
+        }
+        assert!(!root.path().join("jobs/1/output/old").exists());
+        assert!(root.path().join("jobs/1/output/new").exists());
+    }
+}

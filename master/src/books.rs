@@ -1,0 +1,433 @@
+//! All that a master knows: the fleet, the jobs, and who is given what. Pure; the edge holds it under one short lock.
+//!
+//! Jobs are served oldest first: a later one gets the workers that the earlier ones have no work for. Whoever asks with an
+//! incarnation that is gone is told to register again, so an old process can never touch a new one's leases.
+
+use std::collections::BTreeMap;
+
+use proto::convert::required;
+use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::pb::event::Kind as Event;
+use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+
+use crate::clock::Now;
+use crate::config::Options;
+use crate::job::{Effect, Job, PsAddress, Settings, ended};
+use crate::lease::LeaseIds;
+use crate::membership::{Change, Membership, Process, Role};
+use crate::metrics::Metrics;
+
+/// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
+const IDS_PER_START: u64 = 1 << 40;
+
+/// Jobs that an error lists at most.
+const LISTED_MAX: usize = 20;
+
+/// The books of a master.
+#[derive(Debug)]
+pub(crate) struct Books {
+    options: Options,
+    /// This start of the master, unlike every other.
+    master: u64,
+    fleet: Membership,
+    jobs: BTreeMap<JobId, Job>,
+    newest_job: JobId,
+    ids: LeaseIds,
+    metrics: Metrics,
+    /// There may be work for those who wait for some.
+    news: bool,
+    /// Who came and went, for the log.
+    changes: Vec<Change>,
+}
+
+impl Books {
+    /// `starts`: how often a master started with this data folder; `newest_job`: the newest that it has files of.
+    pub(crate) fn new(options: Options, starts: u64, newest_job: JobId, now: Now) -> Self {
+        let first = (starts - 1) * IDS_PER_START + 1;
+        Self {
+            master: (now.unix_ms << 16) | (starts & 0xFFFF),
+            fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
+            jobs: BTreeMap::new(),
+            newest_job,
+            ids: LeaseIds::starting_at(first),
+            metrics: Metrics::default(),
+            news: false,
+            changes: Vec::new(),
+            options,
+        }
+    }
+
+    /// Whether there may be work for those who wait, since the last call.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Who came and went since the last call.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// What the edge must do since the last call.
+    pub(crate) fn take_effects(&mut self) -> Vec<(JobId, Effect)> {
+        let of =
+            |job: &mut Job| job.take_effects().into_iter().map(|effect| (job.id, effect)).collect::<Vec<_>>();
+        self.jobs.values_mut().flat_map(of).collect()
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        Metrics {
+            jobs_live: self.live_jobs().count() as u64,
+            workers_live: self.fleet.workers_live().into(),
+            ps_live: self.fleet.ps_live().into(),
+            ..self.metrics
+        }
+    }
+
+    // The fleet.
+
+    /// Time has passed.
+    pub(crate) fn on_tick(&mut self, now: Now) {
+        for change in self.fleet.expire(now.since_start) {
+            self.on_change(now, change);
+        }
+        for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
+            self.metrics.leases_expired += job.on_tick(now, &self.fleet);
+            // Whether a lease is worth a copy depends on the time.
+            self.news = true;
+        }
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        now: Now,
+        request: &pb::RegisterRequest,
+    ) -> Result<pb::RegisterReply, Failure> {
+        let process = process(request)?;
+        let (incarnation, change) = self.fleet.register(now.since_start, process)?;
+        if let Some(change) = change {
+            self.on_change(now, change);
+        }
+        Ok(pb::RegisterReply {
+            incarnation: incarnation.get(),
+            heartbeat_ms: u32::try_from(self.options.heartbeat.as_millis()).unwrap_or(u32::MAX),
+            master: self.master,
+        })
+    }
+
+    /// The first heartbeat of a stream: its number, for [`stream_broken`](Self::stream_broken), and the answer.
+    pub(crate) fn stream_opened(
+        &mut self,
+        now: Now,
+        request: &pb::HeartbeatRequest,
+    ) -> Result<(u64, pb::HeartbeatReply), Failure> {
+        let stream = self.fleet.stream_opened(IncarnationId(request.incarnation))?;
+        Ok((stream, self.heartbeat(now, request)?))
+    }
+
+    pub(crate) fn heartbeat(
+        &mut self,
+        now: Now,
+        request: &pb::HeartbeatRequest,
+    ) -> Result<pb::HeartbeatReply, Failure> {
+        let incarnation = IncarnationId(request.incarnation);
+        let drained_before = self.fleet.member(incarnation)?.draining;
+        if let Some(change) = self.fleet.beat(now.since_start, incarnation, request.draining)? {
+            self.on_change(now, change);
+        } else if request.draining && !drained_before {
+            // It takes no more work, so the others share it from now on.
+            self.on_fleet(now);
+        }
+        let mut lost: Vec<_> = request.leases.iter().map(|progress| LeaseId(progress.lease)).collect();
+        for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
+            let good = job.renew(now, incarnation, &lost);
+            lost.retain(|lease| !good.contains(lease));
+        }
+        Ok(pb::HeartbeatReply {
+            leases_lost: lost.into_iter().map(LeaseId::get).collect(),
+            jobs: self.live_jobs().map(|job| job.id.get()).collect(),
+            newest_job: self.newest_job.get(),
+        })
+    }
+
+    pub(crate) fn stream_broken(&mut self, now: Now, incarnation: IncarnationId, stream: u64) {
+        if let Some(change) = self.fleet.stream_broken(incarnation, stream) {
+            self.on_change(now, change);
+        }
+    }
+
+    fn on_change(&mut self, now: Now, change: Change) {
+        if change.gone && change.role == Role::Worker {
+            for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
+                self.metrics.leases_expired += job.worker_gone(now, change.incarnation);
+            }
+        }
+        let event = pb::FleetEvent {
+            generation: self.fleet.generation().get(),
+            workers: self.fleet.workers_live(),
+            ps: self.fleet.ps_live(),
+            reason: change.reason.clone(),
+        };
+        for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
+            job.log.append(now.unix_ms, Event::Fleet(event.clone()));
+        }
+        self.changes.push(change);
+        self.on_fleet(now);
+    }
+
+    fn on_fleet(&mut self, now: Now) {
+        for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
+            job.on_fleet(now, &self.fleet);
+        }
+        self.news = true;
+    }
+
+    // Leases.
+
+    /// Work for a worker; `None` when there is none that it may have.
+    pub(crate) fn lease(
+        &mut self,
+        now: Now,
+        incarnation: IncarnationId,
+    ) -> Result<Option<pb::Lease>, Failure> {
+        let member = self.fleet.member(incarnation)?;
+        if member.process.role != Role::Worker {
+            return Err(Failure::new(
+                Kind::Malformed,
+                "LeaseRequest.incarnation: expected a worker, found a ps",
+            ));
+        }
+        if !member.live || member.draining {
+            return Ok(None);
+        }
+        let held: usize = self.live_jobs().map(|job| job.train_leases(incarnation)).sum();
+        let elsewhere = |job: &Job| held - job.train_leases(incarnation);
+        let (ids, jobs) = (&mut self.ids, &mut self.jobs);
+        let mut live = jobs.values_mut().filter(|job| !job.is_ended());
+        let mut lease = live.find_map(|job| job.lease(now, ids, incarnation, elsewhere(job)));
+        if lease.is_none() {
+            let mut live = jobs.values_mut().filter(|job| !job.is_ended());
+            lease = live.find_map(|job| job.copy(now, ids, incarnation, elsewhere(job)));
+            self.metrics.leases_copied += u64::from(lease.is_some());
+        }
+        self.metrics.leases_granted += u64::from(lease.is_some());
+        Ok(lease)
+    }
+
+    /// A task is done; false when its lease had ended, then nothing changed.
+    pub(crate) fn complete(&mut self, now: Now, request: pb::CompleteRequest) -> Result<bool, Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        let report = required("CompleteRequest", "result", request.result)?;
+        let Some(job) = self.job_of(worker, lease)? else { return Ok(false) };
+        job.complete(now, worker, lease, report)?;
+        self.metrics.leases_completed += 1;
+        self.news = true;
+        Ok(true)
+    }
+
+    pub(crate) fn fail(&mut self, now: Now, request: &pb::FailRequest) -> Result<(), Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        let who = format!("worker `{}`", self.fleet.member(worker)?.process.name);
+        if let Some(job) = self.job_of(worker, lease)? {
+            job.fail(now, worker, &who, lease, request);
+            self.metrics.leases_failed += 1;
+            self.news = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, now: Now, request: pb::ReleaseRequest) -> Result<(), Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        if let Some(job) = self.job_of(worker, lease)? {
+            job.release(now, worker, lease, &request.trained.unwrap_or_default())?;
+            self.metrics.leases_released += 1;
+            self.news = true;
+        }
+        Ok(())
+    }
+
+    /// The job that a good lease is of. A lease that has ended is counted and answered with `None`.
+    fn job_of(&mut self, worker: IncarnationId, lease: LeaseId) -> Result<Option<&mut Job>, Failure> {
+        self.fleet.member(worker)?;
+        let job = self.jobs.values_mut().find(|job| !job.is_ended() && job.holds(worker, lease));
+        self.metrics.reports_late += u64::from(job.is_none());
+        Ok(job)
+    }
+
+    /// The job that a good lease exports.
+    pub(crate) fn exported_by(&self, worker: IncarnationId, lease: LeaseId) -> Option<JobId> {
+        self.live_jobs().find(|job| job.exports(worker, lease)).map(|job| job.id)
+    }
+
+    // The model.
+
+    pub(crate) fn describe(
+        &mut self,
+        request: &pb::DescribeRequest,
+    ) -> Result<(JobId, Vec<(PsAddress, pb::OpenRequest)>), Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        let tensors = proto::convert::tensors(request.tensors.clone())?;
+        let mut load = BTreeMap::new();
+        for home in self.jobs.values().flat_map(Job::homes) {
+            *load.entry(home).or_default() += 1;
+        }
+        let fleet = &self.fleet;
+        fleet.member(worker)?;
+        let job = self.jobs.values_mut().find(|job| !job.is_ended() && job.holds(worker, lease));
+        let job = job.ok_or_else(|| ended(lease))?;
+        Ok((job.id, job.describe(worker, lease, tensors, fleet, &load)?))
+    }
+
+    pub(crate) fn described(
+        &mut self,
+        worker: IncarnationId,
+        lease: LeaseId,
+    ) -> Result<pb::Placement, Failure> {
+        self.job_of(worker, lease)?.ok_or_else(|| ended(lease))?.described(worker, lease)
+    }
+
+    // Jobs.
+
+    /// Whether a job can be taken now. Forgets the oldest that has ended when there are too many.
+    pub(crate) fn admit(&mut self, spec: &JobSpec) -> Result<JobId, Failure> {
+        if spec.limits.lease < 2 * self.options.heartbeat {
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!(
+                    "limits.lease = {:?} is below two heartbeats of this master ({:?} each), so leases would end while \
+                     their holders live; set {:?} or more",
+                    spec.limits.lease,
+                    self.options.heartbeat,
+                    2 * self.options.heartbeat
+                ),
+            ));
+        }
+        if self.jobs.len() >= self.options.jobs_max {
+            let oldest = self.jobs.values().find(|job| job.is_ended()).map(|job| job.id);
+            let oldest = oldest.ok_or_else(|| {
+                Failure::new(
+                    Kind::Full,
+                    format!(
+                        "{} jobs have not ended, the most that this master takes (jobs_max)",
+                        self.jobs.len()
+                    ),
+                )
+            })?;
+            self.jobs.remove(&oldest);
+        }
+        Ok(self.newest_job.next())
+    }
+
+    /// Takes the job that was just [admitted](Self::admit).
+    pub(crate) fn submit(
+        &mut self,
+        now: Now,
+        id: JobId,
+        spec: JobSpec,
+        input: Vec<pb::Artifact>,
+    ) -> pb::SubmitReply {
+        let Options { ps_grace, death, .. } = self.options;
+        let settings = Settings { claim: self.options.claim(), ps_grace, stop: 2 * death };
+        let job = Job::new(id, spec, input, settings, now, &self.fleet);
+        let reply = pb::SubmitReply { job: id.get(), name: job.name() };
+        self.newest_job = id;
+        self.jobs.insert(id, job);
+        self.metrics.jobs_submitted += 1;
+        self.news = true;
+        reply
+    }
+
+    /// The job that a user names: by its number, as `NAME-ID`, or by the name of its specification (the newest).
+    pub(crate) fn find(&self, name: &str) -> Result<&Job, Failure> {
+        let by_number = name.parse().ok().and_then(|id| self.jobs.get(&JobId(id)));
+        let newest = |matches: &dyn Fn(&Job) -> bool| self.jobs.values().rev().find(|job| matches(job));
+        let found = by_number
+            .or_else(|| newest(&|job| job.name() == name))
+            .or_else(|| newest(&|job| job.spec.name == name));
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.jobs.values().rev().take(LISTED_MAX).map(Job::name).collect();
+            let more = if self.jobs.len() > LISTED_MAX { ", .." } else { "" };
+            let known = match names.as_slice() {
+                [] => "this master has none".to_owned(),
+                names => format!("there are {}{more}", names.join(", ")),
+            };
+            Failure::new(Kind::NotFound, format!("no job `{name}`; {known}"))
+        })
+    }
+
+    /// A job by its number.
+    pub(crate) fn job(&self, id: JobId) -> Result<&Job, Failure> {
+        let gone = || Failure::new(Kind::NotFound, format!("no job {id} (any more)"));
+        self.jobs.get(&id).ok_or_else(gone)
+    }
+
+    /// The same, to bring it an answer; it may have been forgotten meanwhile.
+    pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
+        self.news = true;
+        self.jobs.get_mut(&id)
+    }
+
+    pub(crate) fn status(&self, now: Now, job: &Job) -> pb::JobStatus {
+        job.status(now, self.fleet.workers_live())
+    }
+
+    /// Oldest first.
+    pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
+        self.jobs.values().map(|job| self.status(now, job)).collect()
+    }
+
+    fn live_jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values().filter(|job| !job.is_ended())
+    }
+}
+
+/// Whether an `Exported` report names exactly what was uploaded.
+pub(crate) fn check_exported(report: Option<&Report>, uploaded: &[pb::Artifact]) -> Result<(), Failure> {
+    match report {
+        Some(Report::Exported(exported)) if exported.artifacts == uploaded && !uploaded.is_empty() => Ok(()),
+        _ => Err(Failure::new(
+            Kind::Malformed,
+            format!(
+                "Exported.artifacts: expected the {} files of the upload; call Upload first",
+                uploaded.len()
+            ),
+        )),
+    }
+}
+
+fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
+    let malformed = |message: String| Err(Failure::new(Kind::Malformed, message));
+    let pb::RegisterRequest { name, url, program_version, .. } = request;
+    if !proto::compatible(program_version) {
+        return Err(Failure::new(
+            Kind::Incompatible,
+            format!(
+                "`{name}` is version {program_version}, this master is {}; install one version (equal in its first two \
+                 numbers) everywhere and start again",
+                proto::PROGRAM_VERSION
+            ),
+        ));
+    }
+    let role = match request.role() {
+        pb::ProcessRole::Worker => Role::Worker,
+        pb::ProcessRole::Ps => Role::Ps,
+        pb::ProcessRole::Unspecified => {
+            return malformed(format!("RegisterRequest.role: expected worker or ps, found {}", request.role));
+        }
+    };
+    if !(1..=128).contains(&name.len()) || name.chars().any(char::is_control) {
+        return malformed(format!(
+            "RegisterRequest.name: expected 1 to 128 bytes without control characters, found `{}`",
+            name.escape_debug()
+        ));
+    }
+    if role == Role::Ps && !url.starts_with("http://") {
+        return malformed(format!(
+            "RegisterRequest.url: expected http://HOST:PORT, found `{}`",
+            url.escape_debug()
+        ));
+    }
+    Ok(Process { role, name: name.clone(), url: if role == Role::Ps { url.clone() } else { String::new() } })
+}

@@ -1,0 +1,98 @@
+//! What a master can be told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Options of one master process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Folder for the files of jobs; made when it is not there. One master at a time may use it. Default: `ebb-master`.
+    pub data_dir: PathBuf,
+    /// How often workers and ps send a heartbeat. Default 1 s. Shorter makes progress finer and lost answers cheaper;
+    /// longer suits thousands of processes.
+    pub heartbeat: Duration,
+    /// Silence after which a process counts as gone; at least two heartbeats. Default 5 s. A process that dies is noticed at
+    /// once, by its connection: this is for machines and networks that vanish. Raise it where they pause for longer.
+    pub death: Duration,
+    /// How long a running job waits for a ps that lost its connection, before it fails. Default 30 s.
+    pub ps_grace: Duration,
+    /// Jobs kept in memory. Beyond, the oldest that has ended is forgotten (its files stay); when none has, submissions
+    /// are refused. Default 1000.
+    pub jobs_max: usize,
+    /// Processes registered at once. Default 4096.
+    pub members_max: usize,
+    /// Bytes of all files of one submission or one export together. Default 16 GiB.
+    pub artifact_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("ebb-master"),
+            heartbeat: Duration::from_secs(1),
+            death: Duration::from_secs(5),
+            ps_grace: Duration::from_secs(30),
+            jobs_max: 1000,
+            members_max: 4096,
+            artifact_bytes_max: 16 << 30,
+        }
+    }
+}
+
+impl Options {
+    /// Every relation that does not hold.
+    ///
+    /// # Errors
+    /// One message for each.
+    pub fn validate(&self) -> Result<(), Vec<String>> {
+        let mut wrong = Vec::new();
+        let mut check = |ok: bool, message: String| {
+            if !ok {
+                wrong.push(message);
+            }
+        };
+        let Self { heartbeat, death, .. } = *self;
+        check(!self.data_dir.as_os_str().is_empty(), "data_dir: empty; name a folder".to_owned());
+        check(
+            (Duration::from_millis(10)..=Duration::from_secs(600)).contains(&heartbeat),
+            format!("heartbeat = {heartbeat:?}: from 10ms to 10min"),
+        );
+        check(
+            death >= 2 * heartbeat,
+            format!("death = {death:?} is below two heartbeats of {heartbeat:?}; one lost would be fatal"),
+        );
+        check(self.jobs_max > 0, "jobs_max: 0 would take no job; set 1 or more".to_owned());
+        check(self.members_max > 0, "members_max: 0 would take no process; set 2 or more".to_owned());
+        check(self.artifact_bytes_max > 0, "artifact_bytes_max: 0 would take no model; set more".to_owned());
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    /// How long a lease holds whose worker never named it in a heartbeat: the answer was lost on its way.
+    pub(crate) fn claim(&self) -> Duration {
+        3 * self.heartbeat
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_violations_are_reported_at_once() {
+        assert_eq!(Options::default().validate(), Ok(()));
+        let options = Options { heartbeat: Duration::from_secs(3), jobs_max: 0, ..Options::default() };
+        let wrong = options.validate().unwrap_err();
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong[0].contains("death = 5s is below two heartbeats of 3s"), "{wrong:?}");
+    }
+
+    #[test]
+    fn options_survive_json() {
+        let json = serde_json::to_string(&Options::default()).expect("serialisable");
+        assert_eq!(serde_json::from_str::<Options>(&json).expect("readable"), Options::default());
+        assert!(serde_json::from_str::<Options>(r#"{"heartbeats": 1}"#).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! Calls of the master to ps: open and close partitions, ask what they hold. Each is safe to repeat.
+
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::ids::{JobId, Version};
+use proto::pb;
+use proto::pb::parameters_client::ParametersClient;
+use proto::retry::Retry;
+use proto::status::{Failure, Kind};
+use tonic::transport::Channel;
+
+use crate::job::PsAddress;
+
+/// Longest wait for one answer: all of these are small.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// About three seconds of trying; who waits for the result decides what comes next.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(50), longest: Duration::from_secs(1), attempts_max: 7 };
+
+/// Opens partitions, each on its ps.
+///
+/// # Errors
+/// The first that cannot be opened.
+pub(crate) async fn open(
+    dialer: &Dialer,
+    partitions: Vec<(PsAddress, pb::OpenRequest)>,
+) -> Result<(), Failure> {
+    try_join_all(partitions.iter().map(|(ps, request)| {
+        call(dialer, ps, "open", move |mut client| async move { client.open(request.clone()).await })
+    }))
+    .await
+    .map(drop)
+}
+
+/// What the ps have applied of a job, in no order.
+///
+/// # Errors
+/// The first that does not answer.
+pub(crate) async fn ledgers(
+    dialer: &Dialer,
+    list: &[PsAddress],
+    job: JobId,
+) -> Result<Vec<pb::PartitionLedger>, Failure> {
+    let request = pb::LedgerRequest { job: job.get() };
+    let replies =
+        try_join_all(list.iter().map(|ps| {
+            call(dialer, ps, "ledger", move |mut client| async move { client.ledger(request).await })
+        }));
+    Ok(replies.await?.into_iter().flat_map(|reply| reply.partitions).collect())
+}
+
+/// Lets the ps forget versions up to this one that they kept for measuring.
+///
+/// # Errors
+/// The first that does not answer.
+pub(crate) async fn unpin(
+    dialer: &Dialer,
+    list: &[PsAddress],
+    job: JobId,
+    version: Version,
+) -> Result<(), Failure> {
+    let request = pb::UnpinRequest { job: job.get(), version: version.get() };
+    let replies = list
+        .iter()
+        .map(|ps| call(dialer, ps, "unpin", move |mut client| async move { client.unpin(request).await }));
+    try_join_all(replies).await.map(drop)
+}
+
+/// Lets the ps drop a job.
+///
+/// # Errors
+/// The first that does not answer; it hears of the job's end with its next heartbeat.
+pub(crate) async fn close(dialer: &Dialer, list: &[PsAddress], job: JobId) -> Result<(), Failure> {
+    let request = pb::CloseRequest { job: job.get() };
+    let replies = list
+        .iter()
+        .map(|ps| call(dialer, ps, "close", move |mut client| async move { client.close(request).await }));
+    try_join_all(replies).await.map(drop)
+}
+
+async fn call<T, Fut>(
+    dialer: &Dialer,
+    ps: &PsAddress,
+    what: &str,
+    call: impl Fn(ParametersClient<Channel>) -> Fut,
+) -> Result<T, Failure>
+where
+    Fut: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+{
+    let client = ParametersClient::new(dialer.channel(&ps.url, Purpose::Control)?)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let seed = proto::random::key(0, &ps.name, 0);
+    let visible = |attempt: u32, failure: &Failure| {
+        if attempt == 1 {
+            tracing::warn!(ps = ps.name, reason = %failure, "{what}: no answer; trying again");
+        }
+    };
+    let attempt = || {
+        let answer = tokio::time::timeout(ANSWER, call(client.clone()));
+        async move {
+            let silent = |_| Failure::new(Kind::Unavailable, format!("no answer within {ANSWER:?}"));
+            Ok(answer.await.map_err(silent)??.into_inner())
+        }
+    };
+    let named = |failure: Failure| {
+        Failure::new(failure.kind, format!("{what} on ps `{}` ({}): {}", ps.name, ps.url, failure.message))
+    };
+    RETRY.run(seed, visible, attempt).await.map_err(named)
+}

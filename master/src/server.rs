@@ -1,0 +1,223 @@
+//! The edge of a master: the lock around its books, the clock, the data folder, the calls to ps, and the server itself.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::Stream;
+use proto::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
+use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::pb;
+use proto::pb::fleet_server::FleetServer;
+use proto::pb::jobs_server::JobsServer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::artifacts::{Artifacts, Received};
+use crate::books::Books;
+use crate::clock::{Clock, Now};
+use crate::config::Options;
+use crate::error::{Error, Result};
+use crate::job::Effect;
+use crate::metrics::Metrics;
+use crate::ps_client;
+use crate::service::{FleetService, JobsService};
+
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Longest wait for open calls at a shutdown.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// Runs a master until `shutdown`.
+///
+/// # Errors
+/// See [`Master::open`] and [`Master::serve`].
+pub async fn run<IO>(
+    options: Options,
+    incoming: impl Stream<Item = io::Result<Accepted<IO>>> + Send,
+    dialer: Dialer,
+    shutdown: CancellationToken,
+) -> Result<()>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    Master::open(options, dialer)?.serve(incoming, shutdown).await
+}
+
+/// A master: its books and its data folder. Cheap to clone, all clones are the same master.
+#[derive(Clone, Debug)]
+pub struct Master {
+    shared: Arc<Shared>,
+}
+
+/// What all calls share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) artifacts: Artifacts,
+    pub(crate) dialer: Dialer,
+    /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
+    pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Received>>,
+    /// There may be work.
+    pub(crate) work: Notify,
+    /// Long calls end.
+    pub(crate) stopping: CancellationToken,
+    books: Mutex<Books>,
+    clock: Clock,
+}
+
+impl Master {
+    /// Takes the data folder. Jobs of an earlier master are not continued; their files stay.
+    ///
+    /// # Errors
+    /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
+    pub fn open(options: Options, dialer: Dialer) -> Result<Self> {
+        options.validate().map_err(Error::Options)?;
+        let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
+        let clock = Clock::start();
+        let books = Books::new(options, artifacts.starts, artifacts.newest_job, clock.now());
+        let shared = Shared {
+            artifacts,
+            dialer,
+            uploads: Mutex::default(),
+            work: Notify::new(),
+            stopping: CancellationToken::new(),
+            books: Mutex::new(books),
+            clock,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Serves `incoming` connections until `shutdown`; then long calls end and open ones get a moment.
+    ///
+    /// # Errors
+    /// The server cannot go on.
+    pub async fn serve<IO>(
+        &self,
+        incoming: impl Stream<Item = io::Result<Accepted<IO>>> + Send,
+        shutdown: CancellationToken,
+    ) -> Result<()>
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let shared = &self.shared;
+        let (_reporter, health) = tonic_health::server::health_reporter();
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+            .build_v1()
+            .expect("our own schema is well-formed");
+        let (jobs, fleet) = (JobsService::new(shared.clone()), FleetService::new(shared.clone()));
+        let serving = proto::channel::server()
+            .add_service(health)
+            .add_service(reflection)
+            .add_service(JobsServer::new(jobs).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .add_service(FleetServer::new(fleet).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .serve_with_incoming_shutdown(incoming, shared.stopping.clone().cancelled_owned());
+        let stopped = async {
+            shutdown.cancelled().await;
+            shared.stopping.cancel();
+            tokio::time::sleep(SHUTDOWN).await;
+        };
+        tokio::select! {
+            served = serving => Ok(served?),
+            () = stopped => {
+                tracing::warn!("calls were still open {SHUTDOWN:?} after the shutdown began; leaving them");
+                Ok(())
+            }
+            () = tick(shared) => unreachable!("ticks for ever"),
+        }
+    }
+
+    /// What this master counted so far.
+    pub fn metrics(&self) -> Metrics {
+        self.shared.books.lock().unwrap_or_else(PoisonError::into_inner).metrics()
+    }
+}
+
+impl Shared {
+    /// The one way to the books: one short lock, then whatever follows from the change.
+    pub(crate) fn act<T>(self: &Arc<Self>, action: impl FnOnce(&mut Books, Now) -> T) -> T {
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        // The time is taken under the lock, so that it never steps back between two actions.
+        let result = action(&mut books, self.clock.now());
+        let (effects, changes, news) = (books.take_effects(), books.take_changes(), books.take_news());
+        drop(books);
+        for change in changes {
+            tracing::info!("{}", change.reason);
+        }
+        for (job, effect) in effects {
+            self.follow(job, effect);
+        }
+        if news {
+            self.work.notify_waiters();
+        }
+        result
+    }
+
+    /// Removes the files of exports whose lease has ended.
+    fn drop_ended_uploads(self: &Arc<Self>) {
+        self.act(|books, _| {
+            let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+            uploads.retain(|&(worker, lease), _| books.exported_by(worker, lease).is_some());
+        });
+    }
+
+    fn follow(self: &Arc<Self>, job: JobId, effect: Effect) {
+        if let Effect::Tell(state, reason) = effect {
+            tracing::info!(%job, "{}: {reason}", state.as_str_name());
+            return;
+        }
+        // A heartbeat stream may be dropped with the runtime itself; then there is nobody left to tell.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let shared = self.clone();
+        let speaking = async move {
+            tokio::select! {
+                () = shared.speak(job, effect) => {}
+                () = shared.stopping.cancelled() => {}
+            }
+        };
+        runtime.spawn(speaking.instrument(tracing::info_span!("job", id = %job)));
+    }
+
+    /// Speaks to ps and brings the job their answer.
+    async fn speak(self: &Arc<Self>, id: JobId, effect: Effect) {
+        match effect {
+            Effect::Ask(ps) => {
+                let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, ledgers)));
+            }
+            Effect::Verify(ps, incarnation) => {
+                let ledgers = ps_client::ledgers(&self.dialer, std::slice::from_ref(&ps), id).await;
+                self.act(|books, now| {
+                    books.job_mut(id).map(|job| job.on_ps_answer(now, &ps, incarnation, ledgers))
+                });
+            }
+            Effect::Unpin(ps, version) => {
+                if let Err(failure) = ps_client::unpin(&self.dialer, &ps, id, version).await {
+                    tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
+                }
+            }
+            Effect::Finish(ps) => {
+                let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
+                if let Err(failure) = ps_client::close(&self.dialer, &ps, id).await {
+                    tracing::warn!(reason = %failure, "a ps did not close the job; its heartbeat will tell it to");
+                }
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
+            }
+            Effect::Tell(..) => {}
+        }
+    }
+}
+
+async fn tick(shared: &Arc<Shared>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        shared.act(Books::on_tick);
+        shared.drop_ended_uploads();
+    }
+}

@@ -1,0 +1,261 @@
+//! The `Fleet` service: processes come and go, and ask for work.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use proto::convert::{artifact_name, required};
+use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::pb::fleet_server::Fleet;
+use proto::pb::upload_request::Part;
+use proto::status::{Failure, Kind};
+use tokio::time::Instant;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Answers, leaving, nothing};
+use crate::artifacts::Folder;
+use crate::books::check_exported;
+use crate::ps_client;
+use crate::server::Shared;
+
+/// Longest wait of one request for work.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// The service, on the books.
+#[derive(Debug)]
+pub(crate) struct FleetService {
+    shared: Arc<Shared>,
+}
+
+impl FleetService {
+    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+#[tonic::async_trait]
+impl Fleet for FleetService {
+    type HeartbeatStream = Answers<pb::HeartbeatReply>;
+    type DownloadStream = Answers<pb::ArtifactPart>;
+
+    async fn register(
+        &self,
+        request: Request<pb::RegisterRequest>,
+    ) -> Result<Response<pb::RegisterReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.shared.act(|books, now| books.register(now, &request))?))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<pb::HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        let mut requests = request.into_inner();
+        // Taken before the answer, so that the process is live by the time that it knows it is connected.
+        let first = requests.message().await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
+        let (stream, reply) = self.shared.act(|books, now| books.stream_opened(now, &first))?;
+        let heartbeats = Heartbeats {
+            incarnation: IncarnationId(first.incarnation),
+            stream,
+            requests,
+            reply: Some(reply),
+            shared: self.shared.clone(),
+        };
+        let replies = futures::stream::try_unfold(heartbeats, |mut heartbeats| async move {
+            Ok(heartbeats.next().await?.map(|reply| (reply, heartbeats)))
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn lease(&self, request: Request<pb::LeaseRequest>) -> Result<Response<pb::LeaseReply>, Status> {
+        let pb::LeaseRequest { incarnation, wait_ms } = request.into_inner();
+        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        loop {
+            // Listening begins before looking, so that no news is missed between the two.
+            let news = self.shared.work.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            // Before the books: at a shutdown the heartbeat of who asks may have ended already.
+            if self.shared.stopping.is_cancelled() {
+                return Err(leaving());
+            }
+            let lease = self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))?;
+            if let Some(pb::Lease { id, job, task, attempt, .. }) = lease {
+                tracing::debug!(incarnation, lease = id, job, task, attempt, "lease granted");
+                return Ok(Response::new(pb::LeaseReply { lease }));
+            }
+            tokio::select! {
+                () = news => {}
+                () = tokio::time::sleep_until(until) => {
+                    return Ok(Response::new(pb::LeaseReply { lease: None }));
+                }
+                () = self.shared.stopping.cancelled() => return Err(leaving()),
+            }
+        }
+    }
+
+    async fn job(&self, request: Request<pb::JobRequest>) -> Result<Response<pb::JobReply>, Status> {
+        let id = JobId(request.into_inner().job);
+        let reply = self.shared.act(|books, _| books.job(id).map(crate::job::Job::reply))?;
+        Ok(Response::new(reply))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::DescribeReply>, Status> {
+        let request = request.into_inner();
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        let (job, partitions) = self.shared.act(|books, _| books.describe(&request))?;
+        for (partition, (ps, _)) in partitions.iter().enumerate() {
+            tracing::info!(%job, partition, ps = ps.name, url = ps.url, "partition placed");
+        }
+        ps_client::open(&self.shared.dialer, partitions).await?;
+        let placement = self.shared.act(|books, _| books.described(worker, lease))?;
+        Ok(Response::new(pb::DescribeReply { placement: Some(placement) }))
+    }
+
+    async fn complete(
+        &self,
+        request: Request<pb::CompleteRequest>,
+    ) -> Result<Response<pb::CompleteReply>, Status> {
+        let request = request.into_inner();
+        let (incarnation, lease) = (request.incarnation, request.lease);
+        let accepted = match request.result {
+            Some(Report::Exported(_)) => self.complete_export(request)?,
+            _ => self.shared.act(|books, now| books.complete(now, request))?,
+        };
+        tracing::debug!(incarnation, lease, accepted, "task completed");
+        Ok(Response::new(pb::CompleteReply { accepted }))
+    }
+
+    async fn fail(&self, request: Request<pb::FailRequest>) -> Result<Response<pb::FailReply>, Status> {
+        let request = request.into_inner();
+        let pb::FailRequest { incarnation, lease, message, fatal, .. } = &request;
+        tracing::info!(incarnation, lease, fatal, reason = message, "task failed");
+        self.shared.act(|books, now| books.fail(now, &request))?;
+        Ok(Response::new(pb::FailReply {}))
+    }
+
+    async fn release(
+        &self,
+        request: Request<pb::ReleaseRequest>,
+    ) -> Result<Response<pb::ReleaseReply>, Status> {
+        let request = request.into_inner();
+        tracing::debug!(incarnation = request.incarnation, lease = request.lease, "lease released");
+        self.shared.act(|books, now| books.release(now, request))?;
+        Ok(Response::new(pb::ReleaseReply {}))
+    }
+
+    async fn download(
+        &self,
+        request: Request<pb::DownloadRequest>,
+    ) -> Result<Response<Self::DownloadStream>, Status> {
+        let pb::DownloadRequest { job, name } = request.into_inner();
+        let id = JobId(job);
+        artifact_name(&name)?;
+        let artifact = self.shared.act(|books, _| {
+            let input = &books.job(id)?.input;
+            let found = input.iter().find(|artifact| artifact.name == name).cloned();
+            found.ok_or_else(|| {
+                Failure::new(Kind::NotFound, format!("job {id} was submitted without a file `{name}`"))
+            })
+        })?;
+        let parts = self.shared.artifacts.parts(id, Folder::Input, &artifact);
+        Ok(Response::new(Box::pin(futures::stream::iter(parts.map(|part| part.map_err(Status::from))))))
+    }
+
+    async fn upload(
+        &self,
+        request: Request<Streaming<pb::UploadRequest>>,
+    ) -> Result<Response<pb::UploadReply>, Status> {
+        let mut requests = request.into_inner();
+        let first = requests.message().await?.ok_or_else(|| nothing("UploadRequest"))?;
+        let Some(Part::Header(pb::UploadHeader { incarnation, lease })) = first.part else {
+            let message = "UploadRequest.header: expected in the first message, found none";
+            return Err(Failure::new(Kind::Malformed, message).into());
+        };
+        let (worker, lease) = (IncarnationId(incarnation), LeaseId(lease));
+        let is_good = || self.shared.act(|books, _| books.exported_by(worker, lease).is_some());
+        let ended = || Status::from(crate::job::ended(lease));
+        if !is_good() {
+            return Err(ended());
+        }
+        let mut receiving = self.shared.artifacts.receive()?;
+        while let Some(request) = requests.message().await? {
+            match required("UploadRequest", "part", request.part)? {
+                Part::Artifact(part) => receiving.accept(part)?,
+                Part::Header(_) => {
+                    let message = "UploadRequest.header: expected once, found again";
+                    return Err(Failure::new(Kind::Malformed, message).into());
+                }
+            }
+        }
+        let received = receiving.finish()?;
+        if !is_good() {
+            return Err(ended());
+        }
+        let mut uploads = self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        uploads.insert((worker, lease), received);
+        Ok(Response::new(pb::UploadReply {}))
+    }
+}
+
+impl FleetService {
+    /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files.
+    fn complete_export(&self, request: pb::CompleteRequest) -> Result<bool, Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        self.shared.act(|books, now| {
+            let Some(job) = books.exported_by(worker, lease) else { return books.complete(now, request) };
+            let uploaded =
+                self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner).remove(&(worker, lease));
+            let artifacts =
+                uploaded.as_ref().map(|uploaded| uploaded.artifacts.as_slice()).unwrap_or_default();
+            check_exported(request.result.as_ref(), artifacts)?;
+            if let Some(uploaded) = uploaded {
+                self.shared.artifacts.adopt(uploaded, job, Folder::Output)?;
+            }
+            books.complete(now, request)
+        })
+    }
+}
+
+/// One heartbeat stream. Its end, however it comes, is the end of the process for the fleet.
+struct Heartbeats {
+    incarnation: IncarnationId,
+    stream: u64,
+    requests: Streaming<pb::HeartbeatRequest>,
+    /// The answer to the first one.
+    reply: Option<pb::HeartbeatReply>,
+    shared: Arc<Shared>,
+}
+
+impl Heartbeats {
+    async fn next(&mut self) -> Result<Option<pb::HeartbeatReply>, Status> {
+        if let Some(reply) = self.reply.take() {
+            return Ok(Some(reply));
+        }
+        let request = tokio::select! {
+            request = self.requests.message() => request?,
+            () = self.shared.stopping.cancelled() => return Err(leaving()),
+        };
+        let Some(request) = request else { return Ok(None) };
+        if request.incarnation != self.incarnation.get() {
+            let (expected, found) = (self.incarnation, request.incarnation);
+            let message =
+                format!("HeartbeatRequest.incarnation: expected {expected} as before, found {found}");
+            return Err(Failure::new(Kind::Malformed, message).into());
+        }
+        Ok(Some(self.shared.act(|books, now| books.heartbeat(now, &request))?))
+    }
+}
+
+impl Drop for Heartbeats {
+    fn drop(&mut self) {
+        // At a shutdown it is the master that leaves.
+        if !self.shared.stopping.is_cancelled() {
+            self.shared.act(|books, now| books.stream_broken(now, self.incarnation, self.stream));
+        }
+    }
+}

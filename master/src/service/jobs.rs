@@ -1,0 +1,172 @@
+//! The `Jobs` service: what users do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use proto::convert::required;
+use proto::ids::JobId;
+use proto::pb;
+use proto::pb::jobs_server::Jobs;
+use proto::pb::submit_request::Part;
+use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Answers, leaving, nothing};
+use crate::artifacts::Folder;
+use crate::server::Shared;
+
+/// The file that a job with a script brings.
+const SCRIPT: &str = "model.pt";
+
+/// Events that are copied under one lock.
+const EVENTS_AT_ONCE: usize = 256;
+
+/// The service, on the books.
+#[derive(Debug)]
+pub(crate) struct JobsService {
+    shared: Arc<Shared>,
+}
+
+impl JobsService {
+    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+#[tonic::async_trait]
+impl Jobs for JobsService {
+    type WatchStream = Answers<pb::Event>;
+    type FetchStream = Answers<pb::ArtifactPart>;
+
+    async fn submit(
+        &self,
+        request: Request<Streaming<pb::SubmitRequest>>,
+    ) -> Result<Response<pb::SubmitReply>, Status> {
+        let mut requests = request.into_inner();
+        let malformed = |message: &str| Status::from(Failure::new(Kind::Malformed, message));
+        let first = requests.message().await?.ok_or_else(|| nothing("SubmitRequest"))?;
+        let Some(Part::SpecJson(spec)) = first.part else {
+            return Err(malformed("SubmitRequest.spec_json: expected in the first message, found none"));
+        };
+        let spec = JobSpec::from_json(&spec)?;
+        // Refused before its files travel.
+        self.shared.act(|books, _| books.admit(&spec).map(drop))?;
+        let mut receiving = self.shared.artifacts.receive()?;
+        while let Some(request) = requests.message().await? {
+            match required("SubmitRequest", "part", request.part)? {
+                Part::Artifact(part) => receiving.accept(part)?,
+                Part::SpecJson(_) => {
+                    return Err(malformed("SubmitRequest.spec_json: expected once, found again"));
+                }
+            }
+        }
+        let received = receiving.finish()?;
+        if let Some(script) = &spec.model.script
+            && !received.artifacts.iter().any(|artifact| artifact.name == SCRIPT)
+        {
+            return Err(malformed(&format!(
+                "model.script is `{script}`, and no file `{SCRIPT}` came with the job"
+            )));
+        }
+        let reply = self.shared.act(|books, now| {
+            let id = books.admit(&spec)?;
+            let input = self.shared.artifacts.adopt(received, id, Folder::Input)?;
+            Ok::<_, Failure>(books.submit(now, id, spec, input))
+        })?;
+        tracing::info!(job = reply.job, "{} submitted", reply.name);
+        Ok(Response::new(reply))
+    }
+
+    async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<pb::ListReply>, Status> {
+        let jobs = self.shared.act(|books, now| books.list(now));
+        Ok(Response::new(pb::ListReply { jobs }))
+    }
+
+    async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        let name = request.into_inner().job;
+        let status = self.shared.act(|books, now| Ok::<_, Failure>(books.status(now, books.find(&name)?)))?;
+        Ok(Response::new(status))
+    }
+
+    async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let pb::WatchRequest { job: name, after } = request.into_inner();
+        let (job, news) = self.shared.act(|books, _| {
+            let job = books.find(&name)?;
+            Ok::<_, Failure>((job.id, job.log.watch()))
+        })?;
+        let watcher = Watcher { shared: self.shared.clone(), job, after, news, events: VecDeque::new() };
+        let events = futures::stream::try_unfold(watcher, |mut watcher| async move {
+            Ok(watcher.next().await?.map(|event| (event, watcher)))
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn cancel(&self, request: Request<pb::CancelRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        let pb::CancelRequest { job: name, force } = request.into_inner();
+        let status = self.shared.act(|books, now| {
+            let id = books.find(&name)?.id;
+            if let Some(job) = books.job_mut(id) {
+                job.cancel(now, force);
+            }
+            Ok::<_, Failure>(books.status(now, books.job(id)?))
+        })?;
+        Ok(Response::new(status))
+    }
+
+    async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
+        let name = request.into_inner().job;
+        let status = self.shared.act(|books, now| Ok::<_, Failure>(books.status(now, books.find(&name)?)))?;
+        if status.artifacts.is_empty() {
+            let state = status.state().as_str_name().trim_start_matches("JOB_STATE_").to_lowercase();
+            let message = format!("job {} has no files; it is {state}: {}", status.name, status.reason);
+            return Err(Failure::new(Kind::NotFound, message).into());
+        }
+        let shared = self.shared.clone();
+        let files = status
+            .artifacts
+            .into_iter()
+            .flat_map(move |artifact| shared.artifacts.parts(JobId(status.job), Folder::Output, &artifact));
+        Ok(Response::new(Box::pin(futures::stream::iter(files.map(|part| part.map_err(Status::from))))))
+    }
+}
+
+/// Reads a job's events, first those that are there, then each as it comes.
+struct Watcher {
+    shared: Arc<Shared>,
+    job: JobId,
+    after: u64,
+    news: watch::Receiver<u64>,
+    /// Read and not yet sent.
+    events: VecDeque<pb::Event>,
+}
+
+impl Watcher {
+    /// The next event; `None` after the last one of a job that has ended.
+    async fn next(&mut self) -> Result<Option<pb::Event>, Status> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                self.after = event.sequence;
+                return Ok(Some(event));
+            }
+            self.news.mark_unchanged();
+            let (after, id) = (self.after, self.job);
+            let (events, ended) = self.shared.act(|books, _| {
+                let job = books.job(id)?;
+                Ok::<_, Failure>((job.log.after(after, EVENTS_AT_ONCE), job.is_ended()))
+            })?;
+            if events.is_empty() && ended {
+                return Ok(None);
+            }
+            self.events.extend(events);
+            if self.events.is_empty() {
+                tokio::select! {
+                    // An error means that the job was forgotten, which the next look tells.
+                    _ = self.news.changed() => {}
+                    () = self.shared.stopping.cancelled() => return Err(leaving()),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A ps that holds nothing and remembers everything: which calls came, and how far a script says it is.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use futures::Stream;
+use proto::channel::{Dialer, Purpose};
+use proto::pb;
+use proto::pb::fleet_client::FleetClient;
+use proto::pb::parameters_server::{Parameters, ParametersServer};
+use proto::session::Session;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::{Request, Response, Status, Streaming};
+
+/// What it remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// Calls in order, e.g. `unpin 1 at 4`.
+    pub(crate) calls: Vec<String>,
+    /// Partitions by job.
+    pub(crate) open: BTreeMap<u64, Vec<pb::OpenRequest>>,
+    /// Steps applied, as the next ledger says.
+    pub(crate) version: u64,
+}
+
+/// A running ps; dropped, it is gone.
+#[derive(Debug)]
+pub(crate) struct FakePs {
+    pub(crate) accounts: Arc<Mutex<Accounts>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for FakePs {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl FakePs {
+    /// Starts it and waits until the master knows it.
+    pub(crate) async fn start(master: &str, name: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let accounts = Arc::new(Mutex::new(Accounts::default()));
+        let service = ParametersServer::new(Service(accounts.clone()));
+        let serving = proto::channel::server()
+            .add_service(service)
+            .serve_with_incoming(proto::channel::accept(listener));
+        let channel = Dialer::tcp().channel(master, Purpose::Control).expect("a URL");
+        let register = pb::RegisterRequest {
+            role: pb::ProcessRole::Ps.into(),
+            name: name.to_owned(),
+            program_version: proto::PROGRAM_VERSION.to_owned(),
+            url,
+            ..Default::default()
+        };
+        let (session, driver) = Session::start(FleetClient::new(channel), register);
+        let tasks = vec![
+            tokio::spawn(async move { serving.await.expect("serves until it is aborted") }),
+            tokio::spawn(async move { panic!("the session ended: {}", driver.await) }),
+        ];
+        session.registered().await;
+        Self { accounts, tasks }
+    }
+
+    pub(crate) fn calls(&self) -> Vec<String> {
+        self.accounts.lock().expect("unpoisoned").calls.clone()
+    }
+}
+
+struct Service(Arc<Mutex<Accounts>>);
+
+type Pulls = Pin<Box<dyn Stream<Item = Result<pb::PullReply, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Parameters for Service {
+    type PullStream = Pulls;
+
+    async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenReply>, Status> {
+        let request = request.into_inner();
+        let mut accounts = self.0.lock().expect("unpoisoned");
+        accounts.calls.push(format!("open {} of job {}", request.partition, request.job));
+        accounts.open.entry(request.job).or_default().push(request);
+        Ok(Response::new(pb::OpenReply { version: None }))
+    }
+
+    async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {
+        let pb::LedgerRequest { job } = request.into_inner();
+        let mut accounts = self.0.lock().expect("unpoisoned");
+        accounts.calls.push(format!("ledger of job {job}"));
+        let version = accounts.version;
+        let ledger = |open: &pb::OpenRequest| pb::PartitionLedger {
+            partition: open.partition,
+            version: Some(version),
+            watermark: version,
+            microbatches_applied: 4 * version,
+            samples_applied: 4 * version,
+            duplicates_dropped: 1,
+            ..Default::default()
+        };
+        let partitions = accounts.open.get(&job).map(|open| open.iter().map(ledger).collect());
+        Ok(Response::new(pb::LedgerReply { partitions: partitions.unwrap_or_default() }))
+    }
+
+    async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
+        let pb::UnpinRequest { job, version } = request.into_inner();
+        self.0.lock().expect("unpoisoned").calls.push(format!("unpin {version} of job {job}"));
+        Ok(Response::new(pb::UnpinReply {}))
+    }
+
+    async fn close(&self, request: Request<pb::CloseRequest>) -> Result<Response<pb::CloseReply>, Status> {
+        let pb::CloseRequest { job } = request.into_inner();
+        let mut accounts = self.0.lock().expect("unpoisoned");
+        accounts.calls.push(format!("close job {job}"));
+        accounts.open.remove(&job);
+        Ok(Response::new(pb::CloseReply {}))
+    }
+
+    async fn push(&self, _: Request<Streaming<pb::PushRequest>>) -> Result<Response<pb::PushReply>, Status> {
+        Err(Status::unimplemented("a ps without parameters"))
+    }
+
+    async fn pull(&self, _: Request<pb::PullRequest>) -> Result<Response<Pulls>, Status> {
+        Err(Status::unimplemented("a ps without parameters"))
+    }
+}

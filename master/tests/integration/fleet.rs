@@ -1,0 +1,235 @@
+//! What workers and ps see: leases that come back at once, late reports that change nothing, versions that must fit.
+
+use std::time::Duration;
+
+use proto::pb;
+use proto::pb::JobState;
+use proto::pb::fleet_client::FleetClient;
+use proto::pb::lease::Work;
+use proto::status::{Failure, Kind};
+
+use crate::fake_ps::FakePs;
+use crate::harness::{Cluster, Worker, job, microbatches, read_artifacts, soon, trained};
+
+/// A cluster with a job that trains, a ps, and worker `a` with the first lease of training.
+async fn training(spec: &proto::spec::JobSpec) -> (Cluster, FakePs, Worker, pb::Lease) {
+    let cluster = Cluster::start().await;
+    let ps = FakePs::start(&cluster.url, "ps-0").await;
+    let mut worker = Worker::join(&cluster, "a").await;
+    cluster.submit(spec, &[]).await.expect("a good job");
+    let lease = worker.until_training().await;
+    (cluster, ps, worker, lease)
+}
+
+#[tokio::test]
+async fn a_killed_workers_lease_is_granted_to_another_at_once() {
+    let (cluster, _ps, a, lease) = training(&job(|_| ())).await;
+    let mut b = Worker::join(&cluster, "b").await;
+    let waiting = tokio::spawn(async move {
+        let lease = b.lease().await;
+        (b, lease)
+    });
+    let killed = tokio::time::Instant::now();
+    drop(a);
+    let (mut b, again) = soon("the lease of the dead", waiting).await.expect("no panic");
+    // Neither the lease (30 s) nor the heartbeats (60 s) had to run out.
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    assert_eq!((microbatches(&again).0, again.attempt), (microbatches(&lease).0, 2));
+    assert_ne!(again.id, lease.id);
+    b.do_task(&again).await;
+    b.until_exported().await;
+    cluster.reach("digits", JobState::Succeeded).await;
+    let status = cluster.status("digits").await.expect("a job");
+    assert_eq!((status.leases_expired, status.workers_seen), (1, 2));
+}
+
+#[tokio::test]
+async fn a_report_of_a_lease_that_ended_is_not_accepted() {
+    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    let (first, count) = microbatches(&lease);
+    assert_eq!(a.complete(&lease, trained(first, count)).await, Ok(true));
+    assert_eq!(a.complete(&lease, trained(first, count)).await, Ok(false), "a repeat");
+    // And of a process that the fleet has given up: it must register again.
+    let next = a.lease().await;
+    let (incarnation, mut fleet) = (a.incarnation, a.fleet.clone());
+    drop(a);
+    let mut b = Worker::join(&cluster, "b").await;
+    let again = b.lease().await;
+    assert_eq!((again.work, again.attempt), (next.work, 2));
+    let request = pb::CompleteRequest { incarnation, lease: next.id, result: Some(trained(first, count)) };
+    let failure = Failure::from(fleet.complete(request).await.unwrap_err());
+    assert!(failure.kind == Kind::Fenced && failure.message.contains("register again"), "{failure}");
+    let metrics = cluster.master.metrics();
+    assert_eq!((metrics.reports_late, metrics.leases_expired), (1, 1));
+}
+
+#[tokio::test]
+async fn a_draining_worker_hands_back_the_rest_and_leaves() {
+    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    assert_eq!(microbatches(&lease), (0, 16));
+    a.beat(&[&lease], true).await;
+    assert_eq!(a.maybe_lease(Duration::from_millis(50)).await, None, "it takes no more work");
+    let pb::complete_request::Result::Trained(done) = trained(0, 3) else { unreachable!() };
+    let request = pb::ReleaseRequest { incarnation: a.incarnation, lease: lease.id, trained: Some(done) };
+    a.fleet.release(request).await.expect("known");
+    drop(a);
+    let mut b = Worker::join(&cluster, "b").await;
+    let rest = b.lease().await;
+    assert_eq!(microbatches(&rest), (3, 1), "the rest of step 0");
+    b.do_task(&rest).await;
+    b.until_exported().await;
+    cluster.reach("digits", JobState::Succeeded).await;
+    let events = cluster.events("digits").await;
+    let train = |event: &pb::Event| match &event.kind {
+        Some(pb::event::Kind::Train(event)) => Some((event.step, event.loss)),
+        _ => None,
+    };
+    let losses: Vec<_> = events.iter().filter_map(train).collect();
+    assert_eq!(losses, [(0, 1.5), (1, 5.5), (2, 9.5), (3, 13.5)], "as if one worker had done it all");
+    assert_eq!(cluster.status("digits").await.expect("a job").leases_expired, 0);
+}
+
+#[tokio::test]
+async fn heartbeats_renew_leases_and_tell_which_are_lost() {
+    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    let mut b = Worker::join(&cluster, "b").await;
+    let reply = a.beat(&[&lease], false).await;
+    assert_eq!((reply.leases_lost, reply.jobs, reply.newest_job), (vec![], vec![1], 1));
+    let reply = b.beat(&[&lease], false).await;
+    assert_eq!(reply.leases_lost, [lease.id], "a lease of another worker");
+    a.do_task(&lease).await;
+    assert_eq!(a.beat(&[&lease], false).await.leases_lost, [lease.id], "it is done");
+    a.until_exported().await;
+    cluster.reach("digits", JobState::Succeeded).await;
+    let reply = a.beat(&[], false).await;
+    assert_eq!((reply.jobs, reply.newest_job), (vec![], 1), "a job that ended is to be forgotten");
+}
+
+#[tokio::test]
+async fn an_answer_that_never_arrived_is_given_to_another_soon() {
+    let cluster = Cluster::with(|options| {
+        options.heartbeat = Duration::from_millis(50);
+    })
+    .await;
+    let _ps = FakePs::start(&cluster.url, "ps-0").await;
+    let (mut a, mut b) = (Worker::join(&cluster, "a").await, Worker::join(&cluster, "b").await);
+    cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
+    let lost = a.lease().await;
+    let found = b.lease().await;
+    assert_eq!((found.work, found.attempt), (lost.work, 2));
+}
+
+#[tokio::test]
+async fn another_program_version_is_refused_by_both_names() {
+    let cluster = Cluster::start().await;
+    let mut fleet = FleetClient::new(cluster.channel());
+    let register = |version: &str, role: pb::ProcessRole| pb::RegisterRequest {
+        role: role.into(),
+        name: "w".to_owned(),
+        program_version: version.to_owned(),
+        ..Default::default()
+    };
+    let refused = fleet.register(register("99.1.0", pb::ProcessRole::Worker)).await.unwrap_err();
+    let failure = Failure::from(refused);
+    assert_eq!(failure.kind, Kind::Incompatible);
+    for part in ["99.1.0", proto::PROGRAM_VERSION, "install one version"] {
+        assert!(failure.message.contains(part), "{failure}");
+    }
+    for (role, expected) in
+        [(pb::ProcessRole::Unspecified, "RegisterRequest.role"), (pb::ProcessRole::Ps, "RegisterRequest.url")]
+    {
+        let failure =
+            Failure::from(fleet.register(register(proto::PROGRAM_VERSION, role)).await.unwrap_err());
+        assert!(failure.kind == Kind::Malformed && failure.message.contains(expected), "{failure}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_incarnation_must_register_again() {
+    let cluster = Cluster::start().await;
+    let mut fleet = FleetClient::new(cluster.channel());
+    let lease = fleet.lease(pb::LeaseRequest { incarnation: 77, wait_ms: 1000 }).await;
+    assert_eq!(Failure::from(lease.unwrap_err()).kind, Kind::Fenced);
+    let beat = pb::HeartbeatRequest { incarnation: 77, ..Default::default() };
+    let stream = fleet.heartbeat(tokio_stream::iter([beat])).await;
+    assert_eq!(Failure::from(stream.unwrap_err()).kind, Kind::Fenced);
+}
+
+#[tokio::test]
+async fn a_worker_reads_what_the_job_came_with() {
+    let cluster = Cluster::start().await;
+    let _ps = FakePs::start(&cluster.url, "ps-0").await;
+    let script = vec![7; 3 << 20];
+    let spec = job(|spec| {
+        spec.model.script = Some("nets/model.pt".to_owned());
+        spec.model.builtin = None;
+    });
+    cluster.submit(&spec, &[("model.pt", &script)]).await.expect("a good job");
+    let mut worker = Worker::join(&cluster, "a").await;
+    let reply = worker.fleet.job(pb::JobRequest { job: 1 }).await.expect("a job").into_inner();
+    assert_eq!(proto::spec::JobSpec::from_json(&reply.spec_json).expect("good"), spec);
+    assert_eq!((reply.artifacts[0].size, reply.train_records.len(), reply.placement), (3 << 20, 0, None));
+    let download = |name: &str| pb::DownloadRequest { job: 1, name: name.to_owned() };
+    let stream = worker.fleet.download(download("model.pt")).await.expect("a file").into_inner();
+    assert_eq!(read_artifacts(stream).await.expect("whole")["model.pt"], script);
+    for (name, kind) in [("other.pt", Kind::NotFound), ("../../lock", Kind::Malformed)] {
+        let failure = Failure::from(worker.fleet.download(download(name)).await.unwrap_err());
+        assert_eq!(failure.kind, kind, "{failure}");
+    }
+    worker.until_training().await;
+    let reply = worker.fleet.job(pb::JobRequest { job: 1 }).await.expect("a job").into_inner();
+    assert_eq!((reply.train_records, reply.label_max), (vec![10], Some(9)));
+    assert_eq!(reply.placement.expect("open").partitions[0].ps, "ps-0");
+    let failure = Failure::from(worker.fleet.job(pb::JobRequest { job: 9 }).await.unwrap_err());
+    assert_eq!(failure.kind, Kind::NotFound);
+}
+
+#[tokio::test]
+async fn an_upload_is_taken_only_whole_and_from_who_exports() {
+    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    let fenced = a.upload(&lease, &[("m", b"x")]).await.unwrap_err();
+    assert_eq!(fenced.kind, Kind::Fenced, "{fenced}");
+    a.do_task(&lease).await;
+    let export = loop {
+        let lease = a.lease().await;
+        if matches!(lease.work, Some(Work::Export(_))) {
+            break lease;
+        }
+        a.do_task(&lease).await;
+    };
+    let refused = a.upload(&export, &[("../escape", b"x")]).await.unwrap_err();
+    assert!(refused.kind == Kind::Malformed && refused.message.contains("plain file name"), "{refused}");
+    let exported = pb::complete_request::Result::Exported(pb::Exported {
+        artifacts: vec![proto::artifact::describe("m", b"x")],
+    });
+    let early = a.complete(&export, exported.clone()).await.unwrap_err();
+    assert!(early.message.contains("call Upload first"), "{early}");
+    a.upload(&export, &[("m", b"y")]).await.expect("whole");
+    assert!(a.complete(&export, exported.clone()).await.is_err(), "other content than was reported");
+    a.upload(&export, &[("m", b"x")]).await.expect("whole");
+    assert_eq!(a.complete(&export, exported.clone()).await, Ok(true));
+    assert_eq!(a.complete(&export, exported).await, Ok(false), "a repeat");
+    cluster.reach("digits", JobState::Succeeded).await;
+    assert_eq!(cluster.fetch("digits").await.expect("files")["m"], b"x");
+}
+
+#[tokio::test]
+async fn a_ps_that_is_gone_for_good_ends_the_job() {
+    let cluster = Cluster::with(|options| options.ps_grace = Duration::from_millis(100)).await;
+    let ps = FakePs::start(&cluster.url, "ps-0").await;
+    let mut worker = Worker::join(&cluster, "a").await;
+    cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
+    worker.until_training().await;
+    drop(ps);
+    let reason = cluster.reach("digits", JobState::Failed).await;
+    assert!(reason.contains("ps `ps-0` was gone for 100ms"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_ps_that_comes_back_without_its_partitions_ends_the_job_and_says_so() {
+    let (cluster, ps, _a, _lease) = training(&job(|_| ())).await;
+    drop(ps);
+    let _again = FakePs::start(&cluster.url, "ps-0").await;
+    let reason = cluster.reach("digits", JobState::Failed).await;
+    assert!(reason.contains("ps `ps-0` was started again and lost partition 0"), "{reason}");
+}

@@ -1,0 +1,347 @@
+//! A master in its own folder, users and workers to speak to it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use master::{Master, Options};
+use proto::artifact::{describe, slices};
+use proto::channel::{Dialer, Purpose, accept};
+use proto::pb;
+use proto::pb::artifact_part::Part;
+use proto::pb::complete_request::Result as Report;
+use proto::pb::event::Kind as Event;
+use proto::pb::fleet_client::FleetClient;
+use proto::pb::jobs_client::JobsClient;
+use proto::pb::lease::Work;
+use proto::pb::{JobState, submit_request, upload_request};
+use proto::spec::JobSpec;
+use proto::status::Failure;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// Far more than anything here takes, far less than a lease holds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// 10 records, of which 2 validate: 2 steps of 4 in each of 2 epochs.
+const JOB: &str = r#"
+name = "digits"
+epochs = 2
+model = { builtin = "softmax", metrics = ["accuracy"] }
+data = { format = "idx", train = { features = ["x.gz"], labels = ["y.gz"] }, validation_fraction = 0.2 }
+batch = { micro = 1, effective = 4 }
+optimizer = { kind = "sgd", learning_rate = 0.5 }
+limits = { attempts_max = 2 }
+"#;
+
+/// The job above, with more lines or other ones.
+pub(crate) fn job(edit: impl FnOnce(&mut JobSpec)) -> JobSpec {
+    let mut spec = proto::spec::parse(JOB, Path::new("job.toml"), &[]).expect("a good job");
+    edit(&mut spec);
+    spec
+}
+
+/// Fails the test when `future` takes too long.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+}
+
+/// A running master.
+pub(crate) struct Cluster {
+    pub(crate) url: String,
+    pub(crate) master: Master,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) served: JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.served.abort();
+    }
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Self {
+        Self::with(|_| ()).await
+    }
+
+    pub(crate) async fn with(edit: impl FnOnce(&mut Options)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Scripted workers send no heartbeats of their own, and a loaded machine may be slow: nobody dies of silence here.
+        let mut options = Options {
+            data_dir: folder.path().to_owned(),
+            heartbeat: Duration::from_secs(10),
+            death: Duration::from_secs(60),
+            ..Options::default()
+        };
+        edit(&mut options);
+        let master = Master::open(options, Dialer::tcp()).expect("a good master");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let shutdown = CancellationToken::new();
+        let serving = {
+            let (master, shutdown) = (master.clone(), shutdown.clone());
+            async move { master.serve(accept(listener), shutdown).await.expect("serves until the shutdown") }
+        };
+        Self { url, master, shutdown, served: tokio::spawn(serving), _folder: folder }
+    }
+
+    pub(crate) fn channel(&self) -> Channel {
+        Dialer::tcp().channel(&self.url, Purpose::Control).expect("a URL")
+    }
+
+    pub(crate) fn jobs(&self) -> JobsClient<Channel> {
+        JobsClient::new(self.channel())
+    }
+
+    /// Submits a job with files; answers its name.
+    pub(crate) async fn submit(&self, spec: &JobSpec, files: &[(&str, &[u8])]) -> Result<String, Failure> {
+        let mut parts = vec![submit_request::Part::SpecJson(spec.to_json())];
+        parts.extend(
+            artifact_parts(files)
+                .into_iter()
+                .map(|part| submit_request::Part::Artifact(pb::ArtifactPart { part: Some(part) })),
+        );
+        let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part) });
+        let reply = self.jobs().submit(tokio_stream::iter(requests.collect::<Vec<_>>())).await?;
+        Ok(reply.into_inner().name)
+    }
+
+    pub(crate) async fn status(&self, job: &str) -> Result<pb::JobStatus, Failure> {
+        Ok(self.jobs().status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner())
+    }
+
+    pub(crate) async fn watch(&self, job: &str, after: u64) -> Streaming<pb::Event> {
+        let request = pb::WatchRequest { job: job.to_owned(), after };
+        self.jobs().watch(request).await.expect("a job").into_inner()
+    }
+
+    /// Waits until the job is in this state; answers why.
+    pub(crate) async fn reach(&self, job: &str, state: JobState) -> String {
+        let mut events = self.watch(job, 0).await;
+        let mut seen = Vec::new();
+        let waiting = async {
+            while let Some(event) = events.message().await.expect("events") {
+                if let Some(Event::State(event)) = event.kind {
+                    if event.state() == state {
+                        return event.reason;
+                    }
+                    seen.push(event);
+                }
+            }
+            panic!("{job} ended without {state:?}: {seen:?}")
+        };
+        soon(&format!("{job} in {state:?}"), waiting).await
+    }
+
+    /// All events of a job that has ended.
+    pub(crate) async fn events(&self, job: &str) -> Vec<pb::Event> {
+        let mut stream = self.watch(job, 0).await;
+        let mut events = Vec::new();
+        while let Some(event) = soon("the end of the job", stream.message()).await.expect("events") {
+            events.push(event);
+        }
+        events
+    }
+
+    /// The files that a job ended with.
+    pub(crate) async fn fetch(&self, job: &str) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+        let request = pb::FetchRequest { job: job.to_owned() };
+        read_artifacts(self.jobs().fetch(request).await?.into_inner()).await
+    }
+}
+
+/// Puts files together again.
+pub(crate) async fn read_artifacts(
+    mut stream: Streaming<pb::ArtifactPart>,
+) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    let (mut files, mut name) = (BTreeMap::<String, Vec<u8>>::new(), String::new());
+    while let Some(part) = stream.message().await? {
+        match part.part.expect("a part") {
+            Part::Header(artifact) => {
+                name = artifact.name;
+                files.insert(name.clone(), Vec::new());
+            }
+            Part::Content(content) => files.get_mut(&name).expect("a header first").extend(content),
+        }
+    }
+    Ok(files)
+}
+
+fn artifact_parts(files: &[(&str, &[u8])]) -> Vec<Part> {
+    let of = |(name, content): &(&str, &[u8])| {
+        let header = Part::Header(describe(name, content));
+        std::iter::once(header)
+            .chain(slices(&Bytes::copy_from_slice(content)).map(Part::Content))
+            .collect::<Vec<_>>()
+    };
+    files.iter().flat_map(of).collect()
+}
+
+/// A worker that does what the test says. Dropped, it is dead: its connection closes.
+pub(crate) struct Worker {
+    pub(crate) incarnation: u64,
+    pub(crate) fleet: FleetClient<Channel>,
+    beats: mpsc::Sender<pb::HeartbeatRequest>,
+    replies: Streaming<pb::HeartbeatReply>,
+}
+
+impl Worker {
+    pub(crate) async fn join(cluster: &Cluster, name: &str) -> Self {
+        let mut fleet = FleetClient::new(cluster.channel());
+        let register = pb::RegisterRequest {
+            role: pb::ProcessRole::Worker.into(),
+            name: name.to_owned(),
+            program_version: proto::PROGRAM_VERSION.to_owned(),
+            threads: 1,
+            device: "cpu".to_owned(),
+            ..Default::default()
+        };
+        let incarnation = fleet.register(register).await.expect("a place").into_inner().incarnation;
+        let (beats, receiver) = mpsc::channel(4);
+        let first = pb::HeartbeatRequest { incarnation, ..Default::default() };
+        beats.send(first).await.expect("open");
+        let stream = fleet.heartbeat(ReceiverStream::new(receiver)).await.expect("known");
+        let mut worker = Self { incarnation, fleet, beats, replies: stream.into_inner() };
+        worker.reply().await;
+        worker
+    }
+
+    async fn reply(&mut self) -> pb::HeartbeatReply {
+        soon("an answer to a heartbeat", self.replies.message()).await.expect("open").expect("an answer")
+    }
+
+    /// One heartbeat and its answer.
+    pub(crate) async fn beat(&mut self, leases: &[&pb::Lease], draining: bool) -> pb::HeartbeatReply {
+        let progress = |lease: &&pb::Lease| pb::LeaseProgress { lease: lease.id, microbatches_done: 0 };
+        let leases = leases.iter().map(progress).collect();
+        let beat = pb::HeartbeatRequest { incarnation: self.incarnation, leases, draining };
+        self.beats.send(beat).await.expect("open");
+        self.reply().await
+    }
+
+    /// Work, if there is some within `wait`.
+    pub(crate) async fn maybe_lease(&mut self, wait: Duration) -> Option<pb::Lease> {
+        let request = pb::LeaseRequest { incarnation: self.incarnation, wait_ms: wait.as_millis() as u32 };
+        self.fleet.lease(request).await.expect("known").into_inner().lease
+    }
+
+    /// Work, which must come.
+    pub(crate) async fn lease(&mut self) -> pb::Lease {
+        self.maybe_lease(PATIENCE).await.expect("work")
+    }
+
+    pub(crate) async fn complete(&mut self, lease: &pb::Lease, report: Report) -> Result<bool, Failure> {
+        let request =
+            pb::CompleteRequest { incarnation: self.incarnation, lease: lease.id, result: Some(report) };
+        Ok(self.fleet.complete(request).await?.into_inner().accepted)
+    }
+
+    pub(crate) async fn fail(
+        &mut self,
+        lease: &pb::Lease,
+        message: &str,
+        fatal: bool,
+        diverged_at: Option<u64>,
+    ) {
+        let request = pb::FailRequest {
+            incarnation: self.incarnation,
+            lease: lease.id,
+            message: message.to_owned(),
+            fatal,
+            diverged_at,
+        };
+        self.fleet.fail(request).await.expect("known");
+    }
+
+    pub(crate) async fn upload(&mut self, lease: &pb::Lease, files: &[(&str, &[u8])]) -> Result<(), Failure> {
+        let header = pb::UploadHeader { incarnation: self.incarnation, lease: lease.id };
+        let mut parts = vec![upload_request::Part::Header(header)];
+        parts.extend(
+            artifact_parts(files)
+                .into_iter()
+                .map(|part| upload_request::Part::Artifact(pb::ArtifactPart { part: Some(part) })),
+        );
+        let requests: Vec<_> = parts.into_iter().map(|part| pb::UploadRequest { part: Some(part) }).collect();
+        self.fleet.upload(tokio_stream::iter(requests)).await?;
+        Ok(())
+    }
+
+    /// Does a task as a real worker would, as far as the master can see.
+    pub(crate) async fn do_task(&mut self, lease: &pb::Lease) {
+        let report = match lease.work.as_ref().expect("work") {
+            Work::Index(_) => {
+                let found =
+                    pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+                Report::Indexed(found)
+            }
+            Work::Init(_) => {
+                let tensor = proto::tensor::TensorSpec::parameter("w", [3]);
+                let request = pb::DescribeRequest {
+                    incarnation: self.incarnation,
+                    lease: lease.id,
+                    tensors: vec![(&tensor).into()],
+                };
+                let reply = self.fleet.describe(request).await.expect("a placement").into_inner();
+                assert_eq!(reply.placement.expect("a placement").tensors.len(), 1);
+                Report::Initialized(pb::Initialized {})
+            }
+            Work::Train(task) => trained(task.first, task.count),
+            Work::Evaluate(task) => Report::Evaluated(pb::Evaluated {
+                loss_sum: 3.0,
+                samples: task.end - task.begin,
+                metric_sums: BTreeMap::from([("accuracy".to_owned(), 1.0)]),
+            }),
+            Work::Export(_) => {
+                let files: [(&str, &[u8]); 1] = [("model.safetensors", b"weights")];
+                self.upload(lease, &files).await.expect("a good upload");
+                Report::Exported(pb::Exported { artifacts: vec![describe(files[0].0, files[0].1)] })
+            }
+            Work::Predict(_) => panic!("no master sends it"),
+        };
+        assert!(self.complete(lease, report).await.expect("a good report"), "{lease:?}");
+    }
+
+    /// Does everything until there is work of training, which is answered.
+    pub(crate) async fn until_training(&mut self) -> pb::Lease {
+        loop {
+            let lease = self.lease().await;
+            if matches!(lease.work, Some(Work::Train(_))) {
+                return lease;
+            }
+            self.do_task(&lease).await;
+        }
+    }
+
+    /// Does everything until the job is exported.
+    pub(crate) async fn until_exported(&mut self) {
+        loop {
+            let lease = self.lease().await;
+            self.do_task(&lease).await;
+            if matches!(lease.work, Some(Work::Export(_))) {
+                return;
+            }
+        }
+    }
+}
+
+/// A report of consecutive microbatches, each with its number as loss.
+pub(crate) fn trained(first: u64, count: u32) -> Report {
+    let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
+    Report::Trained(pb::Trained { microbatches: (first..first + u64::from(count)).map(loss).collect() })
+}
+
+/// The microbatches of a training lease: the first and how many.
+pub(crate) fn microbatches(lease: &pb::Lease) -> (u64, u32) {
+    match lease.work.as_ref() {
+        Some(Work::Train(task)) => (task.first, task.count),
+        other => panic!("expected training, found {other:?}"),
+    }
+}
