@@ -35,7 +35,7 @@ pub(crate) async fn open(
     .map(drop)
 }
 
-/// What the ps have applied of a job, in no order.
+/// What the ps have applied of a job, in no order. A ps that does not know the job holds none of it.
 ///
 /// # Errors
 /// The first that does not answer.
@@ -45,10 +45,13 @@ pub(crate) async fn ledgers(
     job: JobId,
 ) -> Result<Vec<pb::PartitionLedger>, Failure> {
     let request = pb::LedgerRequest { job: job.get() };
-    let replies =
-        try_join_all(list.iter().map(|ps| {
-            call(dialer, ps, "ledger", move |mut client| async move { client.ledger(request).await })
-        }));
+    let replies = try_join_all(list.iter().map(|ps| async move {
+        let reply = call(dialer, ps, "ledger", move |mut client| async move { client.ledger(request).await });
+        match reply.await {
+            Err(failure) if failure.kind == Kind::NotFound => Ok(pb::LedgerReply::default()),
+            reply => reply,
+        }
+    }));
     Ok(replies.await?.into_iter().flat_map(|reply| reply.partitions).collect())
 }
 

@@ -10,6 +10,7 @@ use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
 use proto::session::Session;
+use proto::status::{Failure, Kind};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status, Streaming};
@@ -100,8 +101,9 @@ impl Parameters for Service {
             duplicates_dropped: 1,
             ..Default::default()
         };
-        let partitions = accounts.open.get(&job).map(|open| open.iter().map(ledger).collect());
-        Ok(Response::new(pb::LedgerReply { partitions: partitions.unwrap_or_default() }))
+        let unknown = || Failure::new(Kind::NotFound, format!("no job {job} here"));
+        let partitions = accounts.open.get(&job).ok_or_else(unknown)?.iter().map(ledger).collect();
+        Ok(Response::new(pb::LedgerReply { partitions }))
     }
 
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
