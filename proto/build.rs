@@ -1,6 +1,9 @@
 //! Compiles the schema with protox, so that no system `protoc` is needed.
 
-#[expect(clippy::disallowed_methods, reason = "cargo tells build scripts where to write through the environment")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo tells build scripts where to write through the environment"
+)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["types", "parameters", "fleet", "jobs"].map(|name| format!("ebbflow/v1/{name}.proto"));
     for file in &files {

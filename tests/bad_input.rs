@@ -118,7 +118,7 @@ fn data_that_is_not_what_it_says_is_named() {
 
     let job = Job::new();
     job.write("x.idx", b"PNG, really, and long enough to have a header");
-    job.says(&["x.idx", "magic"]);
+    job.says(&["x.idx", "no idx file", "found [80, 78"]);
 
     let job = Job::new();
     job.write("x.idx", &idx(&[12, 2], &[1; 20]));
@@ -210,7 +210,7 @@ fn a_ps_that_dies_ends_the_job_with_a_reason_and_the_master_lives() {
     let mut follow = ebb(["submit", "--master", &cluster.url, "--follow", "--out"])
         .arg(&out)
         .arg(&job)
-        .args(["--set", "epochs=100000", "--set", "limits.pull_timeout=1s"])
+        .args(["--set", "epochs=100000", "--set", "fleet.ps=1", "--set", "limits.pull_timeout=1s"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

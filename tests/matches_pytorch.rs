@@ -27,7 +27,10 @@ fn fifty_steps_have_the_losses_of_plain_pytorch() {
             assert_eq!(train[step]["step"], step, "every step is reported");
             let (expected, found) = (expected.as_f64().unwrap(), train[step]["loss"].as_f64().unwrap());
             let error = (found - expected).abs() / expected.abs();
-            assert!(error <= 1e-4, "{name}, step {step}: PyTorch {expected}, Ebbflow {found}, relative error {error:e}");
+            assert!(
+                error <= 1e-4,
+                "{name}, step {step}: PyTorch {expected}, Ebbflow {found}, relative error {error:e}"
+            );
         }
     }
 }

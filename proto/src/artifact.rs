@@ -30,5 +30,7 @@ pub fn hex(bytes: &[u8]) -> String {
 /// The content in slices of [`SLICE_BYTES`]; no copy.
 pub fn slices(content: &Bytes) -> impl Iterator<Item = Bytes> + use<> {
     let content = content.clone();
-    (0..content.len()).step_by(SLICE_BYTES).map(move |at| content.slice(at..content.len().min(at + SLICE_BYTES)))
+    (0..content.len())
+        .step_by(SLICE_BYTES)
+        .map(move |at| content.slice(at..content.len().min(at + SLICE_BYTES)))
 }

@@ -141,7 +141,8 @@ pub fn summary(out: &Path) -> serde_json::Value {
 /// The lines of `metrics.jsonl` with this `event`.
 pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics.jsonl is there");
-    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a JSON line"));
+    let lines =
+        text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a JSON line"));
     lines.filter(|line| line["event"] == event).collect()
 }
 
@@ -154,7 +155,8 @@ pub fn model(out: &Path) -> Vec<u8> {
 pub fn mnist() -> Option<PathBuf> {
     let given = std::env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
     let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
-    let found = given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists());
+    let found =
+        given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists());
     if found.is_none() {
         eprintln!("SKIPPED: no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR");
     }
