@@ -122,6 +122,7 @@ impl Master {
             tokio::time::sleep(SHUTDOWN).await;
         };
         tokio::select! {
+            biased;
             served = serving => Ok(served?),
             () = stopped => {
                 tracing::warn!("calls were still open {SHUTDOWN:?} after the shutdown began; leaving them");
@@ -175,8 +176,9 @@ impl Shared {
         let shared = self.clone();
         let speaking = async move {
             tokio::select! {
-                () = shared.speak(job, effect) => {}
+                biased;
                 () = shared.stopping.cancelled() => {}
+                () = shared.speak(job, effect) => {}
             }
         };
         runtime.spawn(speaking.instrument(tracing::info_span!("job", id = %job)));

@@ -72,25 +72,27 @@ impl Fleet for FleetService {
         let pb::LeaseRequest { incarnation, wait_ms } = request.into_inner();
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
         loop {
-            // Listening begins before looking, so that no news is missed between the two.
-            let news = self.shared.work.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
             // Before the books: at a shutdown the heartbeat of who asks may have ended already.
             if self.shared.stopping.is_cancelled() {
                 return Err(leaving());
             }
+            // Listening begins before looking, so that no news is missed between the two.
+            let news = self.shared.work.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
             let lease = self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))?;
             if let Some(pb::Lease { id, job, task, attempt, .. }) = lease {
                 tracing::debug!(incarnation, lease = id, job, task, attempt, "lease granted");
                 return Ok(Response::new(pb::LeaseReply { lease }));
             }
             tokio::select! {
+                // In a fixed order, here and elsewhere, so that a simulation repeats itself.
+                biased;
+                () = self.shared.stopping.cancelled() => return Err(leaving()),
                 () = news => {}
                 () = tokio::time::sleep_until(until) => {
                     return Ok(Response::new(pb::LeaseReply { lease: None }));
                 }
-                () = self.shared.stopping.cancelled() => return Err(leaving()),
             }
         }
     }
@@ -237,8 +239,9 @@ impl Heartbeats {
             return Ok(Some(reply));
         }
         let request = tokio::select! {
-            request = self.requests.message() => request?,
+            biased;
             () = self.shared.stopping.cancelled() => return Err(leaving()),
+            request = self.requests.message() => request?,
         };
         let Some(request) = request else { return Ok(None) };
         if request.incarnation != self.incarnation.get() {

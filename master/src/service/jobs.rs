@@ -162,9 +162,10 @@ impl Watcher {
             self.events.extend(events);
             if self.events.is_empty() {
                 tokio::select! {
+                    biased;
+                    () = self.shared.stopping.cancelled() => return Err(leaving()),
                     // An error means that the job was forgotten, which the next look tells.
                     _ = self.news.changed() => {}
-                    () = self.shared.stopping.cancelled() => return Err(leaving()),
                 }
             }
         }
