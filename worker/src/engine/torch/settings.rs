@@ -50,7 +50,8 @@ fn load_cuda() {
     // kernels, which is what they are for.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
-        tracing::warn!(library = %library.display(), reason = dlopen_error(), "libtorch's CUDA half does not load; computing on the CPU");
+        let (library, reason) = (library.display(), dlopen_error());
+        tracing::warn!(%library, reason, "libtorch's CUDA half does not load; computing on the CPU");
     }
 }
 

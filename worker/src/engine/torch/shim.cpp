@@ -275,7 +275,8 @@ char* ebb_forward(
     const bool fits = answer.isTuple() && answer.toTupleRef().elements().size() == 2 &&
         answer.toTupleRef().elements()[0].isTensor() && answer.toTupleRef().elements()[1].isTensor();
     if (!fits) {
-      throw std::runtime_error("forward returns " + answer.type()->str() + ", expected Tuple[Tensor, Tensor]: (mean loss, outputs)");
+      const std::string found = answer.type()->str();
+      throw std::runtime_error("forward returns " + found + ", expected Tuple[Tensor, Tensor]: (mean loss, outputs)");
     }
     const auto& elements = answer.toTupleRef().elements();
     auto first = std::make_unique<at::Tensor>(elements[0].toTensor());
