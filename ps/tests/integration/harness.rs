@@ -266,3 +266,8 @@ pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     };
     tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
+
+/// What a future gives; the test fails when it takes too long.
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future).await.expect("an answer in time")
+}

@@ -6,7 +6,7 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Outcome, Parameters, Pull, Want};
 use proto::status::{Failure, Kind};
 
-use crate::harness::{Job, Shape, opened, options, until};
+use crate::harness::{Job, Shape, opened, options, soon, until};
 
 const PARTITION: PartitionId = PartitionId(0);
 
@@ -57,7 +57,7 @@ async fn a_closed_job_is_forgotten_and_its_waiting_pulls_learn_it() {
     until("a pull waits", || ps.metrics().pulls_waiting.get() > 0).await;
     assert_eq!(ps.metrics().partitions.get(), 3);
     ps.close(job.id);
-    assert_eq!(waiting.await.unwrap().unwrap_err().kind, Kind::NotFound);
+    assert_eq!(soon(waiting).await.unwrap().unwrap_err().kind, Kind::NotFound);
     assert_eq!(ps.push(job.push_initial(PARTITION)).await.unwrap_err().kind, Kind::NotFound);
     assert_eq!(Failure::from(ps.ledger(job.id).unwrap_err()).kind, Kind::NotFound);
     assert_eq!(ps.ledger(other.id).unwrap().len(), 1);
@@ -83,7 +83,7 @@ async fn a_newer_era_begins_anew_and_fences_the_older() {
     until("a pull waits", || ps.metrics().pulls_waiting.get() > 0).await;
 
     assert_eq!(ps.open(new.opening(PARTITION)).unwrap(), None);
-    assert_eq!(waiting.await.unwrap().unwrap_err().kind, Kind::Fenced);
+    assert_eq!(soon(waiting).await.unwrap().unwrap_err().kind, Kind::Fenced);
     assert_eq!(ps.push(old.push_step(PARTITION, Step(1))).await.unwrap_err().kind, Kind::Fenced);
     assert_eq!(ps.pull(old.pull(PARTITION, Want::Exact(Version(1)))).await.unwrap_err().kind, Kind::Fenced);
     assert_eq!(Failure::from(ps.open(old.opening(PARTITION)).unwrap_err()).kind, Kind::Fenced);

@@ -8,7 +8,7 @@ use proto::status::Kind;
 use proto::tree::Node;
 use serde_json::json;
 
-use crate::harness::{Job, Shape, opened, options, until};
+use crate::harness::{Job, Shape, opened, options, soon, until};
 
 const PARTITION: PartitionId = PartitionId(0);
 
@@ -74,7 +74,7 @@ async fn a_bounded_pull_waits_until_all_steps_below_are_applied() {
     });
     until("a pull waits", || ps.metrics().pulls_waiting.get() > 0).await;
     ps.push(job.push_step(PARTITION, Step(0))).await.unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap().version, Version(2));
+    assert_eq!(soon(waiting).await.unwrap().unwrap().version, Version(2));
     assert_eq!(ps.metrics().pulls_waiting.get(), 0);
 }
 

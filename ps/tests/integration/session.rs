@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::harness::{Job, Shape, options, until};
+use crate::harness::{Job, Shape, options, soon, until};
 use crate::served::Client;
 
 const PARTITION: PartitionId = PartitionId(0);
@@ -146,7 +146,7 @@ async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
     until("all jobs are closed", || cluster.ps.metrics().partitions.get() == 0).await;
 
     cluster.stop.cancel();
-    cluster.task.await.unwrap().unwrap();
+    soon(cluster.task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -168,13 +168,13 @@ async fn jobs_of_a_master_that_is_gone_make_room_for_those_of_the_next() {
     let reply = cluster.client.0.open(job(1).open_request(PARTITION)).await.unwrap().into_inner();
     assert_eq!(reply.version, None, "the new job 1 has no weights of the old one");
     cluster.stop.cancel();
-    cluster.task.await.unwrap().unwrap();
+    soon(cluster.task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_ps_that_the_master_refuses_stops_and_says_why() {
     let cluster = cluster("nobody").await;
-    let error = cluster.task.await.unwrap().unwrap_err().to_string();
+    let error = soon(cluster.task).await.unwrap().unwrap_err().to_string();
     assert!(error.contains("does not take this ps: no ps may be called nobody"), "{error}");
 }
 

@@ -19,7 +19,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::harness::{Job, Shape, options, until};
+use crate::harness::{Job, Shape, options, soon, until};
 use crate::served::Served;
 
 const PARTITION: PartitionId = PartitionId(0);
@@ -91,8 +91,7 @@ async fn a_waiting_pull_wakes_when_its_version_appears() {
     served.client.push(job.push_step(PARTITION, Step(0))).await.unwrap();
     let reference = job.reference(Version(1));
     for pull in waiting {
-        let pulled =
-            tokio::time::timeout(Duration::from_secs(20), pull).await.expect("woken").unwrap().unwrap();
+        let pulled = soon(pull).await.unwrap().unwrap();
         job.assert_pulled(PARTITION, &pulled, &reference[1]);
     }
 }
@@ -163,11 +162,10 @@ async fn shutdown_answers_waiting_pulls_and_ends_the_server() {
     });
     until("a pull waits", || served.ps.metrics().pulls_waiting.get() > 0).await;
     served.stop.cancel();
-    let failure = waiting.await.unwrap().unwrap_err();
+    let failure = soon(waiting).await.unwrap().unwrap_err();
     assert_eq!(failure.kind, Kind::Unavailable);
     assert!(failure.message.contains("shutting down"), "{failure}");
-    let ended = tokio::time::timeout(Duration::from_secs(20), &mut served.task).await;
-    ended.expect("the server ends").unwrap().unwrap();
+    soon(&mut served.task).await.unwrap().unwrap();
     let refused = served.client.push(job.push_step(PARTITION, Step(0))).await.unwrap_err();
     assert!(refused.is_retryable(), "{refused}");
 }
@@ -181,8 +179,7 @@ async fn a_push_under_way_at_the_shutdown_may_finish_and_a_stuck_one_does_not_ho
     let (one, stuck) = (served.begin(&push).await, served.begin(&other).await);
     served.stop.cancel();
     assert_eq!(one.finish(&push).await.unwrap().outcome, Outcome::Merged);
-    let ended = tokio::time::timeout(Duration::from_secs(20), &mut served.task).await;
-    ended.expect("the server ends").unwrap().unwrap();
+    soon(&mut served.task).await.unwrap().unwrap();
     drop(stuck);
 }
 
