@@ -39,10 +39,18 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Local {
     network: Network,
-    roles: JoinSet<Result<()>>,
-    shutdown: CancellationToken,
+    master: Roles,
+    ps: Roles,
+    workers: Roles,
     /// The master's data folder; removed with the cluster.
     _folder: TempDir,
+}
+
+/// The processes, if they were some, of one role.
+#[derive(Debug, Default)]
+struct Roles {
+    running: JoinSet<Result<()>>,
+    shutdown: CancellationToken,
 }
 
 impl Local {
@@ -55,8 +63,13 @@ impl Local {
     /// One of them cannot start, e.g. because a device is not there.
     pub(crate) async fn start(options: Options, registry: Registry) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("ebb-").tempdir().context("make a temporary folder")?;
-        let (network, shutdown) = (Network::new(), CancellationToken::new());
-        let mut local = Self { network, roles: JoinSet::new(), shutdown, _folder: folder };
+        let mut local = Self {
+            network: Network::new(),
+            master: Roles::default(),
+            ps: Roles::default(),
+            workers: Roles::default(),
+            _folder: folder,
+        };
         local.start_master()?;
         let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
         let connector = in_process(ps);
@@ -74,29 +87,36 @@ impl Local {
     /// Waits until one of the roles fails, which none of them should, and says how.
     pub(crate) async fn failure(&mut self) -> anyhow::Error {
         loop {
-            match self.roles.join_next().await {
-                Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) => return error,
-                Some(Err(panic)) => return anyhow!("a role of this process panicked: {panic}"),
-                None => std::future::pending().await,
+            let ended = tokio::select! {
+                Some(ended) = self.master.running.join_next() => ended,
+                Some(ended) = self.ps.running.join_next() => ended,
+                Some(ended) = self.workers.running.join_next() => ended,
+                else => std::future::pending().await,
+            };
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return error,
+                Err(panic) => return anyhow!("a role of this process panicked: {panic}"),
             }
         }
     }
 
-    /// Ends all roles.
-    pub(crate) async fn stop(mut self) {
-        self.shutdown.cancel();
-        let leaving = async { while self.roles.join_next().await.is_some() {} };
-        // A gradient that is being computed cannot be interrupted; nobody waits for it.
-        let _ = tokio::time::timeout(std::time::Duration::from_millis(500), leaving).await;
+    /// Ends all roles, the master last, so that none of them complains that another is gone.
+    pub(crate) async fn stop(self) {
+        for mut roles in [self.workers, self.ps, self.master] {
+            roles.shutdown.cancel();
+            let leaving = async { while roles.running.join_next().await.is_some() {} };
+            // A gradient that is being computed cannot be interrupted; nobody waits for it.
+            let _ = tokio::time::timeout(std::time::Duration::from_millis(300), leaving).await;
+        }
     }
 
     fn start_master(&mut self) -> Result<()> {
         let options =
             master::Options { data_dir: self._folder.path().to_owned(), ..master::Options::default() };
         let incoming = self.network.listen("master").context("the master's pipe")?;
-        let running = master::run(options, incoming, self.dialer(), self.shutdown.clone());
-        self.roles.spawn(async move { running.await.context("the master of this process") });
+        let running = master::run(options, incoming, self.dialer(), self.master.shutdown.clone());
+        self.master.running.spawn(async move { running.await.context("the master of this process") });
         Ok(())
     }
 
@@ -111,8 +131,10 @@ impl Local {
         };
         let ps = ps::Ps::new(options).with_context(|| name.clone())?;
         let incoming = self.network.listen(&name).with_context(|| format!("the pipe of {name}"))?;
-        let running = ps::run(ps.clone(), incoming, self.dialer(), self.shutdown.clone());
-        self.roles.spawn(async move { running.await.with_context(|| format!("{name} of this process")) });
+        let running = ps::run(ps.clone(), incoming, self.dialer(), self.ps.shutdown.clone());
+        self.ps
+            .running
+            .spawn(async move { running.await.with_context(|| format!("{name} of this process")) });
         Ok((url, Arc::new(ps)))
     }
 
@@ -124,8 +146,8 @@ impl Local {
             data_root: options.data_root.clone(),
             ..worker::Options::default()
         };
-        let (dialer, shutdown) = (self.dialer(), self.shutdown.clone());
-        self.roles.spawn(async move {
+        let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());
+        self.workers.running.spawn(async move {
             worker::run(options, Self::MASTER_URL, dialer, connector, registry, shutdown).await?;
             Ok(())
         });
