@@ -48,7 +48,7 @@ impl Progress {
                 self.screen.line(&text);
             }
             if let Kind::State(state) = kind {
-                self.screen.set_live(0, 1, state_with_reason(state.state, ""));
+                self.screen.set_live(None, state_with_reason(state.state, ""));
             }
             return;
         };
@@ -56,7 +56,7 @@ impl Progress {
         let first = *self.first.get_or_insert(now);
         let text = training(train, time_left(first, now, train.steps));
         if self.live {
-            self.screen.set_live(train.step + 1, train.steps, text);
+            self.screen.set_live(Some((train.step + 1, train.steps)), text);
         } else if self.shown.is_none_or(|shown| is_due(first, shown, now, train.steps)) {
             self.shown = Some(now);
             self.screen.line(&text);
@@ -64,11 +64,11 @@ impl Progress {
     }
 }
 
-/// The state of training on one line.
+/// The state of training on one line; what matters least is last, where a narrow terminal cuts it off.
 fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     let left = left.map(|left| format!(", {} left", duration(left))).unwrap_or_default();
     format!(
-        "epoch {}/{}, step {}/{}, loss {}, {} samples/s, {}{left}",
+        "epoch {}/{}, step {}/{}, loss {}{left}, {} samples/s, {}",
         train.epoch + 1,
         train.epochs,
         train.step + 1,
@@ -139,7 +139,7 @@ mod tests {
         let Some(Kind::Train(train)) = train(2).kind else { unreachable!() };
         assert_eq!(
             training(&train, Some(Duration::from_secs(90))),
-            "epoch 2/2, step 3/4, loss 0.5000, 100 samples/s, 3 workers, 1 min 30 s left"
+            "epoch 2/2, step 3/4, loss 0.5000, 1 min 30 s left, 100 samples/s, 3 workers"
         );
     }
 

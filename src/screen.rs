@@ -53,18 +53,20 @@ impl Screen {
             return false;
         }
         let bar = ProgressBar::new(1);
-        let style = ProgressStyle::with_template("{bar:24} {wide_msg}")
+        let style = ProgressStyle::with_template("{bar:10} {wide_msg}")
             .unwrap_or_else(|_| unreachable!("a constant"));
         bar.set_style(style);
         *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar);
         true
     }
 
-    /// Changes the live line, if there is one.
-    pub(crate) fn set_live(&self, position: u64, length: u64, text: String) {
+    /// Changes the live line, if there is one; the bar only when `done` of `total` is given.
+    pub(crate) fn set_live(&self, done: Option<(u64, u64)>, text: String) {
         if let Some(bar) = &*self.live.lock().unwrap_or_else(PoisonError::into_inner) {
-            bar.set_length(length);
-            bar.set_position(position);
+            if let Some((position, length)) = done {
+                bar.set_length(length);
+                bar.set_position(position);
+            }
             bar.set_message(text);
         }
     }
