@@ -47,6 +47,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result as Anyhow};
 use clap::Parser as _;
 use proto::channel::Dialer;
+use tracing::Instrument as _;
 
 pub use ::proto::{random, spec, tensor};
 pub use ::worker::{Error, Result, data, device, model};
@@ -108,7 +109,8 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         let _in_runtime = runtime.enter();
         let _telemetry = telemetry::start(&environment, cli.log, level, service, &screen)?;
         let app = App { environment, registry, screen, stop: Stop::on_signals()?, dialer: Dialer::tcp() };
-        runtime.block_on(perform(cli.command, &app)).map(|success| match (success, app.stop.exit_code()) {
+        let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
+        runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {
             (true, _) => ExitCode::SUCCESS,
             (false, code) => code.map_or(ExitCode::FAILURE, ExitCode::from),
         })
