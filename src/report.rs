@@ -239,7 +239,7 @@ mod tests {
             (0.0, "0"),
             (0.08123, "0.0812"),
             (0.975, "0.9750"),
-            (2.302_585, "2.303"),
+            (2.345_678, "2.346"),
             (41.5678, "41.57"),
             (98765.4, "98765"),
             (1.5e-7, "1.500e-7"),
@@ -248,7 +248,7 @@ mod tests {
         ] {
             assert_eq!(value(number), text);
         }
-        assert_eq!((rate(4490.3), rate(3.14)), ("4490".to_owned(), "3.1".to_owned()));
+        assert_eq!((rate(4490.3), rate(3.26)), ("4490".to_owned(), "3.3".to_owned()));
         for (seconds, text) in [(3.21, "3.2 s"), (245.0, "4 min 05 s"), (7650.0, "2 h 07 min")] {
             assert_eq!(duration(Duration::from_secs_f64(seconds)), text);
         }

@@ -109,8 +109,9 @@ mod tests {
         args::Submit { file: job_file(dir), reach, follow: out.is_some(), out, json: false }
     }
 
-    fn read(path: PathBuf) -> String {
-        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    fn read(path: impl AsRef<std::path::Path>) -> String {
+        let path = path.as_ref();
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
     #[tokio::test]
