@@ -130,8 +130,9 @@ impl Model {
             .map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
         let consistency = opening.spec.consistency.resolve();
         let newest = match consistency {
-            // After a step whose loss is not finite, the version before the one it read is still there to be exported.
-            Consistency { order: Order::Canonical, delay } => delay.unwrap_or(0) as usize + 2,
+            // Another partition may be delay + 1 steps behind this one, and the step that it lacks was computed from a
+            // version delay steps older still: to compute it again, all partitions must have that version.
+            Consistency { order: Order::Canonical, delay } => 2 * delay.unwrap_or(0) as usize + 2,
             Consistency { order: Order::Arrival, .. } => 1,
         };
         let data = &opening.spec.data;

@@ -6,6 +6,7 @@ mod install;
 mod libtorch;
 mod pip;
 mod run;
+mod sim;
 mod workspace;
 
 use clap::Parser;
@@ -18,6 +19,7 @@ enum Chore {
     Libtorch(libtorch::Args),
     Run(run::Args),
     Test(check::Args),
+    Sim(sim::Args),
 }
 
 fn main() -> ExitCode {
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Chore::Libtorch(args) => libtorch::run(&args),
         Chore::Run(args) => run::run(&args),
         Chore::Test(args) => check::run(&args),
+        Chore::Sim(args) => sim::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -40,7 +40,7 @@ fn after_the_first_steps_no_buffer_is_allocated() {
     let mut allocated = 0;
     for number in 0..40 {
         assert_eq!(step(number)[3], Outcome::Completed);
-        if number == 5 {
+        if number == 8 {
             allocated = model.pool.allocated();
         }
     }

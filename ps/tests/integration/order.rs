@@ -79,8 +79,8 @@ async fn a_bounded_pull_waits_until_all_steps_below_are_applied() {
 }
 
 #[tokio::test]
-async fn as_many_versions_are_kept_as_a_rewind_to_before_a_bad_step_needs() {
-    let job = job(json!({ "mode": "pipelined", "delay": 2 }));
+async fn as_many_versions_are_kept_as_a_partition_that_lags_behind_may_need() {
+    let job = job(json!({ "mode": "pipelined", "delay": 1 }));
     let ps = opened(&job, options());
     ps.push(job.push_initial(PARTITION)).await.unwrap();
     for step in (0..6).map(Step) {

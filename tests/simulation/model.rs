@@ -1,0 +1,80 @@
+//! The model that knows what was done to it.
+//!
+//! `counts[i]` is the counting oracle: each record i adds exactly 1 to it (gradient -1, and the learning rate cancels the
+//! division by the records of the step), so the final weights *are* how often each record was applied. `bits` is a chain of
+//! floating-point operations that depends on the order of every sum and on the weights each gradient was computed from.
+
+use ebbflow::data::Batch;
+use ebbflow::model::{Evaluation, Gradients, Model, Registry};
+use ebbflow::tensor::{TensorSpec, Values};
+use serde::Deserialize;
+
+/// Values of the tensor `bits`.
+const BITS: usize = 7;
+
+pub(crate) struct Oracle {
+    records: usize,
+    weights: Vec<Values>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    /// Records of the training data.
+    records: usize,
+}
+
+/// Ebbflow's networks and `oracle`.
+pub(crate) fn registry() -> Registry {
+    Registry::default().with("oracle", |context| {
+        let options: Options = context.options()?;
+        Ok(Box::new(Oracle::new(options.records)))
+    })
+}
+
+impl Oracle {
+    pub(crate) fn new(records: usize) -> Self {
+        Self { records, weights: Vec::new() }
+    }
+}
+
+impl Model for Oracle {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::parameter("counts", [self.records]), TensorSpec::parameter("bits", [BITS])]
+    }
+
+    fn initial(&mut self, seed: u64) -> ebbflow::Result<Vec<Values>> {
+        let mut keyed = ebbflow::random::Keyed::new(seed, "init/bits", 0);
+        let bits = (0..BITS).map(|_| keyed.uniform(-1.0, 1.0)).collect();
+        Ok(vec![Values::F32(vec![0.0; self.records]), Values::F32(bits)])
+    }
+
+    fn load(&mut self, weights: &[Values]) -> ebbflow::Result<()> {
+        self.weights = weights.to_vec();
+        Ok(())
+    }
+
+    fn gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
+        let mut counts = vec![0.0f32; self.records];
+        let mut bits = vec![0.0f32; BITS];
+        let weights = self.weights[1].as_f32().expect("bits are floats");
+        for &record in &batch.records {
+            counts[record as usize] -= 1.0;
+            for (j, (gradient, weight)) in bits.iter_mut().zip(weights).enumerate() {
+                *gradient +=
+                    1e-3 * ((record as f32 + 0.3 * j as f32) * 0.7 + weight * 3.1 + (key % 97) as f32).sin();
+            }
+        }
+        // Per record of a step of equal microbatches: the trainer multiplies by n, the optimizer divides by the step's.
+        Ok(Gradients { loss: weights[0].abs(), values: vec![Values::F32(counts), Values::F32(bits)] })
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> ebbflow::Result<Evaluation> {
+        let loss = f64::from(self.weights[1].as_f32().expect("bits are floats")[0]);
+        Ok(Evaluation {
+            samples: batch.samples as u64,
+            loss_sum: loss * batch.samples as f64,
+            ..Evaluation::default()
+        })
+    }
+}

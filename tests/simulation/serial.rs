@@ -1,0 +1,65 @@
+//! The serial reference: the same job as a loop, with no cluster in sight. Canonical runs must end with its bits.
+
+use ebbflow::data::{Batch, Dataset};
+use ebbflow::model::Model;
+use ebbflow::random;
+use ebbflow::spec::{DataSet, JobSpec, Shuffle};
+use ebbflow::tensor::Values;
+use proto::ids::{MicrobatchId, Step};
+use proto::plan::RecordOrder;
+use proto::tree::Node;
+
+use crate::model::Oracle;
+
+/// The final weights of a canonical job with the oracle model.
+pub(crate) fn train(spec: &JobSpec) -> Vec<Values> {
+    let data = Dataset::open(spec, DataSet::Train, None).expect("the data can be read");
+    let plan = spec.plan(data.len());
+    let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
+    let optimizer = ps::optim::Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
+    let mut model = Oracle::new(data.len() as usize);
+    let mut versions = vec![model.initial(spec.seed).expect("initial values")];
+    for step in (0..plan.steps()).map(Step) {
+        model.load(&versions[step.get().saturating_sub(delay) as usize]).expect("weights fit");
+        let leaf = |model: &mut Oracle, index: u32| {
+            let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
+            let microbatch = plan.microbatch(id);
+            let shuffle = spec.data.shuffle == Shuffle::Records;
+            let order = RecordOrder::new(plan.records, spec.seed, microbatch.epoch, shuffle);
+            let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
+            let batch: Batch = data.batch(records).expect("records");
+            let key = random::key(spec.seed, "dropout", id.get());
+            let mut values = model.gradients(&batch, key).expect("gradients").values;
+            for values in &mut values {
+                values.as_f32_mut().unwrap().iter_mut().for_each(|value| *value *= batch.samples as f32);
+            }
+            values
+        };
+        let sum = reduce(&mut model, Node::root(plan.of(step)), &leaf);
+        let scale = 1.0 / plan.samples_of(step) as f32;
+        let current = versions.last().expect("version 0");
+        let next = current.iter().zip(&sum).map(|(weights, gradient)| {
+            let mut next = vec![0.0; weights.len()];
+            let none: &mut [Vec<f32>] = &mut [];
+            optimizer.update(
+                step.get(),
+                weights.as_f32().unwrap(),
+                gradient.as_f32().unwrap(),
+                scale,
+                none,
+                &mut next,
+            );
+            Values::F32(next)
+        });
+        let next = next.collect();
+        versions.push(next);
+    }
+    versions.pop().expect("the final version")
+}
+
+fn reduce(model: &mut Oracle, node: Node, leaf: &impl Fn(&mut Oracle, u32) -> Vec<Values>) -> Vec<Values> {
+    let Some((left, right)) = node.children() else { return leaf(model, node.begin) };
+    let (mut sum, right) = (reduce(model, left, leaf), reduce(model, right, leaf));
+    sum.iter_mut().zip(&right).for_each(|(left, right)| left.merge(right));
+    sum
+}

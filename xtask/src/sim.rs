@@ -1,0 +1,29 @@
+//! `cargo xtask sim`: whole clusters in one thread, one for each seed.
+
+use anyhow::{Result, bail};
+
+use crate::workspace;
+
+/// Simulate whole clusters with faults, one for each seed; prints the seed of a failure, which replays it exactly.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    seeds: u64,
+    /// The first seed; with `--seeds 1` it replays one run, with its log
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut command = workspace::cargo();
+    command
+        .args(["test", "--no-default-features", "--test", "simulation", "--", "--nocapture", "seeds"])
+        .env("EBB_SIM_SEEDS", args.seeds.to_string())
+        .env("EBB_SIM_SEED", args.seed.to_string())
+        .current_dir(workspace::root());
+    if !command.status()?.success() {
+        bail!("a simulation failed; the seed is printed above");
+    }
+    Ok(())
+}
