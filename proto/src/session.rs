@@ -140,6 +140,7 @@ async fn live(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            biased;
             answer = answers.message() => match answer.map_err(Failure::from)? {
                 Some(answer) => drop(replies.send_replace(answer)),
                 None => return Err(Failure::new(Kind::Unavailable, "the master closed the heartbeat stream")),

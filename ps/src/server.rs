@@ -53,6 +53,7 @@ where
     let stopping = shutdown.child_token();
     let _stop = stopping.clone().drop_guard();
     tokio::select! {
+        biased;
         served = serve(ps.clone(), incoming, stopping) => served,
         failure = driver => Err(refused(failure)),
         never = close_ended_jobs(&ps, &session) => match never {},
@@ -89,6 +90,7 @@ where
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {
+        biased;
         served = serving => Ok(served?),
         () = overdue => {
             tracing::info!("leaving while connections are still open");

@@ -82,6 +82,7 @@ impl pb::parameters_server::Parameters for Service {
     async fn pull(&self, request: Request<pb::PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         let pull = Pull::try_from(request.into_inner())?;
         let pulled = tokio::select! {
+            biased;
             pulled = self.ps.pull(pull) => pulled?,
             () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
         };

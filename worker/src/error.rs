@@ -60,7 +60,9 @@ pub enum Error {
         classes: usize,
     },
     /// Outputs and loss do not go together.
-    #[error("the loss `{loss}` needs {expected}, found {found}; choose another loss or network, or mend the labels")]
+    #[error(
+        "the loss `{loss}` needs {expected}, found {found}; choose another loss or network, or mend the labels"
+    )]
     Loss {
         /// The job's loss.
         loss: String,

@@ -66,12 +66,18 @@ impl Fetcher {
         let mut replies = self.session.replies();
         loop {
             let incarnation = self.session.registered().await.incarnation;
-            let lease = tokio::select! {
-                lease = self.master.lease(incarnation) => lease,
-                Ok(()) = replies.changed() => {
-                    let reply = replies.borrow_and_update().clone();
-                    self.on_reply(&reply);
-                    continue;
+            let master = self.master.clone();
+            let lease = master.lease(incarnation);
+            tokio::pin!(lease);
+            let lease = loop {
+                tokio::select! {
+                    biased;
+                    // Never dropped while it waits: the answer may be a grant that nobody else knows of.
+                    lease = &mut lease => break lease,
+                    Ok(()) = replies.changed() => {
+                        let reply = replies.borrow_and_update().clone();
+                        self.on_reply(&reply);
+                    }
                 }
             };
             while self.readers.try_join_next().is_some() {}

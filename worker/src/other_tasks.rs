@@ -41,7 +41,13 @@ impl Index {
                 reason: format!("the job has no {set:?} file {file}"),
             });
         }
-        Ok(Self { spec: Arc::new(spec), set, file, root: options.data_root.clone(), threaded: options.threaded })
+        Ok(Self {
+            spec: Arc::new(spec),
+            set,
+            file,
+            root: options.data_root.clone(),
+            threaded: options.threaded,
+        })
     }
 
     pub(crate) async fn run(self) -> Result<Report> {

@@ -81,17 +81,20 @@ pub async fn run(
     let body = async {
         let fetching = async {
             tokio::select! {
+                biased;
                 () = fetcher.run() => {}
                 () = stop_fetching.cancelled() => {}
             }
             std::future::pending::<()>().await;
         };
         tokio::select! {
+            biased;
             result = work.run(&shutdown, &session, options.drain) => result,
             () = fetching => unreachable!("never ends"),
         }
     };
     tokio::select! {
+        biased;
         failure = driver => Err(Error::Call { what: format!("register with master {master_url}"), failure }),
         error = master_lost(&session, master_url, options.master_timeout) => Err(error),
         result = body => result,
@@ -192,6 +195,7 @@ impl TaskLoop {
             }
             let Some((_, work)) = self.ready.pop_first() else {
                 tokio::select! {
+                    biased;
                     Some(work) = self.arrivals.recv() => drop(self.ready.insert(work.urgency(), work)),
                     Some(finished) = self.finishers.join_next() => {
                         finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;

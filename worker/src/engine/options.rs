@@ -69,7 +69,10 @@ impl Mlp {
         }
         check_share(context, options.dropout)?;
         if options.dropout > 0.0 && options.engine == Engine::Pure {
-            return Err(wrong(context, "the pure engine has no `dropout`; set engine = \"torch\"".to_owned()));
+            return Err(wrong(
+                context,
+                "the pure engine has no `dropout`; set engine = \"torch\"".to_owned(),
+            ));
         }
         Ok(options)
     }
