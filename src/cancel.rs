@@ -15,7 +15,8 @@ pub(crate) async fn run(args: args::Cancel, app: &App) -> Result<()> {
     }
     let mut text = format!("{} {}", status.name, report::state_with_reason(status.state, &status.reason));
     if !args.force {
-        text.push_str(&format!("; its results: {} fetch {} --out DIR", app.program(), status.name));
+        let fetch = app.command("fetch", &status.name, &args.reach);
+        text.push_str(&format!("; its results once it ended: {fetch} --out DIR"));
     }
     app.screen.print(&text)
 }

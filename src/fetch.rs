@@ -14,10 +14,10 @@ pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
     let client = app.client(&args.reach)?;
     let status = client.status(&args.job).await?;
     if !report::is_end(status.state) {
-        let (program, name) = (app.program(), &status.name);
+        let [watch, cancel] = ["watch", "cancel"].map(|verb| app.command(verb, &status.name, &args.reach));
         bail!(
-            "{name} is {} and has no results yet; wait for it with `{program} watch {name}`, or stop it with \
-             `{program} cancel {name}`",
+            "{} is {} and has no results yet; wait for it with `{watch}`, or stop it with `{cancel}`",
+            status.name,
             report::state_with_reason(status.state, &status.reason)
         );
     }
@@ -25,7 +25,7 @@ pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
     out.begin(&status.name)?;
     out.replay(&client).await?;
     let written = out.finish(&client, &status).await?;
-    show_result(app, &status, Ok(Some(written)), args.json).map(drop)
+    show_result(app, &status, Ok(Some(written)), "", args.json).map(drop)
 }
 
 #[cfg(test)]

@@ -73,6 +73,12 @@ impl App {
         &self.environment.program
     }
 
+    /// A command about a job, for the user to copy: it reaches the same master.
+    fn command(&self, verb: &str, job: &str, reach: &Reach) -> String {
+        let master = reach.master.url.as_ref().map(|url| format!(" --master {url}")).unwrap_or_default();
+        format!("{} {verb} {job}{master}", self.program())
+    }
+
     /// The master that the user means.
     fn client(&self, reach: &Reach) -> Anyhow<Client> {
         let url = self.environment.master(reach.master.url.as_deref());

@@ -183,8 +183,8 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
     })
 }
 
-/// How a job ended, in a few lines.
-pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>) -> String {
+/// How a job ended, in a few lines. `otherwise` is what to say when nothing was written.
+pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>, otherwise: &str) -> String {
     let training = Duration::from_millis(status.training_ms);
     let mut text = format!(
         "{} {}: {} of {}, {} samples in {}",
@@ -212,20 +212,13 @@ pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>) -> Strin
     if let Some(Written { dir, files }) = written {
         line("results", &format!("{}: {}", dir.display(), files.join(", ")));
     }
-    line(MODEL_HASH, model_sha256(status).unwrap_or_default());
-    if let Some(missing) = missing(status, written) {
-        line("note", &missing);
+    line("model_sha256", model_sha256(status).unwrap_or_default());
+    if model_sha256(status).is_none() {
+        line("note", &format!("no {MODEL}: the job ended before it had a model to export"));
+    } else if written.is_none() {
+        line("note", otherwise);
     }
     text
-}
-
-const MODEL_HASH: &str = "model_sha256";
-
-fn missing(status: &pb::JobStatus, written: Option<&Written>) -> Option<String> {
-    if model_sha256(status).is_none() {
-        return Some(format!("no {MODEL}: the job ended before it had a model to export"));
-    }
-    written.is_none().then(|| "nothing was written; --out DIR keeps the model and its metrics".to_owned())
 }
 
 #[cfg(test)]
@@ -259,13 +252,15 @@ mod tests {
         let written = Written { dir: "out".into(), files: vec!["model.safetensors".into()] };
         let hash = proto::artifact::sha256_hex(b"weights");
         assert_eq!(
-            result(&succeeded(), Some(&written)),
+            result(&succeeded(), Some(&written), "-"),
             format!(
                 "line-3 succeeded: 4 of 4 steps, 32 samples in 2.0 s (16.0 samples/s)\n  validation   loss 0.2500, accuracy 0.7500\n  \
                  results      out: model.safetensors\n  model_sha256 {hash}\n"
             )
         );
-        assert!(result(&succeeded(), None).contains("--out DIR keeps"));
+        assert!(
+            result(&succeeded(), None, "nothing was written").ends_with("note         nothing was written\n")
+        );
     }
 
     #[test]
@@ -276,7 +271,7 @@ mod tests {
             artifacts: Vec::new(),
             ..succeeded()
         };
-        let text = result(&failed, None);
+        let text = result(&failed, None, "-");
         assert!(
             text.contains("failed") && text.contains("data/x.csv") && text.contains("no model"),
             "{text}"

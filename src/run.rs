@@ -23,6 +23,8 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// How long calls inside this process may take: longer only if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+const NOT_KEPT: &str = "without --out DIR the trained model is not kept";
+
 /// # Errors
 /// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
@@ -36,7 +38,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let fleet = submission.spec.fleet;
     let out = args.out.as_deref().map(Out::prepare).transpose()?;
     if out.is_none() {
-        app.screen.line("note: without --out DIR the trained model is not kept");
+        app.screen.line(&format!("note: {NOT_KEPT}"));
     }
     let options = local::Options {
         workers: args.workers.unwrap_or(fleet.workers.min),
@@ -53,7 +55,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     };
     local.stop().await;
     let (status, written) = result?;
-    show_result(app, &status, written, args.json)
+    show_result(app, &status, written, NOT_KEPT, args.json)
 }
 
 type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);

@@ -22,11 +22,11 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     let client = app.client(&args.reach)?;
     let reply = send(&client, submission).await?;
     if !args.follow {
-        let master = args.reach.master.url.map(|url| format!(" --master {url}")).unwrap_or_default();
         app.screen.print(&if args.json {
             json!({ "job": reply.name, "id": reply.job }).to_string()
         } else {
-            format!("submitted {0}; follow it with: {1} watch {0}{master}", reply.name, app.program())
+            let watch = app.command("watch", &reply.name, &args.reach);
+            format!("submitted {}; follow it with: {watch}", reply.name)
         })?;
         return Ok(true);
     }
@@ -37,13 +37,19 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
         None => {
             drop(follow);
             drop(progress);
-            app.screen.line(&left(app, &reply.name, args.out.as_deref()));
+            let [watch, cancel, fetch] =
+                ["watch", "cancel", "fetch"].map(|verb| app.command(verb, &reply.name, &args.reach));
+            let out = args.out.as_deref().map_or("DIR".into(), |dir| dir.to_string_lossy());
+            app.screen.line(&format!(
+                "{} goes on without you; see it again: {watch}; stop it: {cancel}; its results once it ended: {fetch} --out {out}",
+                reply.name
+            ));
             Ok(false)
         }
         Some(status) => {
             let written = follow.finish(&status).await;
             drop(progress);
-            show_result(app, &status, written, args.json)
+            show_result(app, &status, written, &otherwise(app, &status.name, &args.reach), args.json)
         }
     }
 }
@@ -70,6 +76,11 @@ pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::
     Ok(reply.into_inner())
 }
 
+/// What to say when a master has results that were not written here.
+pub(crate) fn otherwise(app: &App, job: &str, reach: &args::Reach) -> String {
+    format!("the master has its results: {} --out DIR", app.command("fetch", job, reach))
+}
+
 /// Shows how a job ended; true when it ended well.
 ///
 /// # Errors
@@ -78,21 +89,17 @@ pub(crate) fn show_result(
     app: &App,
     status: &pb::JobStatus,
     written: Result<Option<crate::out::Written>>,
+    otherwise: &str,
     json: bool,
 ) -> Result<bool> {
     let files = written.as_ref().ok().and_then(Option::as_ref);
-    app.screen.print(&if json { Summary::new(status).to_line() } else { report::result(status, files) })?;
+    app.screen.print(&if json {
+        Summary::new(status).to_line()
+    } else {
+        report::result(status, files, otherwise)
+    })?;
     written.with_context(|| format!("the results of {} are not complete", status.name))?;
     Ok(report::is_success(status.state))
-}
-
-fn left(app: &App, job: &str, out: Option<&std::path::Path>) -> String {
-    let program = app.program();
-    let out = out.map_or("DIR".into(), |dir| dir.to_string_lossy());
-    format!(
-        "{job} goes on without you; see it again: {program} watch {job}; stop it: {program} cancel {job}; its results once \
-         it ended: {program} fetch {job} --out {out}"
-    )
 }
 
 #[cfg(test)]
@@ -156,9 +163,11 @@ mod tests {
             }
             stop.cancel();
         };
-        let (success, ()) = tokio::join!(run(args(dir.path(), Some(out.clone())), &app), interrupt);
+        let mut args = args(dir.path(), Some(out.clone()));
+        args.reach.master.url = Some("http://127.0.0.1:9".to_owned());
+        let (success, ()) = tokio::join!(run(args, &app), interrupt);
         assert!(!success.unwrap());
-        for part in ["watch line-3", "cancel line-3", "fetch line-3"] {
+        for part in ["watch line-3 --master http://127.0.0.1:9", "cancel line-3", "fetch line-3"] {
             assert!(app.said().contains(part), "{part} missing in {}", app.said());
         }
         assert!(fake.script().cancelled.is_empty());

@@ -7,7 +7,7 @@ use crate::args;
 use crate::follow::Follow;
 use crate::out::metrics;
 use crate::progress::Progress;
-use crate::submit::show_result;
+use crate::submit::{otherwise, show_result};
 
 /// # Errors
 /// No such job, the master does not answer, or nobody reads our output any more.
@@ -34,7 +34,7 @@ pub(crate) async fn run(args: args::Watch, app: &App) -> Result<bool> {
     match followed {
         None => Ok(false),
         Some(status) if args.json => Ok(crate::report::is_success(status.state)),
-        Some(status) => show_result(app, &status, Ok(None), false),
+        Some(status) => show_result(app, &status, Ok(None), &otherwise(app, &job, &args.reach), false),
     }
 }
 
