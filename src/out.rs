@@ -253,3 +253,45 @@ fn remove(path: &Path) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fake::{Fake, reach};
+    use crate::out::metrics::tests::train;
+
+    #[test]
+    fn one_process_writes_into_a_folder_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Out::prepare(dir.path()).unwrap();
+        let error = Out::prepare(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("another process"), "{error}");
+        drop(first);
+        Out::prepare(dir.path()).unwrap();
+        let left = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 1, "only the tensorboard folder stays of a preparation");
+    }
+
+    #[tokio::test]
+    #[cfg(target_os = "linux")]
+    async fn a_disk_that_was_full_for_a_while_costs_no_line() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let app = fake.app();
+        let client = app.client(&reach(Duration::from_secs(5))).unwrap();
+        let mut out = Out::prepare(dir.path()).unwrap();
+        out.begin("line-3").unwrap();
+        // The kernel's always-full device stands for the disk.
+        out.metrics = Some(File::options().write(true).open("/dev/full").unwrap());
+        let error = format!("{:#}", out.event(&train(0)).unwrap_err());
+        assert!(error.contains(METRICS) && error.contains("No space left"), "{error}");
+        out.event(&train(1)).unwrap();
+
+        let status = fake.script().status.clone();
+        out.finish(&client, &status).await.unwrap();
+        let lines = fs::read_to_string(dir.path().join(METRICS)).unwrap();
+        assert_eq!(lines.lines().count(), 3, "{lines}");
+        assert!(dir.path().join(SUMMARY).exists());
+    }
+}
