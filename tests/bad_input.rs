@@ -1,4 +1,5 @@
 //! What a user gets wrong is answered with what, where, expected against found, and what to do; and nothing is lost.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod harness;
 
@@ -207,7 +208,7 @@ fn a_ps_that_dies_ends_the_job_with_a_reason_and_the_master_lives() {
     let mut cluster = Cluster::start(1, 1);
     let out = cluster.dir.path().join("out");
     let job = root().join("examples/digits/job.toml");
-    let mut follow = ebb(["submit", "--master", &cluster.url, "--follow", "--out"])
+    let follow = ebb(["submit", "--master", &cluster.url, "--follow", "--out"])
         .arg(&out)
         .arg(&job)
         .args(["--set", "epochs=100000", "--set", "fleet.ps=1", "--set", "limits.pull_timeout=1s"])

@@ -1,4 +1,5 @@
 //! The MNIST example through separate processes: it learns, and its file is what PyTorch loads.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "torch")]
 
 mod harness;
@@ -48,16 +49,9 @@ fn one_worker_and_one_ps_give_the_same_script_model() {
     assert!(reference == alone, "1 worker and 1 ps: other bits than 3 and 3");
 }
 
-/// Runs the example's check with a Python that has PyTorch: `EBB_PYTHON`, or `python3`.
+/// Runs the example's check, where there is a PyTorch.
 fn pytorch_agrees(data: &Path, out: &Path, accuracy: f64) {
-    let python = std::env::var("EBB_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let has_torch = Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output();
-    if !has_torch.is_ok_and(|output| output.status.success()) {
-        eprintln!(
-            "SKIPPED: {python} has no torch, numpy and safetensors; set EBB_PYTHON to check against PyTorch"
-        );
-        return;
-    }
+    let Some(python) = harness::python_with_torch() else { return };
     let output = Command::new(&python)
         .arg(root().join("examples/mnist/check.py"))
         .arg(out.join("model.safetensors"))

@@ -9,6 +9,7 @@
 //! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
 use proto::tensor::{Chunk, TensorSpec};
 use proto::tree::StepNode;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::aggregator::{Aggregator, Offer};
@@ -85,8 +86,8 @@ pub(crate) struct Model {
     state: Mutex<State>,
     /// Taken by the one update at a time; empty until version 0.
     slots: Mutex<Vec<Slots>>,
-    /// Something changed: waiting pulls look again.
-    changed: watch::Sender<()>,
+    /// Something changed: waiting pulls look again, in the order in which they came.
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -160,7 +161,7 @@ impl Model {
             metrics,
             state: Mutex::new(state),
             slots: Mutex::default(),
-            changed: watch::channel(()).0,
+            changed: Notify::new(),
         })
     }
 
@@ -195,7 +196,7 @@ impl Model {
     /// Refuses everything from now on; waiting pulls learn it.
     pub(crate) fn end(&self, life: Life) {
         self.state().life = life;
-        self.changed.send_replace(());
+        self.changed.notify_waiters();
     }
 
     /// Checks everything about a push but its values. Nothing is changed.
@@ -227,15 +228,16 @@ impl Model {
         }
         let start = Instant::now();
         let deadline = start.checked_add(wait).unwrap_or(start);
-        let mut changed = self.changed.subscribe();
         loop {
-            changed.borrow_and_update();
+            // Waits from here on, so that no change between looking and waiting is missed.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
             if let Some((version, weights)) = self.find(era, want)? {
                 let members = self.layout.members(self.opening.address.partition).iter();
                 let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk { id, values: buffer.view() };
                 return Ok(Pulled { version, chunks: members.zip(weights.iter()).map(chunk).collect() });
             }
-            if timeout_at(deadline, changed.changed()).await.is_err() {
+            if timeout_at(deadline, changed).await.is_err() {
                 let version = self.state().version();
                 return Err(Error::NotYet { place: self.place, want, waited: wait, version });
             }
@@ -315,7 +317,7 @@ impl Model {
         *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
         drop(state.versions.insert(Version(0), weights));
         drop(state);
-        self.changed.send_replace(());
+        self.changed.notify_waiters();
         Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
     }
 
@@ -395,7 +397,7 @@ impl Model {
             state.ledger.apply(step);
             state.aggregator.forget(step);
             drop(state);
-            self.changed.send_replace(());
+            self.changed.notify_waiters();
             // Now, outside the lock, their buffers go back to the pool.
             drop((gone, sums));
         }

@@ -1,7 +1,8 @@
 //! Real processes on loopback for the integration tests: one master, some ps, some workers, and the user's commands.
 //!
 //! Ports are the system's choice, every process ends with its handle, and what it said is shown when a test fails.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it, as a module of its own")]
+#![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -161,4 +162,17 @@ pub fn mnist() -> Option<PathBuf> {
         eprintln!("SKIPPED: no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR");
     }
     found
+}
+
+/// A Python with PyTorch, NumPy and safetensors: `EBB_PYTHON`, or `python3`.
+pub fn python_with_torch() -> Option<String> {
+    let python = std::env::var("EBB_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let has_torch = Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output();
+    if has_torch.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    eprintln!(
+        "SKIPPED: {python} has no torch, numpy and safetensors; set EBB_PYTHON to check against PyTorch"
+    );
+    None
 }
