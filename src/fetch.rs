@@ -21,10 +21,7 @@ pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
             report::state_with_reason(status.state, &status.reason)
         );
     }
-    let mut out = Out::prepare(&args.out)?;
-    out.begin(&status.name)?;
-    out.replay(&client).await?;
-    let written = out.finish(&client, &status).await?;
+    let written = Out::prepare(&args.out)?.fetch(&client, &status).await?;
     show_result(app, &status, Ok(Some(written)), "", args.json).map(drop)
 }
 

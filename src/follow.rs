@@ -26,7 +26,7 @@ impl<E: FnMut(&pb::Event)> Follow<E> {
     /// The folder cannot be written.
     pub(crate) fn new(client: Client, job: &str, mut out: Option<Out>, on_event: E) -> Result<Self> {
         if let Some(out) = &mut out {
-            out.begin(job)?;
+            out.begin(job, client.screen())?;
         }
         Ok(Self { client, job: job.to_owned(), out, on_event, after: 0 })
     }

@@ -2,7 +2,8 @@
 //!
 //! `metrics.jsonl` and the TensorBoard file grow while the job trains; every other file is whole or not there, and
 //! `summary.json` comes last, so a folder that has one is complete. A folder never mixes two jobs: once a job has begun, the
-//! files of an earlier one are gone. One process writes into a folder at a time.
+//! files of an earlier one are gone, except for its model, which stays under another name until the new job has one: a mistake
+//! must not cost a trained model. One process writes into a folder at a time.
 
 mod file;
 pub(crate) mod metrics;
@@ -22,7 +23,10 @@ use sha2::{Digest, Sha256};
 use self::file::{Whole, cannot_write};
 use self::summary::{MODEL, Summary};
 use crate::client::{self, Client};
+use crate::screen::Screen;
 
+/// What a trained model consists of.
+const MODELS: [&str; 2] = [MODEL, "model.pt"];
 const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const TENSORBOARD: &str = "tensorboard";
@@ -44,11 +48,19 @@ impl Out {
     /// Creates the folder and finds out now, not after hours of training, whether it can be written.
     ///
     /// # Errors
-    /// It cannot, or another process writes its results there.
+    /// It cannot, it has a model that nobody wrote as a result, or another process writes its results there.
     pub(crate) fn prepare(dir: &Path) -> Result<Self> {
         let what = || format!("--out {}: cannot write there; choose another folder", dir.display());
         if dir.exists() && !dir.is_dir() {
             bail!("--out {}: is a file; choose a folder", dir.display());
+        }
+        // Metrics are there from a job's first moment to its last, so a model without them is somebody's own.
+        let is_ours = [SUMMARY, METRICS].iter().any(|name| dir.join(name).exists());
+        if let Some(own) = MODELS.iter().find(|name| !is_ours && dir.join(name).exists()) {
+            bail!(
+                "--out {}: has a {own} that is no result of an earlier run (there is no {SUMMARY} or {METRICS}); move it away or choose another folder",
+                dir.display()
+            );
         }
         fs::create_dir_all(dir.join(TENSORBOARD)).with_context(what)?;
         for folder in [dir.to_owned(), dir.join(TENSORBOARD)] {
@@ -69,15 +81,37 @@ impl Out {
         })
     }
 
-    /// From here on the folder belongs to the job `name`: what an earlier one left is removed.
+    /// From here on the folder belongs to the job `name`: what an earlier one left is removed, its model is set aside.
     ///
     /// # Errors
     /// The folder cannot be written any more.
-    pub(crate) fn begin(&mut self, name: &str) -> Result<()> {
-        // The summary first: without it nobody takes what is left for a whole result.
-        for file in [SUMMARY, MODEL, "model.pt", METRICS] {
-            remove(&self.dir.join(file))?;
+    pub(crate) fn begin(&mut self, name: &str, screen: &Screen) -> Result<()> {
+        // The summary first: without it nobody takes what is left for a whole result. The metrics last: they show that a
+        // model is a result.
+        remove(&self.dir.join(SUMMARY))?;
+        for model in MODELS {
+            let (path, aside) = (self.dir.join(model), self.previous(model));
+            if path.exists() {
+                fs::rename(&path, &aside).with_context(|| format!("cannot set {} aside", path.display()))?;
+                screen.line(&format!(
+                    "note: the earlier {} is kept as {model}.previous until {name} has a model",
+                    path.display()
+                ));
+            }
         }
+        self.job = name.to_owned();
+        self.begin_events()
+    }
+
+    /// Where an earlier job's file waits until this job has one.
+    fn previous(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.previous"))
+    }
+
+    /// Makes place for all events from the first on.
+    fn begin_events(&mut self) -> Result<()> {
+        let metrics = self.dir.join(METRICS);
+        remove(&metrics)?;
         let tensorboard = self.dir.join(TENSORBOARD);
         for entry in fs::read_dir(&tensorboard).with_context(|| cannot_write(&tensorboard))? {
             let path = entry.with_context(|| cannot_write(&tensorboard))?.path();
@@ -85,10 +119,8 @@ impl Out {
                 remove(&path)?;
             }
         }
-        let path = self.dir.join(METRICS);
-        self.metrics = Some(File::create_new(&path).with_context(|| cannot_write(&path))?);
+        self.metrics = Some(File::create_new(&metrics).with_context(|| cannot_write(&metrics))?);
         self.tensorboard = None;
-        self.job = name.to_owned();
         self.broken = false;
         Ok(())
     }
@@ -123,29 +155,42 @@ impl Out {
         tensorboard::write_event(file, event).with_context(|| cannot_write(path))
     }
 
-    /// Adds what a job that ended left: its files and the summary.
+    /// Writes all that a job that ended left, events included.
+    ///
+    /// # Errors
+    /// A file cannot be written, or does not arrive whole.
+    pub(crate) async fn fetch(mut self, client: &Client, status: &pb::JobStatus) -> Result<Written> {
+        self.begin(&status.name, client.screen())?;
+        self.broken = true;
+        self.finish(client, status).await
+    }
+
+    /// Adds what a job that ended left: its files and the summary. The model first, which is worth the most.
     ///
     /// # Errors
     /// A file cannot be written, or does not arrive whole.
     pub(crate) async fn finish(mut self, client: &Client, status: &pb::JobStatus) -> Result<Written> {
-        if self.broken {
-            self.begin(&status.name)?;
-            self.replay(client).await?;
-        }
         let mut files = Vec::new();
         if !status.artifacts.is_empty() {
             files = client.call(async |jobs| self.download(jobs, status).await).await??;
+            for model in MODELS {
+                remove(&self.previous(model))?;
+            }
+        }
+        if self.broken {
+            self.replay(client).await.with_context(|| match files.is_empty() {
+                true => format!("the events are missing in {}", self.dir.display()),
+                false => format!("{} is complete, only the events are missing", files.join(" and ")),
+            })?;
         }
         file::write(&self.dir, SUMMARY, Summary::new(status).to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
         Ok(Written { dir: self.dir, files })
     }
 
-    /// Adds all events of a job that ended.
-    ///
-    /// # Errors
-    /// A file cannot be written, or the master does not answer.
-    pub(crate) async fn replay(&mut self, client: &Client) -> Result<()> {
+    /// Writes all events of a job that ended anew.
+    async fn replay(&mut self, client: &Client) -> Result<()> {
+        self.begin_events()?;
         let mut after = 0;
         loop {
             let mut events = client.watch(&self.job, after).await?;
@@ -163,7 +208,8 @@ impl Out {
         }
     }
 
-    /// Writes the job's files; a failure of the outer kind is one of the connection and worth another try.
+    /// Writes the job's files, once all of them arrived; a failure of the outer kind is one of the connection and worth
+    /// another try.
     async fn download(
         &self,
         mut jobs: pb::jobs_client::JobsClient<tonic::transport::Channel>,
@@ -171,16 +217,18 @@ impl Out {
     ) -> Result<Result<Vec<String>>, Failure> {
         let request = pb::FetchRequest { job: status.name.clone() };
         let mut stream = jobs.fetch(request).await.map_err(client::failure)?.into_inner();
-        let mut files = Vec::new();
+        let (mut files, mut arrived) = (Vec::new(), Vec::new());
         let mut current: Option<Download> = None;
         while let Some(message) = stream.message().await.map_err(client::failure)? {
             let step = match message.part {
                 Some(Part::Header(header)) => {
-                    let finished = current.take().map_or(Ok(()), Download::finish);
+                    let finished = current.take().map(Download::finish).transpose();
                     files.push(header.name.clone());
-                    finished
-                        .and_then(|()| Download::start(&self.dir, header))
-                        .map(|next| current = Some(next))
+                    finished.and_then(|file| {
+                        arrived.extend(file);
+                        current = Some(Download::start(&self.dir, header)?);
+                        Ok(())
+                    })
                 }
                 Some(Part::Content(content)) => current.as_mut().map_or(Ok(()), |file| file.write(&content)),
                 None => Ok(()),
@@ -189,13 +237,15 @@ impl Out {
                 return Ok(Err(error));
             }
         }
-        let finished = current.map_or(Ok(()), Download::finish);
+        let finished = current.map(Download::finish).transpose();
         let missing = status.artifacts.iter().find(|artifact| !files.contains(&artifact.name));
-        let complete = || match missing {
-            None => Ok(files),
-            Some(artifact) => bail!("{}: the master did not send it; fetch again", artifact.name),
-        };
-        Ok(finished.and_then(|()| complete()))
+        Ok(finished.and_then(|last| {
+            if let Some(artifact) = missing {
+                bail!("{}: the master did not send it; fetch again", artifact.name);
+            }
+            arrived.into_iter().chain(last).try_for_each(Whole::keep)?;
+            Ok(files)
+        }))
     }
 }
 
@@ -232,7 +282,7 @@ impl Download {
         self.file.write(content)
     }
 
-    fn finish(self) -> Result<()> {
+    fn finish(self) -> Result<Whole> {
         let found = proto::artifact::hex(&self.hash.finalize());
         let pb::Artifact { name, size, sha256 } = &self.expected;
         if (self.size, &found) != (*size, sha256) {
@@ -241,7 +291,7 @@ impl Download {
                 self.size
             );
         }
-        self.file.keep()
+        Ok(self.file)
     }
 }
 
@@ -281,7 +331,7 @@ mod tests {
         let app = fake.app();
         let client = app.client(&reach(Duration::from_secs(5))).unwrap();
         let mut out = Out::prepare(dir.path()).unwrap();
-        out.begin("line-3").unwrap();
+        out.begin("line-3", &app.screen).unwrap();
         // The kernel's always-full device stands for the disk.
         out.metrics = Some(File::options().write(true).open("/dev/full").unwrap());
         let error = format!("{:#}", out.event(&train(0)).unwrap_err());
@@ -293,5 +343,65 @@ mod tests {
         let lines = fs::read_to_string(dir.path().join(METRICS)).unwrap();
         assert_eq!(lines.lines().count(), 3, "{lines}");
         assert!(dir.path().join(SUMMARY).exists());
+    }
+
+    #[tokio::test]
+    async fn events_that_cannot_be_written_do_not_cost_the_model() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let app = fake.app();
+        let client = app.client(&reach(Duration::from_secs(5))).unwrap();
+        let mut out = Out::prepare(dir.path()).unwrap();
+        out.begin("line-3", &app.screen).unwrap();
+        out.broken = true;
+        // Stands for a disk that has no place for them: the file cannot be made anew.
+        fs::remove_file(dir.path().join(METRICS)).unwrap();
+        fs::create_dir(dir.path().join(METRICS)).unwrap();
+
+        let status = fake.script().status.clone();
+        let error = format!("{:#}", out.finish(&client, &status).await.unwrap_err());
+        assert!(error.contains("model.safetensors is complete") && error.contains(METRICS), "{error}");
+        assert_eq!(fs::read(dir.path().join(MODEL)).unwrap(), b"weights");
+        assert!(!dir.path().join(SUMMARY).exists());
+    }
+
+    #[tokio::test]
+    async fn an_earlier_model_stays_aside_until_there_is_a_new_one() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let app = fake.app();
+        let client = app.client(&reach(Duration::from_secs(5))).unwrap();
+        for name in [MODEL, "model.pt", METRICS, SUMMARY] {
+            fs::write(dir.path().join(name), "earlier").unwrap();
+        }
+        let aside = ["model.safetensors.previous", "model.pt.previous"].map(|name| dir.path().join(name));
+        let failed = pb::JobStatus {
+            artifacts: Vec::new(),
+            state: pb::JobState::Failed.into(),
+            ..pb::JobStatus::default()
+        };
+        for _ in 0..2 {
+            let mut out = Out::prepare(dir.path()).unwrap();
+            out.begin("line-2", &app.screen).unwrap();
+            assert!(!dir.path().join(SUMMARY).exists());
+            out.finish(&client, &failed).await.unwrap();
+            assert!(aside.iter().all(|path| fs::read(path).unwrap() == b"earlier"));
+            assert!(!MODELS.iter().any(|name| dir.path().join(name).exists()));
+        }
+        assert!(app.said().contains("kept as model.pt.previous until line-2"), "{}", app.said());
+
+        let status = fake.script().status.clone();
+        Out::prepare(dir.path()).unwrap().fetch(&client, &status).await.unwrap();
+        assert_eq!(fs::read(dir.path().join(MODEL)).unwrap(), b"weights");
+        assert!(!aside.iter().any(|path| path.exists()) && !dir.path().join("model.pt").exists());
+    }
+
+    #[test]
+    fn a_model_that_is_no_result_is_refused_and_untouched() {
+        for name in MODELS {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(name), "mine").unwrap();
+            let error = Out::prepare(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(&format!("has a {name}")) && error.contains("move it away"), "{error}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was added");
+        }
     }
 }

@@ -55,7 +55,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     };
     local.stop().await;
     let (status, written) = result?;
-    show_result(app, &status, written, NOT_KEPT, args.json)
+    let otherwise = if args.out.is_some() { "" } else { NOT_KEPT };
+    show_result(app, &status, written, otherwise, args.json)
 }
 
 type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);
