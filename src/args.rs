@@ -12,7 +12,7 @@ use worker::device::Choice;
 ///
 /// `ebb run JOB.toml` trains in this one process. For a cluster start `ebb master`, then `ebb ps` and `ebb worker` as many
 /// as you like, and `ebb submit JOB.toml`. Exit code: 0 only on success, 1 when something failed, 2 for a wrong command
-/// line, 130 or 143 after Ctrl-C or SIGTERM.
+/// line, 130 or 143 after Ctrl-C or SIGTERM; `ebb master`, `ebb ps` and `ebb worker` then end with 0.
 #[derive(Debug, Parser)]
 #[command(name = "ebb", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Cli {

@@ -93,12 +93,14 @@ pub(crate) fn show_result(
     json: bool,
 ) -> Result<bool> {
     let files = written.as_ref().ok().and_then(Option::as_ref);
-    app.screen.print(&if json {
+    let printed = app.screen.print(&if json {
         Summary::new(status).to_line()
     } else {
         report::result(status, files, otherwise)
-    })?;
+    });
+    // Worth more than that nobody reads the output.
     written.with_context(|| format!("the results of {} are not complete", status.name))?;
+    printed?;
     Ok(report::is_success(status.state))
 }
 
@@ -183,7 +185,9 @@ mod tests {
         let (app, out) = (fake.app(), dir.path().join("out"));
         assert!(!run(args(dir.path(), Some(out.clone())), &app).await.unwrap());
         assert!(app.facts().contains("line.csv: no such file"), "{}", app.facts());
-        assert!(read(out.join("summary.json")).contains(r#""model_sha256": null"#));
+        let summary = read(out.join("summary.json"));
+        assert!(summary.contains(r#""model_sha256": null"#), "{summary}");
+        assert!(summary.contains(r#""reason": "line.csv: no such file""#), "{summary}");
     }
 
     #[tokio::test]

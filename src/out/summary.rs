@@ -17,6 +17,8 @@ pub(crate) struct Summary {
     job: String,
     /// `succeeded`, `failed` or `cancelled`.
     status: String,
+    /// Why it ended so.
+    reason: String,
     /// Passes over the data that the job asked for.
     epochs: u64,
     /// Steps applied.
@@ -49,6 +51,7 @@ impl Summary {
         Self {
             job: status.name.clone(),
             status: report::state(status.state).to_owned(),
+            reason: status.reason.clone(),
             epochs: status.epochs,
             steps: status.steps_done,
             samples_applied: status.samples_applied,
@@ -123,7 +126,7 @@ pub(crate) mod tests {
         assert_eq!(
             Summary::new(&succeeded()).to_line(),
             format!(
-                r#"{{"job":"line-3","status":"succeeded","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}"}}"#
+                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}"}}"#
             )
         );
     }
