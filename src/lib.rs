@@ -55,8 +55,11 @@ pub use ::worker::{Error, Result, data, device, model};
 use crate::args::{Cli, Command, Reach};
 use crate::client::Client;
 use crate::config::Environment;
-use crate::screen::Screen;
+use crate::screen::{NobodyReads, Screen};
 use crate::signals::Stop;
+
+/// Exit code when the reader of our output left: that of programs which SIGPIPE ends.
+const NOBODY_READS: u8 = 128 + 13;
 
 /// What every verb needs.
 struct App {
@@ -94,6 +97,7 @@ pub fn main(registry: model::Registry) -> ExitCode {
     let environment = Environment::read();
     match start(cli, environment, registry) {
         Ok(code) => code,
+        Err(error) if error.is::<NobodyReads>() => ExitCode::from(NOBODY_READS),
         Err(error) => {
             eprint!("{}", explain(&error));
             ExitCode::FAILURE

@@ -1,13 +1,29 @@
 //! Who writes to the terminal: facts to stdout; to stderr one live line at the bottom and everything else above it. All of it
 //! goes through here, so that none tears another apart.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-#[cfg(not(test))]
-use anyhow::Context as _;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// Whoever read our stdout has seen enough, as `head` does: the program ends without a word, as others do.
+#[derive(Debug)]
+pub(crate) struct NobodyReads;
+
+impl fmt::Display for NobodyReads {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("nobody reads the output")
+    }
+}
+
+/// What to make of a failed write to stdout.
+fn unwritten(error: io::Error) -> anyhow::Error {
+    let nobody_reads = error.kind() == io::ErrorKind::BrokenPipe;
+    let error = anyhow::Error::new(error);
+    if nobody_reads { error.context(NobodyReads) } else { error.context("cannot write to stdout") }
+}
 
 /// The terminal; clones are the same one.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +50,7 @@ impl Screen {
     /// Writes facts to stdout.
     ///
     /// # Errors
-    /// Nobody reads them.
+    /// [`NobodyReads`] them, or they cannot be written, e.g. into a file on a full disk.
     pub(crate) fn print(&self, text: &str) -> Result<()> {
         #[cfg(test)]
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
@@ -43,7 +59,7 @@ impl Screen {
             let mut stdout = io::stdout().lock();
             writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush())
         })
-        .context("nobody reads the output")?;
+        .map_err(unwritten)?;
         Ok(())
     }
 
@@ -94,5 +110,19 @@ impl Write for Screen {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_reader_that_left_is_no_error_worth_a_word() {
+        let left = unwritten(io::ErrorKind::BrokenPipe.into());
+        assert!(left.is::<NobodyReads>());
+        let full = unwritten(io::ErrorKind::StorageFull.into());
+        assert!(!full.is::<NobodyReads>());
+        assert_eq!(full.to_string(), "cannot write to stdout");
     }
 }
