@@ -168,7 +168,7 @@ impl Shared {
 
     fn follow(self: &Arc<Self>, job: JobId, effect: Effect) {
         if let Effect::Tell(state, reason) = effect {
-            tracing::info!(%job, "{}: {reason}", state.as_str_name());
+            tracing::info!(%job, "{}: {reason}", state.name());
             return;
         }
         // A heartbeat stream may be dropped with the runtime itself; then there is nobody left to tell.

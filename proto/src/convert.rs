@@ -257,6 +257,23 @@ impl From<Pushed> for pb::PushReply {
     }
 }
 
+impl pb::JobState {
+    /// Its name for people: in logs, events and summaries.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::Pending => "pending",
+            Self::Indexing => "indexing",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Exporting => "exporting",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// Checks an artifact's name, so that it cannot leave its folder.
 ///
 /// # Errors

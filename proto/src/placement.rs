@@ -16,6 +16,9 @@ pub const CHUNK_LEN: usize = 262_144;
 /// Most elements of one tensor.
 pub const TENSOR_LEN_MAX: usize = 1 << 40;
 
+/// Most chunks of one model: 16 TiB.
+pub const CHUNKS_MAX: usize = 1 << 24;
+
 /// A slice of a dense tensor: unit of versions and of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpec {
@@ -122,7 +125,7 @@ fn check(tensors: &[TensorSpec], partitions: u32) -> Result<()> {
     if tensors.is_empty() {
         return Err(Error::NoTensors);
     }
-    let mut seen = BTreeMap::new();
+    let (mut seen, mut chunks) = (BTreeMap::new(), 0);
     for (index, tensor) in tensors.iter().enumerate() {
         let bad = |expected| Error::Tensor {
             name: tensor.name.clone(),
@@ -136,6 +139,10 @@ fn check(tensors: &[TensorSpec], partitions: u32) -> Result<()> {
         let len = tensor.shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
         if !len.is_some_and(|len| (1..=TENSOR_LEN_MAX).contains(&len)) {
             return Err(bad("1 to 2^40 elements"));
+        }
+        chunks += len.map_or(0, |len| len.div_ceil(CHUNK_LEN));
+        if chunks > CHUNKS_MAX {
+            return Err(bad("at most 2^24 chunks of 1 MiB up to here"));
         }
         if seen.insert(&tensor.name, index).is_some() {
             return Err(bad("a name that no other tensor has"));

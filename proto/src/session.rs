@@ -107,7 +107,8 @@ async fn live(
     replies: &watch::Sender<pb::HeartbeatReply>,
     outgoing: &Outgoing,
 ) -> Result<(), Failure> {
-    let seed = register.name.bytes().fold(0u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+    let seed =
+        register.name.bytes().fold(0u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let visible = |attempt: u32, failure: &Failure| {
         // Logged when the state changes, not at each attempt.
         if attempt == 1 {

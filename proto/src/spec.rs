@@ -291,7 +291,7 @@ impl ConsistencySpec {
 pub struct FleetSpec {
     /// Workers. Default 1 to 64.
     pub workers: WorkersSpec,
-    /// Partitions of the model, each on its own ps where there are enough. Default 1.
+    /// Partitions of the model, each on a ps of its own; the job waits until so many are there. Default 1.
     pub ps: u32,
 }
 
@@ -345,7 +345,7 @@ pub struct LimitsSpec {
     /// Longest wait of one pull (IBM EDT: EDT_PULL_WEIGHT_TIME_OUT). Default 30 s.
     #[serde(with = "duration")]
     pub pull_timeout: Duration,
-    /// Pulls that may fail in a row before the worker stops (IBM EDT: EDT_PULL_FAILED_LIMITS). Default 5.
+    /// A ps that stays unreachable for so many `pull_timeout`s stops the worker (IBM EDT: EDT_PULL_FAILED_LIMITS). Default 5.
     pub pull_attempts_max: u32,
 }
 
@@ -381,6 +381,9 @@ pub enum WireValue {
     /// 16-bit IEEE float.
     F16,
 }
+
+/// Longest duration of any limit.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl JobSpec {
     /// Reads the wire form and checks it.
@@ -487,11 +490,17 @@ impl JobSpec {
             "checkpoint: this version writes none yet; remove the section".to_owned(),
         );
         let LimitsSpec { lease, attempts_max, deaths_max, pull_timeout, pull_attempts_max } = self.limits;
-        check(lease >= Duration::from_millis(100), "limits.lease: at least 100ms".to_owned());
-        check(pull_timeout >= Duration::from_millis(100), "limits.pull_timeout: at least 100ms".to_owned());
         check(
-            attempts_max > 0 && deaths_max > 0 && pull_attempts_max > 0,
-            "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more".to_owned(),
+            (Duration::from_millis(100)..=DAY).contains(&lease),
+            "limits.lease: from 100ms to 24h".to_owned(),
+        );
+        check(
+            (Duration::from_millis(100)..=DAY).contains(&pull_timeout),
+            "limits.pull_timeout: from 100ms to 24h".to_owned(),
+        );
+        check(
+            attempts_max > 0 && deaths_max > 0 && (1..=10_000).contains(&pull_attempts_max),
+            "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more, pull_attempts_max at most 10000".to_owned(),
         );
         check(self.wire.value == WireValue::F32, "wire.value: this version sends f32 only".to_owned());
         if wrong.is_empty() { Ok(()) } else { Err(Error::Invalid(wrong)) }

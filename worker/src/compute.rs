@@ -1,6 +1,7 @@
 //! The thread that a model lives on. A model is built, used and dropped there, one call at a time, so that engines may keep
 //! thread-local settings (libtorch's thread count) and a worker's network traffic never waits behind a matrix product.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use proto::tensor::Values;
@@ -33,7 +34,12 @@ impl Loaded {
 #[derive(Clone)]
 pub(crate) enum Compute {
     /// On a thread of its own.
-    Thread(mpsc::Sender<Call>),
+    Thread {
+        /// What it shall do.
+        calls: mpsc::Sender<Call>,
+        /// It panicked: whoever wants this model has to build it anew.
+        dead: Arc<AtomicBool>,
+    },
     /// On the caller's: for simulations.
     Inline(Arc<Mutex<Loaded>>),
 }
@@ -61,7 +67,7 @@ impl Compute {
         let started = std::thread::Builder::new().name("compute".to_owned()).spawn(life);
         started.map_err(|error| gone(&error.to_string()))?;
         ready.await.map_err(|_| gone("it panicked while building the model"))??;
-        Ok(Self::Thread(calls))
+        Ok(Self::Thread { calls, dead: Arc::default() })
     }
 
     /// Calls the model.
@@ -75,13 +81,22 @@ impl Compute {
     {
         match self {
             Self::Inline(loaded) => call(&mut loaded.lock().unwrap_or_else(PoisonError::into_inner)),
-            Self::Thread(calls) => {
+            Self::Thread { calls, dead } => {
                 let (done, answer) = oneshot::channel();
                 let call: Call = Box::new(move |loaded| drop(done.send(call(loaded))));
-                calls.send(call).map_err(|_| gone("it has ended"))?;
-                answer.await.map_err(|_| gone("it panicked"))?
+                let mourn = |reason| {
+                    dead.store(true, Ordering::Relaxed);
+                    gone(reason)
+                };
+                calls.send(call).map_err(|_| mourn("it has ended"))?;
+                answer.await.map_err(|_| mourn("it panicked"))?
             }
         }
+    }
+
+    /// Whether it panicked.
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self, Self::Thread { dead, .. } if dead.load(Ordering::Relaxed))
     }
 }
 

@@ -47,6 +47,16 @@ pub enum Error {
         /// Records of the data set.
         records: u64,
     },
+    /// This worker's copy of the data is not the one that the job was indexed from.
+    #[error("{}: {found} records here, {expected} where the job was indexed; give this worker the same files", path.display())]
+    Records {
+        /// Which file.
+        path: PathBuf,
+        /// Records when it was indexed.
+        expected: u64,
+        /// Records here.
+        found: u64,
+    },
     /// A record's label does not fit the network's outputs.
     #[error(
         "record {record}: label {label} is outside 0..{classes}; the network has {classes} outputs, give it more or mend the labels"
@@ -172,7 +182,11 @@ impl Error {
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::Call { failure, .. } => matches!(failure.kind, proto::status::Kind::Malformed),
-            Self::File { .. } | Self::Engine { .. } | Self::NoSuchDevice { .. } | Self::NoTorch(_) => false,
+            Self::File { .. }
+            | Self::Records { .. }
+            | Self::Engine { .. }
+            | Self::NoSuchDevice { .. }
+            | Self::NoTorch(_) => false,
             _ => true,
         }
     }

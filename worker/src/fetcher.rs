@@ -8,7 +8,7 @@ use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
 use proto::pb;
 use proto::pb::lease::Work as Wire;
-use proto::session::Session;
+use proto::session::{Registered, Session};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -37,6 +37,7 @@ pub(crate) struct Fetcher {
     held: Held,
     arrivals: mpsc::Sender<Work>,
     jobs: BTreeMap<JobId, Arc<Job>>,
+    known_master: Option<u64>,
     /// Read records ahead; ends with this fetcher.
     readers: JoinSet<()>,
 }
@@ -56,16 +57,32 @@ impl Fetcher {
         held: Held,
         arrivals: mpsc::Sender<Work>,
     ) -> Self {
-        let (jobs, readers) = (BTreeMap::new(), JoinSet::new());
+        let (jobs, known_master, readers) = (BTreeMap::new(), None, JoinSet::new());
         let options = options.clone();
-        Self { options, device, connector, registry, master, session, held, arrivals, jobs, readers }
+        Self {
+            options,
+            device,
+            connector,
+            registry,
+            master,
+            session,
+            held,
+            arrivals,
+            jobs,
+            known_master,
+            readers,
+        }
     }
 
     /// Runs until dropped.
     pub(crate) async fn run(mut self) {
         let mut replies = self.session.replies();
         loop {
-            let incarnation = self.session.registered().await.incarnation;
+            let Registered { incarnation, master } = self.session.registered().await;
+            if self.known_master.replace(master) != Some(master) {
+                // Another master numbers its jobs anew.
+                self.jobs.clear();
+            }
             let master = self.master.clone();
             let lease = master.lease(incarnation);
             tokio::pin!(lease);
@@ -93,14 +110,13 @@ impl Fetcher {
     }
 
     fn on_reply(&mut self, reply: &pb::HeartbeatReply) {
-        reply.leases_lost.iter().for_each(|&lease| self.held.remove(LeaseId(lease)));
         // A job above the newest that the master knew when it answered may have begun since.
         self.jobs.retain(|id, _| id.get() > reply.newest_job || reply.jobs.contains(&id.get()));
     }
 
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease) {
         let id = LeaseId(lease.id);
-        self.held.insert(id);
+        self.held.insert(incarnation, id);
         match self.prepare(lease).await {
             Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task }).await),
             Err(error) => {
@@ -180,7 +196,7 @@ impl Fetcher {
 
     /// The job, opened once; with its placement when `placed`.
     async fn open(&mut self, id: JobId, placed: bool) -> Result<Arc<Job>> {
-        let known = self.jobs.get(&id).cloned();
+        let known = self.jobs.get(&id).filter(|job| !job.compute.is_dead()).cloned();
         if let Some(job) = known.as_ref().filter(|job| job.is_placed() || !placed) {
             return Ok(job.clone());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
@@ -29,9 +29,17 @@ pub(crate) struct Job {
     pub(crate) train: Arc<Dataset>,
     pub(crate) validation: Option<Arc<Dataset>>,
     pub(crate) compute: Compute,
-    /// Known once `Init` has described the model.
-    partitions: OnceLock<(Arc<Layout>, PsClient)>,
+    /// Known once `Init` has described the model; a later one replaces it.
+    placed: RwLock<Option<Arc<Placed>>>,
+    /// Name of this worker.
+    worker: String,
     folder: PathBuf,
+}
+
+/// Where the model lives.
+pub(crate) struct Placed {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) ps: PsClient,
 }
 
 impl Job {
@@ -46,11 +54,15 @@ impl Job {
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options).await?;
+        same_records(&train, &reply.train_records)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
             true => Some(open_data(&spec, DataSet::Validation, options).await?),
             false => None,
         };
+        if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
+            same_records(data, &reply.validation_records)?;
+        }
         let folder = options.scratch.join(format!("ebb-{}-{}-{id}", std::process::id(), options.name));
         let artifacts = download(id, &reply.artifacts, &folder, master).await?;
         let context = Context {
@@ -73,7 +85,8 @@ impl Job {
             train,
             validation,
             compute,
-            partitions: OnceLock::new(),
+            placed: RwLock::default(),
+            worker: options.name.clone(),
             folder,
         };
         Ok(job)
@@ -85,30 +98,25 @@ impl Job {
         let tensors = convert::tensors(placement.tensors).map_err(wrong)?;
         let layout = Layout::new(tensors, placement.partitions.len() as u32).map_err(wrong)?;
         let layout = Arc::new(layout);
-        let client = PsClient::new(
-            connector,
-            self.id,
-            layout.clone(),
-            &placement.partitions,
-            self.spec.limits,
-            self.spec.seed,
-        )?;
-        // Equal for the whole life of a job, so whoever is second brings the same.
-        let _ = self.partitions.set((layout, client));
+        // Workers that retry must not knock in step.
+        let seed = proto::random::key(self.spec.seed, &self.worker, 0);
+        let ps =
+            PsClient::new(connector, self.id, layout.clone(), &placement.partitions, self.spec.limits, seed)?;
+        *self.placed.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Placed { layout, ps }));
         Ok(())
     }
 
     pub(crate) fn is_placed(&self) -> bool {
-        self.partitions.get().is_some()
+        self.placed.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// The model's layout and its partitions.
-    pub(crate) fn partitions(&self) -> Result<&(Arc<Layout>, PsClient)> {
+    /// Where the model lives.
+    pub(crate) fn placed(&self) -> Result<Arc<Placed>> {
         let missing = || Error::Engine {
             what: format!("job {}", self.id),
             reason: "the master handed out work before the model was placed".to_owned(),
         };
-        self.partitions.get().ok_or_else(missing)
+        self.placed.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(missing)
     }
 
     /// Reads the records of one microbatch.
@@ -146,6 +154,16 @@ where
     }
     let panicked = |error| Error::Engine { what: "a reading thread".to_owned(), reason: format!("{error}") };
     tokio::task::spawn_blocking(read).await.map_err(panicked)?
+}
+
+/// Whether this worker's files have as many records as when the job was indexed: the record order depends on them.
+fn same_records(data: &Dataset, indexed: &[u64]) -> Result<()> {
+    for ((path, found), &expected) in data.files().zip(indexed) {
+        if found != expected {
+            return Err(Error::Records { path: path.to_owned(), expected, found });
+        }
+    }
+    Ok(())
 }
 
 async fn open_data(spec: &Arc<JobSpec>, set: DataSet, options: &Options) -> Result<Arc<Dataset>> {

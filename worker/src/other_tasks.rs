@@ -97,7 +97,7 @@ pub(crate) async fn init(
     let described = tensors.iter().map(pb::TensorSpec::from).collect();
     let placement = master.describe(incarnation, lease, described).await?;
     job.place(placement, connector)?;
-    job.partitions()?.1.push(Target::Initial, values.as_ref().clone()).await?;
+    job.placed()?.ps.push(Target::Initial, values.as_ref().clone()).await?;
     Ok(Report::Initialized(pb::Initialized {}))
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask) -> Result<
         what: "evaluate".to_owned(),
         reason: "the job has no validation records".to_owned(),
     })?;
-    let (begin, end, micro) = (task.begin, task.end.min(data.len()), job.spec.batch.micro as usize);
+    let (begin, end, micro) = (task.begin, task.end, job.spec.batch.micro as usize);
     let evaluated = job.compute.call(move |loaded| {
         let starts = (begin..end).step_by(micro);
         let batches = starts.map(|at| data.batch(at..end.min(at + micro as u64)));
@@ -127,7 +127,7 @@ pub(crate) async fn export(
 ) -> Result<Report> {
     let want = task.version.map_or(Want::AtLeast(Version(0)), |version| Want::Exact(Version(version)));
     let weights = pull(job, Era(task.era), want).await?;
-    let tensors = job.partitions()?.0.tensors().to_vec();
+    let tensors = job.placed()?.layout.tensors().to_vec();
     let files = job.compute.call(move |loaded| {
         let mut files = BTreeMap::new();
         let model = loaded.with(&weights.values)?;
@@ -143,7 +143,7 @@ pub(crate) async fn export(
 }
 
 async fn pull(job: &Job, era: Era, want: Want) -> Result<Weights> {
-    let pulled = job.partitions()?.1.at(era).pull(want).await?;
+    let pulled = job.placed()?.ps.at(era).pull(want).await?;
     pulled.ok_or_else(|| Error::Engine {
         what: format!("{want:?}"),
         reason: "the parameter servers no longer keep this version".to_owned(),

@@ -15,6 +15,7 @@ use proto::retry::Retry;
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::{Chunk, TensorSpec, Values};
+use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::error::{Error, Result};
@@ -132,7 +133,7 @@ impl PsClient {
     /// Sends the values of `target` to every partition. Ends when all have acknowledged: `Duplicate` only if all say so.
     ///
     /// # Errors
-    /// One partition refused, or stayed unreachable for `pull_attempts_max` attempts.
+    /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
     pub(crate) async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
         let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
         let pushes = self.partitions.iter().map(|partition| {
@@ -154,7 +155,7 @@ impl PsClient {
     /// steps are applied.
     ///
     /// # Errors
-    /// One partition refused, or stayed unreachable for `pull_attempts_max` attempts.
+    /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
     pub(crate) async fn pull(&self, want: Want) -> Result<Option<Weights>> {
         let pulls = self.partitions.iter().map(|partition| async move {
             let pull = Pull { address: self.address(partition), want, wait: self.limits.pull_timeout };
@@ -189,29 +190,33 @@ impl PsClient {
         Address { job: self.job, partition: partition.id, era: self.era }
     }
 
-    /// Repeats a call that may succeed later, each attempt within the pull time-out and some grace for the transfer.
+    /// Repeats a call that may succeed later, for as long as the job's `pull_attempts_max` time-outs together. A ps that is
+    /// full answers, so it is waited for without counting. "Not yet" is the caller's business: it is no failure.
     async fn retry<T, Fut>(&self, partition: &Partition, verb: &str, call: impl Fn() -> Fut) -> Result<T>
     where
         Fut: Future<Output = Result<T, Failure>>,
     {
-        let retry = Retry { attempts_max: self.limits.pull_attempts_max, ..Retry::default() };
-        let deadline = self.limits.pull_timeout * 2;
-        let visible = |attempt: u32, failure: &Failure| {
-            tracing::warn!(attempt, of = retry.attempts_max, reason = %failure, "{verb} {}: trying again", partition.name);
-        };
-        let attempt = || async {
-            match tokio::time::timeout(deadline, call()).await {
-                // Not a failure: the caller asks again without counting.
-                Ok(Err(failure)) if failure.kind == Kind::NotYet => Ok(Err(failure)),
-                Ok(result) => result.map(Ok),
-                Err(_) => Err(Failure::new(Kind::Unavailable, format!("no answer within {deadline:?}"))),
+        let (deadline, budget) =
+            (self.limits.pull_timeout * 2, self.limits.pull_timeout * self.limits.pull_attempts_max);
+        let (mut since, mut attempt) = (Instant::now(), 0);
+        loop {
+            let late = |_| Err(Failure::new(Kind::Unavailable, format!("no answer within {deadline:?}")));
+            let failure = match tokio::time::timeout(deadline, call()).await.unwrap_or_else(late) {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            if failure.kind == Kind::Full {
+                since = Instant::now();
             }
-        };
-        retry
-            .run(self.seed, visible, attempt)
-            .await
-            .and_then(|inner| inner)
-            .map_err(|failure| Error::Call { what: format!("{verb} {}", partition.name), failure })
+            if failure.kind == Kind::NotYet || !failure.is_retryable() || since.elapsed() >= budget {
+                return Err(Error::Call { what: format!("{verb} {}", partition.name), failure });
+            }
+            if attempt == 0 {
+                tracing::warn!(reason = %failure, "{verb} {}: trying again for {budget:?}", partition.name);
+            }
+            tokio::time::sleep(Retry::default().wait(attempt, self.seed)).await;
+            attempt += 1;
+        }
     }
 
     fn wrong(&self, partition: &Partition, error: proto::Error) -> Error {

@@ -75,7 +75,17 @@ pub async fn run(
     );
     let permits = Arc::new(Semaphore::new(options.pushes_in_flight_max));
     let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
-    let work = TaskLoop { master, connector, held, arrivals, ready, cache: None, permits, finishers };
+    let work = TaskLoop {
+        master,
+        connector,
+        held: held.clone(),
+        arrivals,
+        ready,
+        cache: None,
+        permits,
+        finishers,
+        broken: None,
+    };
 
     let stop_fetching = shutdown.clone();
     let body = async {
@@ -87,10 +97,19 @@ pub async fn run(
             }
             std::future::pending::<()>().await;
         };
+        let overdue = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(options.drain).await;
+        };
         tokio::select! {
             biased;
-            result = work.run(&shutdown, &session, options.drain) => result,
+            result = work.run(&shutdown, &session) => result,
+            () = overdue => {
+                tracing::warn!("not drained within {:?}; leaving, the rest of the leases expires", options.drain);
+                Ok(())
+            }
             () = fetching => unreachable!("never ends"),
+            () = held.follow() => unreachable!("never ends"),
         }
     };
     tokio::select! {
@@ -177,18 +196,18 @@ struct TaskLoop {
     cache: Option<(JobId, Version, Weights)>,
     permits: Arc<Semaphore>,
     finishers: JoinSet<Result<()>>,
+    /// Why this worker cannot go on.
+    broken: Option<Error>,
 }
 
 impl TaskLoop {
-    async fn run(
-        mut self,
-        shutdown: &CancellationToken,
-        session: &Session,
-        drain: std::time::Duration,
-    ) -> Result<()> {
+    async fn run(mut self, shutdown: &CancellationToken, session: &Session) -> Result<()> {
         while !shutdown.is_cancelled() {
             while let Some(finished) = self.finishers.try_join_next() {
-                finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+                self.note(finished);
+            }
+            if let Some(error) = self.broken.take() {
+                return Err(error);
             }
             while let Ok(work) = self.arrivals.try_recv() {
                 self.ready.insert(work.urgency(), work);
@@ -197,9 +216,7 @@ impl TaskLoop {
                 tokio::select! {
                     biased;
                     Some(work) = self.arrivals.recv() => drop(self.ready.insert(work.urgency(), work)),
-                    Some(finished) = self.finishers.join_next() => {
-                        finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
-                    }
+                    Some(finished) = self.finishers.join_next() => self.note(finished),
                     () = shutdown.cancelled() => {}
                 }
                 continue;
@@ -208,36 +225,49 @@ impl TaskLoop {
                 tracing::debug!(lease = %work.lease, "lease ended meanwhile; dropping its work");
                 continue;
             }
-            self.step(work, shutdown).await?;
+            self.step(work, shutdown).await;
         }
         session.report(|heartbeat| {
             heartbeat.draining = true;
             true
         });
-        match tokio::time::timeout(drain, self.hand_back()).await {
-            Ok(result) => result,
-            Err(_) => {
-                tracing::warn!("not drained within {drain:?}; leaving, the rest of the leases expires");
-                Ok(())
-            }
+        self.hand_back().await;
+        Ok(())
+    }
+
+    /// Keeps the error of a finisher that ends this worker.
+    fn note(&mut self, finished: std::result::Result<Result<()>, tokio::task::JoinError>) {
+        if let Err(error) = finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic))) {
+            self.broken = Some(error);
         }
     }
 
-    /// Works on one lease for a while. Only errors that end this worker are returned.
-    async fn step(&mut self, work: Work, shutdown: &CancellationToken) -> Result<()> {
+    /// Works on one lease for a while.
+    async fn step(&mut self, work: Work, shutdown: &CancellationToken) {
         let (incarnation, lease) = (work.incarnation, work.lease);
-        let result = match work.task {
-            Task::Train(train) => {
-                let work = Work { task: Task::Train(train), ..work };
-                match self.train(work, shutdown).await {
-                    Ok(Progress::Yielded(work)) => {
-                        self.ready.insert(work.urgency(), work);
-                        return Ok(());
-                    }
-                    Ok(Progress::Done | Progress::Draining) => return Ok(()),
-                    Err(error) => Err(error),
-                }
+        if let Task::Train(_) = work.task {
+            match self.train(work, shutdown).await {
+                Ok(Progress::Yielded(work)) => drop(self.ready.insert(work.urgency(), work)),
+                Ok(Progress::Done | Progress::Draining) => {}
+                Err(error) => self.report(incarnation, lease, Err(error)).await,
             }
+            return;
+        }
+        let held = self.held.clone();
+        let result = tokio::select! {
+            biased;
+            result = self.other(work) => result,
+            () = held.lost(lease) => return,
+            // What is still held is handed back.
+            () = shutdown.cancelled() => return,
+        };
+        self.report(incarnation, lease, result).await;
+    }
+
+    async fn other(&self, work: Work) -> Result<Report> {
+        let (incarnation, lease) = (work.incarnation, work.lease);
+        match work.task {
+            Task::Train(_) => unreachable!("training goes piece by piece"),
             Task::Index(index) => index.run().await,
             Task::Init(job) => {
                 other_tasks::init(&job, &self.master, incarnation, lease, &self.connector).await
@@ -246,33 +276,14 @@ impl TaskLoop {
             Task::Export(job, task) => {
                 other_tasks::export(&job, &task, &self.master, incarnation, lease).await
             }
-        };
-        match result {
-            Ok(report) => {
-                self.held.remove(lease);
-                self.master.complete(incarnation, lease, report).await.map(drop).or_else(forgive_fenced)
-            }
-            Err(error) => self.report_failure(incarnation, lease, error).await,
         }
     }
 
-    /// Tells the master, unless it is this worker that cannot go on.
-    async fn report_failure(
-        &mut self,
-        incarnation: IncarnationId,
-        lease: LeaseId,
-        error: Error,
-    ) -> Result<()> {
-        self.held.remove(lease);
-        if error.is_fenced() {
-            tracing::info!(%lease, reason = %error, "this work is no longer wanted");
-            return Ok(());
+    /// Tells the master how a lease ended. An error that means that *this worker* cannot go on is kept instead.
+    async fn report(&mut self, incarnation: IncarnationId, lease: LeaseId, result: Result<Report>) {
+        if let Err(error) = report(&self.master, &self.held, incarnation, lease, result).await {
+            self.broken = Some(error);
         }
-        if error.is_unreachable() {
-            return Err(error);
-        }
-        tracing::warn!(%lease, reason = %error, "task failed");
-        self.master.fail(incarnation, lease, &error).await.or_else(forgive_fenced)
     }
 
     /// One piece: the microbatches of the lease that belong to one step.
@@ -284,7 +295,7 @@ impl TaskLoop {
         let weights = match self.cached(&job, want) {
             Some(weights) => Some(weights),
             None => {
-                let client = job.partitions()?.1.at(train.era);
+                let client = job.placed()?.ps.at(train.era);
                 let pull = client.pull(want);
                 tokio::pin!(pull);
                 loop {
@@ -303,7 +314,10 @@ impl TaskLoop {
                         }
                         () = self.held.lost(work.lease) => return Ok(Progress::Done),
                         Some(finished) = self.finishers.join_next() => {
-                            finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+                            self.note(finished);
+                            if self.broken.is_some() {
+                                return Ok(Progress::Yielded(work));
+                            }
                         }
                         pulled = &mut pull => break pulled?,
                     }
@@ -326,8 +340,13 @@ impl TaskLoop {
         }
         let mut piece = Piece::new(&job, step, indices.clone(), train.era)?;
         for _ in indices {
+            if !self.held.has(work.lease) {
+                return Ok(Progress::Done);
+            }
             let (microbatch, batch) = match train.batches.recv().await {
                 Some(read) => read?,
+                // The reader was stopped with everything else.
+                None if shutdown.is_cancelled() => break,
                 None => {
                     return Err(Error::Engine {
                         what: "reading".to_owned(),
@@ -341,7 +360,7 @@ impl TaskLoop {
             train.next = train.next.next();
             let leaving = shutdown.is_cancelled();
             for (target, values) in piece.take(leaving) {
-                let client = job.partitions()?.1.at(piece.era());
+                let client = job.placed()?.ps.at(piece.era());
                 // Bounds the gradients in memory; every push holds one until it is acknowledged.
                 let permit = self.permits.clone().acquire_owned().await;
                 train.pushes.spawn(async move {
@@ -381,27 +400,36 @@ impl TaskLoop {
         }
     }
 
-    /// Drain: what is computed is pushed and reported, the rest is given back.
-    async fn hand_back(mut self) -> Result<()> {
-        self.arrivals.close();
-        while let Some(work) = self.arrivals.recv().await {
-            self.ready.insert(work.urgency(), work);
+    /// Drain: what is computed is pushed and reported, the rest is given back. A failure on the way costs no more than the
+    /// lease that it met, which then expires.
+    async fn hand_back(mut self) {
+        while let Some(finished) = self.finishers.join_next().await {
+            self.note(finished);
         }
         for work in std::mem::take(&mut self.ready).into_values() {
             let mut done = Vec::new();
             if let Task::Train(mut train) = work.task {
+                let mut acknowledged = true;
                 while let Some(pushed) = train.pushes.join_next().await {
-                    pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)))?;
+                    acknowledged &= matches!(pushed, Ok(Ok(())));
                 }
-                done = train.reports;
+                if acknowledged {
+                    done = train.reports;
+                }
             }
-            self.held.remove(work.lease);
-            self.master.release(work.incarnation, work.lease, done).await.or_else(forgive_fenced)?;
+            self.release(work.incarnation, work.lease, done).await;
         }
-        while let Some(finished) = self.finishers.join_next().await {
-            finished.unwrap_or_else(|panic| Err(Error::from_panic("a finisher", &panic)))?;
+        // Leases that were still being prepared.
+        for (incarnation, lease) in self.held.all() {
+            self.release(incarnation, lease, Vec::new()).await;
         }
-        Ok(())
+    }
+
+    async fn release(&self, incarnation: IncarnationId, lease: LeaseId, done: Vec<pb::MicrobatchReport>) {
+        if let Err(error) = self.master.release(incarnation, lease, done).await {
+            tracing::warn!(%lease, reason = %error, "the master did not take this lease back; it expires");
+        }
+        self.held.remove(lease);
     }
 }
 
@@ -413,24 +441,52 @@ async fn finish(
     lease: LeaseId,
     mut train: Train,
 ) -> Result<()> {
-    let mut result = Ok(());
-    while let Some(pushed) = train.pushes.join_next().await {
-        let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
-        result = result.and(pushed);
-    }
-    held.remove(lease);
-    match result {
-        Ok(()) => {
-            let report = Report::Trained(pb::Trained { microbatches: train.reports });
-            master.complete(incarnation, lease, report).await.map(drop).or_else(forgive_fenced)
+    let pushing = async {
+        let mut result = Ok(());
+        while let Some(pushed) = train.pushes.join_next().await {
+            let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
+            result = result.and(pushed);
         }
+        result
+    };
+    let result = tokio::select! {
+        biased;
+        result = pushing => result,
+        () = held.lost(lease) => return Ok(()),
+    };
+    let reports = train.reports;
+    let result = result.map(|()| Report::Trained(pb::Trained { microbatches: reports }));
+    report(&master, &held, incarnation, lease, result).await
+}
+
+/// Tells the master how a lease ended: done, or failed with the error. What is no longer wanted is nobody's failure.
+///
+/// # Errors
+/// The error, when it is this worker that cannot go on: a ps stays unreachable, or the master.
+async fn report(
+    master: &MasterClient,
+    held: &Held,
+    incarnation: IncarnationId,
+    lease: LeaseId,
+    result: Result<Report>,
+) -> Result<()> {
+    let reported = match result {
+        Ok(report) => master.complete(incarnation, lease, report).await.map(drop),
+        Err(error) => Err(error),
+    };
+    let reported = match reported {
         Err(error) if error.is_fenced() => {
             tracing::info!(%lease, reason = %error, "this work is no longer wanted");
             Ok(())
         }
-        Err(error) if error.is_unreachable() => Err(error),
-        Err(error) => master.fail(incarnation, lease, &error).await.or_else(forgive_fenced),
-    }
+        Err(error) if !error.is_unreachable() => {
+            tracing::warn!(%lease, reason = %error, "task failed");
+            master.fail(incarnation, lease, &error).await.or_else(forgive_fenced)
+        }
+        reported => reported,
+    };
+    held.remove(lease);
+    reported
 }
 
 /// A master that no longer knows this incarnation has given its leases to others: nothing to mend.

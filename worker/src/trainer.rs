@@ -45,7 +45,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     pub(crate) fn new(job: &Job, step: Step, indices: Range<u32>, era: Era) -> Result<Self> {
-        let tensors = job.partitions()?.0.tensors().into();
+        let tensors = job.placed()?.layout.tensors().into();
         Ok(Self { step, of: job.plan.of(step), indices, era, tensors, stack: Vec::new() })
     }
 

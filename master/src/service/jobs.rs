@@ -119,7 +119,7 @@ impl Jobs for JobsService {
         let name = request.into_inner().job;
         let status = self.shared.act(|books, now| Ok::<_, Failure>(books.status(now, books.find(&name)?)))?;
         if status.artifacts.is_empty() {
-            let state = status.state().as_str_name().trim_start_matches("JOB_STATE_").to_lowercase();
+            let state = status.state().name();
             let message = format!("job {} has no files; it is {state}: {}", status.name, status.reason);
             return Err(Failure::new(Kind::NotFound, message).into());
         }

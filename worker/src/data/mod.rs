@@ -127,6 +127,11 @@ impl Dataset {
         }))
     }
 
+    /// Each file of features with its number of records, in the order of the specification.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
+        self.tables.iter().map(|table| (table.path.as_path(), table.features.records() as u64))
+    }
+
     /// Number of records.
     pub const fn len(&self) -> u64 {
         self.records.len()
