@@ -2,18 +2,13 @@
 
 mod harness;
 
-use std::path::Path;
 use std::process::Command;
 
 use harness::{root, summary, text};
 
 #[test]
 fn a_network_of_a_users_own_program_learns() {
-    let program = Path::new(env!("CARGO_BIN_EXE_ebb")).with_file_name("examples").join("custom_model");
-    if !program.exists() {
-        eprintln!("SKIPPED: no {}; build it: cargo build --example custom_model", program.display());
-        return;
-    }
+    let program = harness::example("custom_model");
     let out = tempfile::tempdir().expect("a temporary folder");
     let job = root().join("examples/custom_model/job.toml");
     let output = Command::new(&program).arg("run").arg(&job).arg("--out").arg(out.path()).output();

@@ -18,9 +18,21 @@ pub fn root() -> &'static Path {
 
 /// `ebb` with arguments, ready to run.
 pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ebb"));
+    program(Path::new(env!("CARGO_BIN_EXE_ebb")), args)
+}
+
+/// The same commands in another program.
+pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path, args: I) -> Command {
+    let mut command = Command::new(path);
     command.args(args).env_remove("EBB_MASTER").stdin(Stdio::null());
     command
+}
+
+/// An example program of this package.
+pub fn example(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_ebb")).with_file_name("examples").join(name);
+    assert!(path.exists(), "{} is missing; first: cargo build --examples", path.display());
+    path
 }
 
 /// Standard output and error of a finished command, for messages.
@@ -49,9 +61,9 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(log: PathBuf, args: &[&str]) -> Self {
+    fn start(path: &Path, log: PathBuf, args: &[&str]) -> Self {
         let file = fs::File::create(&log).expect("the log can be written");
-        let child = ebb(args).stdout(Stdio::piped()).stderr(file).spawn().expect("ebb starts");
+        let child = program(path, args).stdout(Stdio::piped()).stderr(file).spawn().expect("ebb starts");
         Self { child, log }
     }
 
@@ -91,23 +103,31 @@ pub struct Cluster {
     pub master: Process,
     pub url: String,
     pub dir: TempDir,
+    program: PathBuf,
 }
 
 impl Cluster {
     pub fn start(ps: usize, workers: usize) -> Self {
+        Self::of(Path::new(env!("CARGO_BIN_EXE_ebb")), ps, workers)
+    }
+
+    /// A cluster of another program with the same commands.
+    pub fn of(program: &Path, ps: usize, workers: usize) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         let at = |name: String| dir.path().join(name).display().to_string();
         let mut master = Process::start(
+            program,
             at("master.log".into()).into(),
             &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
         );
         let url = master.url();
-        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir };
+        let program = program.to_owned();
+        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program };
         for index in 0..ps {
             let log = cluster.dir.path().join(format!("ps-{index}.log"));
             let name = format!("ps-{index}");
             let args = ["ps", "--master", &cluster.url, "--listen", "127.0.0.1:0", "--name", &name];
-            let mut process = Process::start(log, &args);
+            let mut process = Process::start(&cluster.program, log, &args);
             process.url();
             cluster.ps.push(process);
         }
@@ -122,13 +142,19 @@ impl Cluster {
         let log = self.dir.path().join(format!("worker-{index}.log"));
         let name = format!("worker-{index}");
         let args = ["worker", "--master", &self.url, "--name", &name, "--device", "cpu"];
-        self.workers.push(Process::start(log, &args));
+        self.workers.push(Process::start(&self.program, log, &args));
     }
 
     /// `ebb submit JOB --follow --out OUT`, with further arguments, to its end.
     pub fn submit(&self, job: &Path, out: &Path, more: &[&str]) -> Output {
+        self.submission(job, out, more).output().expect("ebb starts")
+    }
+
+    /// The same, to be started.
+    pub fn submission(&self, job: &Path, out: &Path, more: &[&str]) -> Command {
         let mut command = ebb(["submit", "--master", &self.url, "--follow", "--out"]);
-        command.arg(out).arg(job).args(more).output().expect("ebb starts")
+        command.arg(out).arg(job).args(more);
+        command
     }
 }
 

@@ -28,7 +28,7 @@ struct Stage {
     cargo: &'static str,
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 10] = [
     Stage { name: "format", cargo: "fmt --all --check" },
     Stage { name: "lint", cargo: "clippy --workspace --all-targets -- -D warnings" },
     Stage {
@@ -38,6 +38,8 @@ const STAGES: [Stage; 9] = [
     Stage { name: "test-without-torch", cargo: "test --workspace --no-default-features --lib" },
     // Everything in one go, so that both cores stay busy; the stages that follow only run.
     Stage { name: "build", cargo: "test --workspace --all-targets --no-run" },
+    // Tests start example programs; `--all-targets` builds only the tests in them.
+    Stage { name: "build-examples", cargo: "build --workspace --examples" },
     Stage { name: "test", cargo: "test --workspace --lib --bins --tests --examples" },
     Stage { name: "doctest", cargo: "test --workspace --doc" },
     // Without `--bench` on its command line a criterion bench runs each of its functions once.
