@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use proto::channel::Dialer;
@@ -112,8 +113,12 @@ impl Local {
     }
 
     fn start_master(&mut self) -> Result<()> {
-        let options =
-            master::Options { data_dir: self._folder.path().to_owned(), ..master::Options::default() };
+        let options = master::Options {
+            data_dir: self._folder.path().to_owned(),
+            // Costs nothing within a process, and a job that is stopped is noticed by its workers sooner.
+            heartbeat: Duration::from_millis(100),
+            ..master::Options::default()
+        };
         let incoming = self.network.listen("master").context("the master's pipe")?;
         let running = master::run(options, incoming, self.dialer(), self.master.shutdown.clone());
         self.master.running.spawn(async move { running.await.context("the master of this process") });
