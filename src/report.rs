@@ -214,7 +214,7 @@ pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>, otherwis
     }
     line("model_sha256", model_sha256(status).unwrap_or_default());
     if model_sha256(status).is_none() {
-        line("note", &format!("no {MODEL}: the job ended before it had a model to export"));
+        line("note", &format!("no {MODEL}: this job ended without exporting one"));
     } else if written.is_none() {
         line("note", otherwise);
     }
@@ -273,7 +273,7 @@ mod tests {
         };
         let text = result(&failed, None, "-");
         assert!(
-            text.contains("failed") && text.contains("data/x.csv") && text.contains("no model"),
+            text.contains("failed") && text.contains("data/x.csv") && text.contains("without exporting one"),
             "{text}"
         );
     }
