@@ -13,17 +13,7 @@ use crate::out::summary::{MODEL, final_metrics, model_sha256};
 
 /// A state's name, as in summaries and events.
 pub(crate) fn state(number: i32) -> &'static str {
-    match JobState::try_from(number).unwrap_or_default() {
-        JobState::Unspecified => "unknown",
-        JobState::Pending => "pending",
-        JobState::Indexing => "indexing",
-        JobState::Running => "running",
-        JobState::Paused => "paused",
-        JobState::Exporting => "exporting",
-        JobState::Succeeded => "succeeded",
-        JobState::Failed => "failed",
-        JobState::Cancelled => "cancelled",
-    }
+    JobState::try_from(number).unwrap_or_default().name()
 }
 
 /// Whether a job in this state changes no more.

@@ -116,7 +116,7 @@ impl MasterClient {
         reply.await.map(drop)
     }
 
-    /// Stores a job's file in `folder`. A repeat starts over.
+    /// Stores a job's file in `folder`, and checks that it is the one that was submitted.
     pub(crate) async fn download(
         &self,
         job: JobId,
@@ -142,6 +142,12 @@ impl MasterClient {
             }
         }
         file.flush().await.map_err(file_error)?;
+        let found = proto::artifact::sha256_hex(&tokio::fs::read(&path).await.map_err(file_error)?);
+        if found != artifact.sha256 {
+            let reason =
+                format!("SHA-256 {found} arrived, {} was submitted; the transfer broke off", artifact.sha256);
+            return Err(Error::Engine { what, reason });
+        }
         Ok(path)
     }
 
