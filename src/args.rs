@@ -97,7 +97,7 @@ pub(crate) struct Run {
     /// Number of parameter servers, each with a part of the model [default: the job's fleet.ps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ps: Option<u32>,
-    /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: none are kept]
+    /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: out/NAME with the job's name]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! `ebb run`: a job from its file to its results, with everything it needs in this process.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -23,7 +24,8 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// How long calls inside this process may take: longer only if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-const NOT_KEPT: &str = "without --out DIR the trained model is not kept";
+/// Where results go when the user does not say: a folder with the job's name in here.
+const RESULTS: &str = "out";
 
 /// # Errors
 /// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
@@ -36,10 +38,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
         bail!("model.builtin: no network `{name}`; known are {}", app.registry.names().join(", "));
     }
     let fleet = submission.spec.fleet;
-    let out = args.out.as_deref().map(Out::prepare).transpose()?;
-    if out.is_none() {
-        app.screen.line(&format!("note: {NOT_KEPT}"));
-    }
+    let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
+    let out = Out::prepare(&folder)?;
     let options = local::Options {
         workers: args.workers.unwrap_or(fleet.workers.min),
         ps: fleet.ps,
@@ -55,22 +55,19 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     };
     local.stop().await;
     let (status, written) = result?;
-    let otherwise = if args.out.is_some() { "" } else { NOT_KEPT };
-    show_result(app, &status, written, otherwise, args.json)
+    show_result(app, &status, written, "", args.json)
 }
 
 type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);
 
-async fn train(client: &Client, submission: Submission, out: Option<Out>, app: &App) -> Result<Ended> {
-    let keeps = out.is_some();
+async fn train(client: &Client, submission: Submission, out: Out, app: &App) -> Result<Ended> {
     let reply = send(client, submission).await?;
     let mut progress = Progress::new(app.screen.clone());
-    let mut follow = Follow::new(client.clone(), &reply.name, out, |event| progress.event(event))?;
+    let mut follow = Follow::new(client.clone(), &reply.name, Some(out), |event| progress.event(event))?;
     let status = match follow.run(app.stop.token()).await? {
         Some(status) => status,
         None => {
-            let kept = if keeps { "what is trained so far is kept" } else { "nothing is kept without --out" };
-            app.screen.line(&format!("stopping: {kept}; once more leaves at once"));
+            app.screen.line("stopping: what is trained so far is kept; once more leaves at once");
             leave(client, &reply.name, &mut follow).await?
         }
     };
