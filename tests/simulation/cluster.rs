@@ -3,15 +3,12 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 
 use futures::Stream;
 use proto::channel::{Accepted, Dialer};
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 use turmoil::net::{TcpListener, TcpStream};
 
@@ -32,37 +29,7 @@ pub(crate) struct Seen {
 
 /// Opens simulated connections.
 pub(crate) fn dialer() -> Dialer {
-    Dialer::new(|uri| async move {
-        let stream = TcpStream::connect((uri.host().unwrap_or_default(), PORT)).await?;
-        Ok(Stream_(stream))
-    })
-}
-
-/// turmoil's stream; a type of ours so that it may stand where a socket does.
-struct Stream_(TcpStream);
-
-impl AsyncRead for Stream_ {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Stream_ {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
+    Dialer::new(|uri| async move { TcpStream::connect((uri.host().unwrap_or_default(), PORT)).await })
 }
 
 async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream>>> + Send> {
