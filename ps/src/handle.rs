@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use proto::convert::ChunkCheck;
-use proto::ids::{JobId, PartitionId, Version};
+use proto::ids::{Era, JobId, PartitionId, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target};
 use proto::status::Failure;
 use proto::tensor::Chunk;
 
+use crate::checks;
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::metrics::Metrics;
@@ -70,7 +71,7 @@ impl Ps {
     /// The request contradicts itself or what is open, or a limit is reached. Then nothing has changed.
     pub fn open(&self, opening: Opening) -> Result<Option<Version>> {
         self.check_opening(&opening)?;
-        let Address { job, partition, era } = opening.address;
+        let address @ Address { job, partition, era } = opening.address;
         let place = Place { job, partition };
         let master = self.0.master.load(Ordering::Relaxed);
         let mut partitions = self.partitions_mut();
@@ -94,6 +95,7 @@ impl Ps {
             return Err(Error::JobsFull { job, jobs_max });
         }
         let model = Arc::new(Model::new(opening, master, &self.0.options, self.0.metrics.clone())?);
+        checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
         match partitions.insert(place, model) {
             Some(before) if existing.is_some() => before.end(Life::Rewound(era)),
@@ -111,14 +113,17 @@ impl Ps {
         let model = self.model(address)?;
         model.check(address.era, target)?;
         let reserved = Reserved::new(self, &model)?;
-        Ok(Admission { model, target, reserved })
+        Ok(Admission { model, era: address.era, target, reserved })
     }
 
     /// Counts how a push ended.
     pub(crate) fn counted(&self, pushed: Result<Pushed>) -> Result<Pushed> {
         let metrics = &self.0.metrics;
         let counter = match &pushed {
-            Err(_) => &metrics.pushes_refused,
+            Err(error) => {
+                checks::refused(error);
+                &metrics.pushes_refused
+            }
             Ok(Pushed { outcome: Outcome::Merged, .. }) => &metrics.pushes_merged,
             Ok(Pushed { outcome: Outcome::Completed, .. }) => &metrics.pushes_completed,
             Ok(Pushed { outcome: Outcome::Duplicate, .. }) => &metrics.pushes_duplicate,
@@ -132,7 +137,7 @@ impl Ps {
         let metrics = &self.0.metrics;
         metrics.pulls_waiting.add(1);
         let _waiting = Defer(|| metrics.pulls_waiting.sub(1));
-        let pulled = model.pull(pull.address.era, pull.want, pull.wait).await?;
+        let pulled = model.pull(pull.address.era, pull.want, pull.wait).await.inspect_err(checks::refused)?;
         metrics.pulls.add(1);
         metrics.pull_bytes.add(model.bytes() as u64);
         Ok(pulled)
@@ -244,6 +249,8 @@ impl Parameters for Ps {
 #[derive(Debug)]
 pub(crate) struct Admission {
     model: Arc<Model>,
+    /// Of the sender.
+    era: Era,
     target: Target,
     reserved: Reserved,
 }
@@ -266,11 +273,11 @@ impl Admission {
         let mut check = self.check();
         chunks.iter().try_for_each(|chunk| check.check(chunk))?;
         check.finish()?;
-        let Self { model, target, reserved, .. } = self;
+        let Self { model, era, target, reserved } = self;
         let values = chunks.into_iter().map(|chunk| chunk.values).collect();
         let inline = model.bytes() <= INLINE_BYTES_MAX;
         let take_up = move || {
-            let pushed = model.push(target, values);
+            let pushed = model.push(era, target, values);
             reserved.metrics.push_bytes.add(reserved.bytes);
             pushed
         };

@@ -9,6 +9,7 @@
 //! same process use it without a socket and without a copy.
 
 pub mod aggregator;
+mod checks;
 pub mod chunk;
 pub mod config;
 pub mod error;

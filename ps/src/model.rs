@@ -25,6 +25,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::aggregator::{Aggregator, Offer};
+use crate::checks;
 use crate::chunk::{Advance, Buffer, Pool, Slots, Sum};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
@@ -210,11 +211,11 @@ impl Model {
     }
 
     /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(&self, target: Target, values: Vec<Bytes>) -> Result<Pushed> {
+    pub(crate) fn push(&self, era: Era, target: Target, values: Vec<Bytes>) -> Result<Pushed> {
         match target {
-            Target::Initial => self.push_initial(&values),
+            Target::Initial => self.push_initial(era, &values),
             Target::Node { node, .. } => {
-                self.push_node(node, values.into_iter().map(Sum::Received).collect())
+                self.push_node(era, node, values.into_iter().map(Sum::Received).collect())
             }
         }
     }
@@ -248,18 +249,22 @@ impl Model {
         let state = self.state();
         self.check_era(&state, era)?;
         let newest = state.versions.newest();
-        match (want, newest) {
-            (_, None) => Ok(None),
+        let found = match (want, newest) {
+            (_, None) => None,
             (Want::Exact(version), Some((newest, _))) => match state.versions.get(version) {
-                Kept::Here(weights) => Ok(Some((version, weights))),
-                Kept::Gone => Err(Error::Gone { place: self.place, version, newest }),
-                Kept::NotYet => Ok(None),
+                Kept::Here(weights) => Some((version, weights)),
+                Kept::Gone => return Err(Error::Gone { place: self.place, version, newest }),
+                Kept::NotYet => None,
             },
             (Want::AtLeast(steps), Some((newest, weights))) => {
                 let there = state.ledger.watermark().get() >= steps.get();
-                Ok(there.then(|| (newest, weights.clone())))
+                there.then(|| (newest, weights.clone()))
             }
+        };
+        if let Some((version, _)) = &found {
+            checks::pulled(self.opening.address, era, want, *version, &state.ledger);
         }
+        Ok(found)
     }
 
     fn check_era(&self, state: &State, sender: Era) -> Result<()> {
@@ -293,8 +298,8 @@ impl Model {
         }
     }
 
-    fn push_initial(&self, values: &[Bytes]) -> Result<Pushed> {
-        if let Some(repeated) = self.initial_repeated(&mut self.state())? {
+    fn push_initial(&self, era: Era, values: &[Bytes]) -> Result<Pushed> {
+        if let Some(repeated) = self.initial_repeated(era, &mut self.state())? {
             return Ok(repeated);
         }
         let members = || self.layout.members(self.opening.address.partition).iter();
@@ -311,7 +316,7 @@ impl Model {
             .collect();
         let mut state = self.state();
         // Another one may have been faster. It brought the same values.
-        if let Some(repeated) = self.initial_repeated(&mut state)? {
+        if let Some(repeated) = self.initial_repeated(era, &mut state)? {
             return Ok(repeated);
         }
         *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
@@ -321,17 +326,19 @@ impl Model {
         Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
     }
 
-    fn initial_repeated(&self, state: &mut State) -> Result<Option<Pushed>> {
-        self.check_era(state, self.opening.address.era)?;
+    fn initial_repeated(&self, era: Era, state: &mut State) -> Result<Option<Pushed>> {
+        self.check_era(state, era)?;
         let Some(version) = state.version() else { return Ok(None) };
         state.ledger.drop_duplicate();
         Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
     }
 
-    fn push_node(&self, node: StepNode, sums: Sums) -> Result<Pushed> {
+    fn push_node(&self, era: Era, node: StepNode, sums: Sums) -> Result<Pushed> {
         let mut offer = {
             let mut state = self.state();
-            self.check_era(&state, self.opening.address.era)?;
+            self.check_era(&state, era)?;
+            let delay = self.consistency.delay;
+            checks::taken_up(self.opening.address, era, node.step, &state.ledger, delay);
             if state.ledger.is_applied(node.step) {
                 Offer::Duplicate(sums)
             } else {
@@ -396,6 +403,7 @@ impl Model {
             let gone = state.versions.insert(version.next(), next);
             state.ledger.apply(step);
             state.aggregator.forget(step);
+            checks::applied(self.opening.address, step, version.next());
             drop(state);
             self.changed.notify_waiters();
             // Now, outside the lock, their buffers go back to the pool.

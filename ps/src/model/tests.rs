@@ -29,13 +29,13 @@ fn push(model: &Model, step: u64, begin: u32, end: u32) -> Outcome {
     let node = StepNode { step: Step(step), node: proto::tree::Node::new(begin, end), of: 4 };
     let target = Target::Node { node, samples: u64::from(end - begin) };
     model.check(Era(0), target).unwrap();
-    model.push(target, values()).unwrap().outcome
+    model.push(Era(0), target, values()).unwrap().outcome
 }
 
 #[test]
 fn after_the_first_steps_no_buffer_is_allocated() {
     let model = model(r#"{ "mode": "pipelined", "delay": 2 }"#);
-    model.push(Target::Initial, values()).unwrap();
+    model.push(Era(0), Target::Initial, values()).unwrap();
     let step = |step| [(0, 1), (2, 3), (1, 2), (3, 4)].map(|(begin, end)| push(&model, step, begin, end));
     let mut allocated = 0;
     for number in 0..40 {
@@ -50,7 +50,7 @@ fn after_the_first_steps_no_buffer_is_allocated() {
 #[test]
 fn nothing_is_left_of_an_applied_step() {
     let model = model(r#"{ "mode": "async" }"#);
-    model.push(Target::Initial, values()).unwrap();
+    model.push(Era(0), Target::Initial, values()).unwrap();
     push(&model, 7, 0, 1);
     push(&model, 3, 0, 2);
     push(&model, 3, 2, 4);

@@ -1,0 +1,69 @@
+//! What a partition does, told as it happens: events by which the simulation checks the promises while a job runs.
+//!
+//! They are DEBUG events of the target `ebbflow::checks`, and their fields are numbers. What is not there (the version of a
+//! partition without weights) is left out.
+
+use proto::ids::{Era, Step, Version};
+use proto::parameters::{Address, Want};
+use tracing::debug;
+
+use crate::error::Error;
+use crate::ledger::Ledger;
+
+const TARGET: &str = "ebbflow::checks";
+
+/// An empty partition is there.
+pub(crate) fn opened(address: Address) {
+    let Address { job, partition, era } = address;
+    debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), "opened");
+}
+
+/// A node that a worker of era `sender` computed was added to its step, or dropped as a duplicate.
+pub(crate) fn taken_up(address: Address, sender: Era, step: Step, ledger: &Ledger, delay: Option<u32>) {
+    let Address { job, partition, era } = address;
+    debug!(
+        target: TARGET,
+        job = job.get(),
+        partition = partition.get(),
+        era = era.get(),
+        sender_era = sender.get(),
+        step = step.get(),
+        version = ledger.version().get(),
+        watermark = ledger.watermark().get(),
+        delay,
+        "taken up"
+    );
+}
+
+/// A step made the next version.
+pub(crate) fn applied(address: Address, step: Step, version: Version) {
+    let Address { job, partition, era } = address;
+    let (step, version) = (step.get(), version.get());
+    debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), step, version, "applied");
+}
+
+/// A version was given to a worker of era `sender`.
+pub(crate) fn pulled(address: Address, sender: Era, want: Want, version: Version, ledger: &Ledger) {
+    let Address { job, partition, era } = address;
+    let (exact, at_least) = match want {
+        Want::Exact(version) => (Some(version.get()), None),
+        Want::AtLeast(steps) => (None, Some(steps.get())),
+    };
+    debug!(
+        target: TARGET,
+        job = job.get(),
+        partition = partition.get(),
+        era = era.get(),
+        sender_era = sender.get(),
+        exact,
+        at_least,
+        version = version.get(),
+        watermark = ledger.watermark().get(),
+        "pulled"
+    );
+}
+
+/// A push or pull was refused.
+pub(crate) fn refused(error: &Error) {
+    debug!(target: TARGET, ?error, "refused");
+}
