@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use proto::tensor::Values;
 use tokio::sync::oneshot;
@@ -41,17 +42,22 @@ pub(crate) enum Compute {
         dead: Arc<AtomicBool>,
     },
     /// On the caller's: for simulations.
-    Inline(Arc<Mutex<Loaded>>),
+    Inline {
+        loaded: Arc<Mutex<Loaded>>,
+        /// How long a call takes.
+        takes: Duration,
+    },
 }
 
 impl Compute {
-    /// Builds the model where it will live.
-    pub(crate) async fn start<F>(threaded: bool, build: F) -> Result<Self>
+    /// Builds the model where it will live: on the caller's thread if `inline` says how long each call takes there.
+    pub(crate) async fn start<F>(inline: Option<Duration>, build: F) -> Result<Self>
     where
         F: FnOnce() -> Result<Box<dyn Model>> + Send + 'static,
     {
-        if !threaded {
-            return Ok(Self::Inline(Arc::new(Mutex::new(Loaded { model: build()?, weights: None }))));
+        if let Some(takes) = inline {
+            let loaded = Arc::new(Mutex::new(Loaded { model: build()?, weights: None }));
+            return Ok(Self::Inline { loaded, takes });
         }
         let (calls, queue) = mpsc::channel::<Call>();
         let (ready_tx, ready) = oneshot::channel();
@@ -80,7 +86,10 @@ impl Compute {
         F: FnOnce(&mut Loaded) -> Result<T> + Send + 'static,
     {
         match self {
-            Self::Inline(loaded) => call(&mut loaded.lock().unwrap_or_else(PoisonError::into_inner)),
+            Self::Inline { loaded, takes } => {
+                tokio::time::sleep(*takes).await;
+                call(&mut loaded.lock().unwrap_or_else(PoisonError::into_inner))
+            }
             Self::Thread { calls, dead } => {
                 let (done, answer) = oneshot::channel();
                 let call: Call = Box::new(move |loaded| drop(done.send(call(loaded))));

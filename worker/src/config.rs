@@ -31,8 +31,9 @@ pub struct Options {
     pub pushes_in_flight_max: usize,
     /// Folder for files that come with a job. Default: the system's temporary folder.
     pub scratch: PathBuf,
-    /// Compute and read on threads of their own. Off only in simulations, which run in one thread. Default: on.
-    pub threaded: bool,
+    /// Compute and read in the thread that serves the network; each call of the model then takes this long by tokio's clock.
+    /// For simulations, which run in one thread. Default: on threads of their own.
+    pub inline: Option<Duration>,
 }
 
 impl Default for Options {
@@ -47,7 +48,7 @@ impl Default for Options {
             prefetch: 4,
             pushes_in_flight_max: 4,
             scratch: std::env::temp_dir(),
-            threaded: true,
+            inline: None,
         }
     }
 }

@@ -173,7 +173,7 @@ impl Fetcher {
     ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, crate::data::Batch)>> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
         let ids = (next.get()..end.get()).map(MicrobatchId);
-        if self.options.threaded {
+        if self.options.inline.is_none() {
             self.readers.spawn_blocking(move || {
                 for id in ids {
                     // An error here means that the lease is over.

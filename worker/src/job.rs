@@ -74,7 +74,7 @@ impl Job {
             threads: options.threads,
         };
         let registry = registry.clone();
-        let compute = Compute::start(options.threaded, move || registry.build(&context)).await?;
+        let compute = Compute::start(options.inline, move || registry.build(&context)).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let job = Self {
@@ -168,7 +168,7 @@ fn same_records(data: &Dataset, indexed: &[u64]) -> Result<()> {
 
 async fn open_data(spec: &Arc<JobSpec>, set: DataSet, options: &Options) -> Result<Arc<Dataset>> {
     let (spec, root) = (spec.clone(), options.data_root.clone());
-    blocking(options.threaded, move || Dataset::open(&spec, set, root.as_deref())).await
+    blocking(options.inline.is_none(), move || Dataset::open(&spec, set, root.as_deref())).await
 }
 
 async fn download(

@@ -46,7 +46,7 @@ impl Index {
             set,
             file,
             root: options.data_root.clone(),
-            threaded: options.threaded,
+            threaded: options.inline.is_none(),
         })
     }
 
