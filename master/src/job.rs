@@ -121,6 +121,8 @@ pub(crate) enum Effect {
     Finish(Vec<PsAddress>),
     /// Log that the state changed, and why.
     Tell(JobState, String),
+    /// Log that a lease ended without its work being done.
+    Lost(LeaseId),
 }
 
 /// Who speaks, for the reasons that users read.

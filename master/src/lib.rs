@@ -29,6 +29,8 @@ mod server;
 mod service;
 mod tasks;
 
+#[doc(hidden)]
+pub use clock::Clock;
 pub use config::Options;
 pub use error::{Error, Result};
 pub use metrics::{Metric, Metrics};

@@ -75,9 +75,14 @@ impl Master {
     /// # Errors
     /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
     pub fn open(options: Options, dialer: Dialer) -> Result<Self> {
+        Self::open_with(options, dialer, Clock::start())
+    }
+
+    /// The same, with a clock that may be wrong.
+    #[doc(hidden)]
+    pub fn open_with(options: Options, dialer: Dialer, clock: Clock) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
-        let clock = Clock::start();
         let books = Books::new(options, artifacts.starts, artifacts.newest_job, clock.now());
         let shared = Shared {
             artifacts,
@@ -167,9 +172,10 @@ impl Shared {
     }
 
     fn follow(self: &Arc<Self>, job: JobId, effect: Effect) {
-        if let Effect::Tell(state, reason) = effect {
-            tracing::info!(%job, "{}: {reason}", state.name());
-            return;
+        match &effect {
+            Effect::Tell(state, reason) => return tracing::info!(%job, "{}: {reason}", state.name()),
+            Effect::Lost(lease) => return tracing::debug!(%job, lease = lease.get(), "lease lost"),
+            _ => {}
         }
         // A heartbeat stream may be dropped with the runtime itself; then there is nobody left to tell.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -209,7 +215,7 @@ impl Shared {
                 }
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
             }
-            Effect::Tell(..) => {}
+            Effect::Tell(..) | Effect::Lost(_) => {}
         }
     }
 }

@@ -33,6 +33,7 @@ impl Job {
     /// Leases ended without their work being done; once too often is the end.
     pub(super) fn on_lost(&mut self, now: Now, lost: Vec<Lost>) {
         self.numbers.leases_expired += lost.len() as u64;
+        self.effects.extend(lost.iter().map(|lost| Effect::Lost(lost.lease)));
         if let Some(reason) = lost.into_iter().find_map(|lost| lost.exhausted) {
             self.stop(now, failed(reason), Salvage::Newest);
         }

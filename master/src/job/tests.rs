@@ -122,7 +122,7 @@ impl World {
 
     fn effects(&mut self) -> Vec<Effect> {
         let effects = self.job.take_effects();
-        effects.into_iter().filter(|effect| !matches!(effect, Effect::Tell(..))).collect()
+        effects.into_iter().filter(|effect| !matches!(effect, Effect::Tell(..) | Effect::Lost(_))).collect()
     }
 
     fn events(&self) -> Vec<Event> {

@@ -81,8 +81,21 @@ impl Fleet for FleetService {
             tokio::pin!(news);
             news.as_mut().enable();
             let lease = self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))?;
-            if let Some(pb::Lease { id, job, task, attempt, .. }) = lease {
-                tracing::debug!(incarnation, lease = id, job, task, attempt, "lease granted");
+            if let Some(pb::Lease { id, job, task, attempt, ref work, .. }) = lease {
+                let (microbatches, era) = match work {
+                    Some(pb::lease::Work::Train(train)) => (train.count, train.era),
+                    _ => (0, 0),
+                };
+                tracing::debug!(
+                    incarnation,
+                    lease = id,
+                    job,
+                    task,
+                    attempt,
+                    microbatches,
+                    era,
+                    "lease granted"
+                );
                 return Ok(Response::new(pb::LeaseReply { lease }));
             }
             tokio::select! {
