@@ -1,18 +1,22 @@
 //! A cluster in one thread: the real master, ps and worker code on a simulated network.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::Stream;
 use proto::channel::{Accepted, Dialer};
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use tokio_util::sync::CancellationToken;
+use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
-use crate::model;
+use crate::plan::Plan;
+use crate::{checks, model};
 
 const PORT: u16 = 4700;
 
@@ -27,8 +31,89 @@ pub(crate) struct Seen {
     pub(crate) model: Vec<u8>,
 }
 
+/// The processes of a run.
+pub(crate) struct Cluster {
+    plan: Plan,
+    folder: PathBuf,
+    /// By host name: the master and the ps first.
+    names: Vec<String>,
+    /// Asks a worker to leave.
+    shutdowns: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
+    pub(crate) master: Arc<Mutex<Option<master::Master>>>,
+}
+
+impl Cluster {
+    /// Of a plan, with all files in `folder`.
+    pub(crate) fn new(plan: &Plan, folder: PathBuf) -> Self {
+        let mut names = vec!["master".to_owned()];
+        names.extend((0..plan.ps).map(|index| format!("ps-{index}")));
+        names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
+        Self { plan: plan.clone(), folder, names, shutdowns: Arc::default(), master: Arc::default() }
+    }
+
+    /// Starts everything but the workers that join late; answers which those are.
+    pub(crate) fn start(&self, sim: &mut Sim<'_>) -> Vec<String> {
+        let (data_dir, rate, handle) =
+            (self.folder.join("master"), self.plan.clock_rate, self.master.clone());
+        sim.host("master", move || run_master(data_dir.clone(), rate, handle.clone()));
+        for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
+            let host = name.clone();
+            sim.host(name.as_str(), move || run_ps(host.clone()));
+        }
+        let workers = self.names.iter().filter(|name| name.starts_with("worker-"));
+        let (late, early): (Vec<_>, Vec<_>) =
+            workers.rev().enumerate().partition(|(index, _)| (*index as u64) < self.plan.late);
+        for (_, name) in early.iter().rev() {
+            self.start_worker(sim, name);
+        }
+        late.into_iter().map(|(_, name)| name.clone()).collect()
+    }
+
+    /// A worker that was never there starts.
+    pub(crate) fn start_worker(&self, sim: &mut Sim<'_>, name: &str) {
+        let takes = if name == "worker-0" { self.plan.slow_compute_ms } else { self.plan.compute_ms };
+        let options = worker::Options {
+            name: name.to_owned(),
+            scratch: self.folder.clone(),
+            data_root: Some(self.folder.clone()),
+            inline: Some(Duration::from_millis(takes)),
+            ..worker::Options::default()
+        };
+        let shutdowns = self.shutdowns.clone();
+        sim.host(name, move || run_worker(options.clone(), shutdowns.clone()));
+        let slow = name.strip_prefix("worker-").and_then(|index| index.parse().ok());
+        if slow.is_some_and(|index: u64| index < self.plan.slow_links) {
+            for peer in self.peers(name).filter(|peer| *peer != "master") {
+                sim.set_link_latency(name, peer, Duration::from_millis(10 * self.plan.latency_ms));
+            }
+        }
+    }
+
+    /// All processes but the user's and those of `without`.
+    pub(crate) fn hosts(&self, without: &[String]) -> impl Iterator<Item = &str> {
+        self.names.iter().filter(|name| !without.contains(name)).map(String::as_str)
+    }
+
+    /// Whom a process calls.
+    pub(crate) fn peers(&self, host: &str) -> impl Iterator<Item = &str> {
+        let count = match host {
+            "master" => 0,
+            _ if host.starts_with("ps-") => 1,
+            _ => 1 + self.plan.ps as usize,
+        };
+        self.names[..count].iter().map(String::as_str)
+    }
+
+    /// Asks a worker to finish what it does and to leave.
+    pub(crate) fn drain(&self, worker: &str) {
+        if let Some(shutdown) = self.shutdowns.lock().unwrap().get(worker) {
+            shutdown.cancel();
+        }
+    }
+}
+
 /// Opens simulated connections.
-pub(crate) fn dialer() -> Dialer {
+fn dialer() -> Dialer {
     Dialer::new(|uri| async move { TcpStream::connect((uri.host().unwrap_or_default(), PORT)).await })
 }
 
@@ -40,12 +125,20 @@ async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream
     }))
 }
 
-pub(crate) async fn master(folder: PathBuf) -> Result<(), Failed> {
-    let options = master::Options { data_dir: folder, ..master::Options::default() };
-    Ok(master::run(options, accept().await?, dialer(), CancellationToken::new()).await?)
+async fn run_master(
+    data_dir: PathBuf,
+    rate: f64,
+    handle: Arc<Mutex<Option<master::Master>>>,
+) -> Result<(), Failed> {
+    // Of ps that are cut off for long; one that comes back goes on.
+    let ps_grace = Duration::from_secs(600);
+    let options = master::Options { data_dir, ps_grace, ..master::Options::default() };
+    let master = master::Master::open_with(options, dialer(), master::Clock::at_rate(rate))?;
+    *handle.lock().unwrap() = Some(master.clone());
+    Ok(master.serve(accept().await?, CancellationToken::new()).await?)
 }
 
-pub(crate) async fn ps(name: String) -> Result<(), Failed> {
+async fn run_ps(name: String) -> Result<(), Failed> {
     let url = format!("http://{name}:{PORT}");
     let options = ps::Options {
         name,
@@ -57,16 +150,25 @@ pub(crate) async fn ps(name: String) -> Result<(), Failed> {
     Ok(ps::run(ps::Ps::new(options)?, accept().await?, dialer(), CancellationToken::new()).await?)
 }
 
-pub(crate) async fn worker(name: String, folder: PathBuf) -> Result<(), Failed> {
-    let options = worker::Options { name, scratch: folder, threaded: false, ..worker::Options::default() };
+async fn run_worker(
+    options: worker::Options,
+    shutdowns: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
+) -> Result<(), Failed> {
+    let shutdown = CancellationToken::new();
+    shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
     let connector = worker::Connector::grpc(dialer());
     let master = format!("http://master:{PORT}");
-    let shutdown = CancellationToken::new();
-    Ok(worker::run(options, &master, dialer(), connector, model::registry(), shutdown).await?)
+    if let Err(error) = worker::run(options, &master, dialer(), connector, model::registry(), shutdown).await
+    {
+        // It could not reach somebody for as long as it was told to try. Whoever looks after it starts it again.
+        tracing::debug!(%error, "worker gave up");
+        checks::count("workers gave up");
+    }
+    Ok(())
 }
 
 /// Submits the job, follows it to its end, and fetches its model.
-pub(crate) async fn user(spec: String, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
+pub(crate) async fn run_user(spec: String, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
     let mut jobs = JobsClient::new(channel);
     let part = pb::submit_request::Part::SpecJson(spec);

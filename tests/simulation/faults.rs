@@ -1,117 +1,153 @@
-//! What goes wrong in a run, and when: a function of its seed.
+//! What goes wrong in a run, as its [`Plan`] has it.
 
-use std::ops::Range;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ebbflow::random::Keyed;
+use turmoil::Sim;
 
-/// One run in numbers. Probabilities are per simulated 100 ms.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) workers: u32,
-    pub(crate) ps: u32,
-    pub(crate) records: u32,
-    pub(crate) micro: u32,
-    pub(crate) microbatches_per_step: u32,
-    pub(crate) epochs: u32,
-    /// "sync", "pipelined", "bounded" or "async".
-    pub(crate) mode: &'static str,
-    pub(crate) delay: Option<u32>,
-    /// A worker is killed.
-    pub(crate) crash: f32,
-    /// A killed worker starts again.
-    pub(crate) restart: f32,
-    /// A worker is cut off from everybody, or only from one ps.
-    pub(crate) cut: f32,
-    /// A cut heals.
-    pub(crate) heal: f32,
-    /// A worker's messages are held and delivered late, together.
-    pub(crate) hold: f32,
-    /// Longest delay of one message, in milliseconds: delays differ, so connections overtake each other.
-    pub(crate) latency_ms: u64,
-    /// Workers with links ten times as slow.
-    pub(crate) slow: u32,
-    /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
-    pub(crate) until_ms: u64,
+use crate::cluster::Cluster;
+use crate::plan::{Dice, Plan};
+use crate::{ambient, checks};
+
+/// How two processes cannot reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    Both,
+    /// Only what the first sends to the second is lost.
+    OneWay,
+    /// Nothing is lost, everything is late.
+    Hold,
 }
 
-impl Plan {
-    /// The run of `seed`.
-    pub(crate) fn of(seed: u64) -> Self {
-        let mut keyed = Keyed::new(seed, "faults", 0);
-        let mut pick =
-            |range: Range<u32>| range.start + (keyed.next_u64() % u64::from(range.end - range.start)) as u32;
-        let workers = pick(1..5);
-        let mode = ["sync", "pipelined", "bounded", "async"][pick(0..4) as usize];
-        let delay = match mode {
-            "pipelined" => Some(pick(1..4)),
-            "bounded" => Some(pick(0..4)),
-            _ => None,
-        };
-        let (micro, microbatches_per_step) = (pick(1..6), pick(1..7));
-        let mut chance =
-            |highest: f32| if pick(0..3) == 0 { 0.0 } else { highest * pick(1..101) as f32 / 100.0 };
-        let (crash, cut, hold) = (chance(0.15), chance(0.1), chance(0.1));
-        Self {
-            workers,
-            ps: pick(1..4),
-            records: pick(8..60),
-            micro,
-            microbatches_per_step,
-            epochs: pick(1..4),
-            mode,
-            delay,
-            crash,
-            restart: 0.3,
-            cut,
-            heal: 0.3,
-            hold,
-            latency_ms: u64::from(pick(1..40)),
-            slow: pick(0..2).min(workers - 1),
-            until_ms: u64::from(pick(0..12_000)),
+pub(crate) struct Faults<'a> {
+    plan: &'a Plan,
+    dice: Dice,
+    /// By the two hosts.
+    cuts: BTreeMap<(String, String), Cut>,
+    /// Workers that have yet to join.
+    late: Vec<String>,
+}
+
+impl<'a> Faults<'a> {
+    pub(crate) fn new(seed: u64, plan: &'a Plan, late: Vec<String>) -> Self {
+        Self { plan, dice: Dice(Keyed::new(seed, "faults", 0)), cuts: BTreeMap::new(), late }
+    }
+
+    /// A tenth of a second of bad luck.
+    pub(crate) fn strike(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
+        let plan = self.plan;
+        if self.dice.happens(plan.clock_jump) {
+            let ms = self.dice.range(0, 7_200_000);
+            ambient::jump(|wall| wall + Duration::from_millis(ms) - Duration::from_secs(3600));
+            checks::count("wall clock jumps");
+        }
+        while !self.late.is_empty() && self.dice.happens(plan.join) {
+            self.join(sim, cluster);
+        }
+        let hosts: Vec<&str> = cluster.hosts(&self.late).collect();
+        for (host, crash) in hosts.iter().copied().map(|host| (host, plan.crash_of(host))) {
+            if !sim.is_host_running(host) {
+                if self.dice.happens(plan.restart) {
+                    start(sim, host);
+                }
+            } else if self.dice.happens(crash) {
+                sim.crash(host);
+                checks::count(format!("{} crashes", role(host)));
+            } else if role(host) == "worker" && self.dice.happens(plan.worker_drain) {
+                cluster.drain(host);
+                checks::count("worker drains");
+            }
+        }
+        for (cut, chance) in [(Cut::Both, plan.cut), (Cut::OneWay, plan.cut_one_way), (Cut::Hold, plan.hold)]
+        {
+            for &host in &hosts {
+                if role(host) != "master" && self.dice.happens(chance) {
+                    self.cut(sim, cluster, host, cut);
+                }
+            }
+        }
+        let pairs: Vec<_> = self.cuts.keys().cloned().collect();
+        for pair in pairs {
+            if self.dice.happens(plan.mend) {
+                self.cuts.remove(&pair);
+                mend(sim, &pair.0, &pair.1);
+            }
         }
     }
 
-    pub(crate) fn is_canonical(&self) -> bool {
-        matches!(self.mode, "sync" | "pipelined")
+    /// Everything works from now on, and what ended starts again.
+    pub(crate) fn end(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
+        while !self.late.is_empty() {
+            self.join(sim, cluster);
+        }
+        sim.set_fail_rate(0.0);
+        self.cuts.clear();
+        for host in cluster.hosts(&[]) {
+            if !sim.is_host_running(host) {
+                start(sim, host);
+            }
+            for peer in cluster.peers(host) {
+                mend(sim, host, peer);
+            }
+        }
     }
 
-    /// The job of this run, on the data in `folder`.
-    pub(crate) fn job(&self, seed: u64) -> String {
-        let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
-        let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
-        format!(
-            r#"
-name = "simulated"
-epochs = {epochs}
-seed = {seed}
-[model]
-builtin = "oracle"
-options = {{ records = {records} }}
-loss = "mse"
-[data]
-format = "csv"
-header = false
-train = {{ features = ["data.csv"] }}
-[batch]
-micro = {micro}
-effective = {effective}
-[optimizer]
-kind = "sgd"
-learning_rate = {microbatches_per_step}.0
-[consistency]
-mode = "{mode}"
-{delay}
-[fleet]
-workers = {{ min = 1, max = {workers} }}
-ps = {ps}
-[limits]
-lease = "3s"
-deaths_max = 1000
-attempts_max = 1000
-pull_timeout = "1s"
-pull_attempts_max = 1000
-"#,
-            effective = micro * microbatches_per_step,
-        )
+    fn join(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
+        if let Some(worker) = self.late.pop() {
+            cluster.start_worker(sim, &worker);
+            checks::count("late joins");
+        }
     }
+
+    /// Cuts a process off from one peer or from all of them.
+    fn cut(&mut self, sim: &mut Sim<'_>, cluster: &Cluster, host: &str, cut: Cut) {
+        let peers: Vec<&str> = cluster.peers(host).collect();
+        let only = self.dice.range(0, peers.len() as u64) as usize;
+        let outward = self.dice.one_in(2);
+        for (index, peer) in peers.iter().enumerate() {
+            let pair = (host.to_owned(), (*peer).to_owned());
+            if (only != index && only != peers.len()) || self.cuts.contains_key(&pair) {
+                continue;
+            }
+            match cut {
+                Cut::Both => sim.partition(host, *peer),
+                Cut::OneWay if outward => sim.partition_oneway(host, *peer),
+                Cut::OneWay => sim.partition_oneway(*peer, host),
+                Cut::Hold => sim.hold(host, *peer),
+            }
+            self.cuts.insert(pair, cut);
+            checks::count(match cut {
+                Cut::Both => "cuts",
+                Cut::OneWay => "one-way cuts",
+                Cut::Hold => "holds",
+            });
+        }
+    }
+}
+
+impl Plan {
+    fn crash_of(&self, host: &str) -> f32 {
+        match role(host) {
+            "worker" => self.worker_crash,
+            "ps" => self.ps_crash,
+            _ => self.master_crash,
+        }
+    }
+}
+
+fn start(sim: &mut Sim<'_>, host: &str) {
+    sim.bounce(host);
+    checks::count(format!("{} restarts", role(host)));
+}
+
+fn mend(sim: &Sim<'_>, host: &str, peer: &str) {
+    // Held messages are delivered by the one, what is cut is joined by the other.
+    sim.release(host, peer);
+    sim.repair(host, peer);
+}
+
+/// "master", "ps" or "worker".
+fn role(host: &str) -> &str {
+    host.split('-').next().unwrap_or(host)
 }

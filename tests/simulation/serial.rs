@@ -3,7 +3,7 @@
 use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::Model;
 use ebbflow::random;
-use ebbflow::spec::{DataSet, JobSpec, Shuffle};
+use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::Values;
 use proto::ids::{MicrobatchId, Step};
 use proto::plan::RecordOrder;
@@ -11,13 +11,12 @@ use proto::tree::Node;
 
 use crate::model::Oracle;
 
-/// The final weights of a canonical job with the oracle model.
-pub(crate) fn train(spec: &JobSpec) -> Vec<Values> {
-    let data = Dataset::open(spec, DataSet::Train, None).expect("the data can be read");
+/// Every version of the weights of a canonical job with the oracle model.
+pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
     let optimizer = ps::optim::Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
-    let mut model = Oracle::new(data.len() as usize);
+    let mut model = Oracle::new(records as usize);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
     for step in (0..plan.steps()).map(Step) {
         model.load(&versions[step.get().saturating_sub(delay) as usize]).expect("weights fit");
@@ -54,7 +53,7 @@ pub(crate) fn train(spec: &JobSpec) -> Vec<Values> {
         let next = next.collect();
         versions.push(next);
     }
-    versions.pop().expect("the final version")
+    versions
 }
 
 fn reduce(model: &mut Oracle, node: Node, leaf: &impl Fn(&mut Oracle, u32) -> Vec<Values>) -> Vec<Values> {

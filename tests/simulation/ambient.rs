@@ -1,0 +1,94 @@
+//! Everything that a process otherwise gets from its surroundings, as a function of the seed: randomness and time.
+//!
+//! Libraries below us draw from the operating system: the keys of hash maps, and from them the order in which tokio's
+//! `select!` looks at its branches; `Instant::now` in hyper and h2. This program brings its own `getrandom` and
+//! `clock_gettime`, which the linker prefers to the C library's. Once a seed is [entered](enter), the thread that
+//! simulates gets keyed numbers and the simulated time; everybody else, and all before, the real ones.
+#![expect(unsafe_code, reason = "replaces two functions of the C library")]
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use ebbflow::random::Keyed;
+use libc::{c_int, c_uint, c_void, clockid_t, size_t, ssize_t, timespec};
+
+/// Wall clock at the beginning of every simulation: 2026-01-01.
+const EPOCH: Duration = Duration::from_secs(1_767_225_600);
+
+/// A moment on the steady clock at which every simulation begins; large enough to subtract from.
+const START: Duration = Duration::from_secs(1_000_000);
+
+/// Longest that one simulation may really take. A task that never gives way would otherwise hang for ever.
+const STUCK_SECS: c_uint = 300;
+
+thread_local! {
+    static RANDOM: RefCell<Option<Keyed>> = const { RefCell::new(None) };
+    /// Steady clock and wall clock.
+    static TIME: Cell<Option<(Duration, Duration)>> = const { Cell::new(None) };
+}
+
+/// From now on this thread lives in the simulation of `seed`, and this process ends with it: tokio counts its runtimes in
+/// a global, so that only the first simulation of a process repeats itself.
+pub(crate) fn enter(seed: u64) {
+    assert!(TIME.get().is_none(), "one simulation a process");
+    RANDOM.set(Some(Keyed::new(seed, "ambient", 0)));
+    TIME.set(Some((START, EPOCH)));
+    // SAFETY: no memory is involved; the signal that it sends at the end ends the process.
+    unsafe { libc::alarm(STUCK_SECS) };
+}
+
+/// Time passes.
+pub(crate) fn advance(by: Duration) {
+    let (steady, wall) = TIME.get().expect("a simulation");
+    TIME.set(Some((steady + by, wall + by)));
+}
+
+/// The wall clock is set to another time.
+pub(crate) fn jump(to: impl FnOnce(Duration) -> Duration) {
+    let (steady, wall) = TIME.get().expect("a simulation");
+    TIME.set(Some((steady, to(wall))));
+}
+
+/// Simulated time since the simulation began.
+pub(crate) fn elapsed() -> Duration {
+    TIME.get().map_or(Duration::ZERO, |(steady, _)| steady - START)
+}
+
+/// The C library's `getrandom`.
+///
+/// # Safety
+/// `buffer` points to `len` writable bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getrandom(buffer: *mut c_void, len: size_t, flags: c_uint) -> ssize_t {
+    let keyed = RANDOM.try_with(|random| {
+        let mut random = random.borrow_mut();
+        let Some(keyed) = random.as_mut() else { return false };
+        for at in 0..len {
+            // SAFETY: `at` is below `len`, and the caller owns that many bytes.
+            unsafe { buffer.cast::<u8>().add(at).write(keyed.next_u64() as u8) };
+        }
+        true
+    });
+    match keyed {
+        Ok(true) => len as ssize_t,
+        // SAFETY: the same arguments, for which the caller vouches.
+        _ => unsafe { libc::syscall(libc::SYS_getrandom, buffer, len, flags) as ssize_t },
+    }
+}
+
+/// The C library's `clock_gettime`.
+///
+/// # Safety
+/// `now` points to a writable `timespec`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn clock_gettime(clock: clockid_t, now: *mut timespec) -> c_int {
+    let Some((steady, wall)) = TIME.try_with(Cell::get).ok().flatten() else {
+        // SAFETY: the same arguments, for which the caller vouches.
+        return unsafe { libc::syscall(libc::SYS_clock_gettime, clock, now) as c_int };
+    };
+    let time = if clock == libc::CLOCK_REALTIME { wall } else { steady };
+    let spec = timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    // SAFETY: the caller owns it.
+    unsafe { now.write(spec) };
+    0
+}

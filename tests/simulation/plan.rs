@@ -1,0 +1,175 @@
+//! One run in numbers: the job, the cluster, and how likely what goes wrong. A function of its seed.
+
+use ebbflow::random::Keyed;
+
+/// One run. Chances are per simulated 100 ms and per process (or per pair of processes, for what happens between two).
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    // The job.
+    pub(crate) records: u64,
+    pub(crate) micro: u64,
+    pub(crate) microbatches_per_step: u64,
+    pub(crate) epochs: u64,
+    /// "sync", "pipelined", "bounded" or "async".
+    pub(crate) mode: &'static str,
+    pub(crate) delay: Option<u64>,
+    /// Part of the records measures the model after each epoch.
+    pub(crate) evaluates: bool,
+    /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process ends.
+    pub(crate) pull_attempts_max: u64,
+    // The cluster.
+    pub(crate) workers: u64,
+    /// Workers among them that join while the job runs.
+    pub(crate) late: u64,
+    pub(crate) ps: u64,
+    /// How long a worker computes one microbatch.
+    pub(crate) compute_ms: u64,
+    /// The same for `worker-0`, which may be slow.
+    pub(crate) slow_compute_ms: u64,
+    /// Longest delay of one message: delays differ, so connections overtake each other.
+    pub(crate) latency_ms: u64,
+    /// Workers whose links to the ps are ten times as slow.
+    pub(crate) slow_links: u64,
+    /// How fast the master's clock runs.
+    pub(crate) clock_rate: f64,
+    // What goes wrong.
+    pub(crate) clock_jump: f32,
+    pub(crate) join: f32,
+    pub(crate) worker_crash: f32,
+    pub(crate) worker_drain: f32,
+    /// A ps that dies ends the job in this version.
+    pub(crate) ps_crash: f32,
+    /// A master that dies ends the job in this version.
+    pub(crate) master_crash: f32,
+    /// What does not run starts again.
+    pub(crate) restart: f32,
+    /// Two processes, or one and all its peers, are cut off from each other.
+    pub(crate) cut: f32,
+    /// Only in one direction.
+    pub(crate) cut_one_way: f32,
+    /// What they send each other is held and delivered late, together.
+    pub(crate) hold: f32,
+    /// A cut or a hold ends.
+    pub(crate) mend: f32,
+    /// Per message: it is lost, and what is on its way between the two with it.
+    pub(crate) loss: f64,
+    /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
+    pub(crate) until_ms: u64,
+}
+
+impl Plan {
+    /// The run of `seed`.
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut dice = Dice(Keyed::new(seed, "plan", 0));
+        let workers = dice.range(1, 5);
+        let mode = ["sync", "pipelined", "bounded", "async"][dice.range(0, 3) as usize];
+        let delay = match mode {
+            "pipelined" => Some(dice.range(1, 3)),
+            "bounded" => Some(dice.range(0, 3)),
+            _ => None,
+        };
+        let compute_ms = if dice.one_in(3) { 0 } else { dice.range(1, 60) };
+        Self {
+            records: dice.range(8, 80),
+            micro: dice.range(1, 5),
+            microbatches_per_step: dice.range(1, 7),
+            epochs: dice.range(1, 4),
+            mode,
+            delay,
+            evaluates: dice.one_in(3),
+            pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
+            workers,
+            late: if dice.one_in(3) { dice.range(0, workers - 1) } else { 0 },
+            ps: dice.range(1, 3),
+            compute_ms,
+            slow_compute_ms: if dice.one_in(3) { 10 * compute_ms } else { compute_ms },
+            latency_ms: dice.range(1, 40),
+            slow_links: if dice.one_in(3) { 1 } else { 0 },
+            clock_rate: if dice.one_in(2) { 1.0 } else { 0.8 + 0.01 * dice.range(0, 40) as f64 },
+            clock_jump: dice.chance(0.1),
+            join: 0.05,
+            worker_crash: dice.chance(0.1),
+            worker_drain: dice.chance(0.05),
+            ps_crash: 0.0,
+            master_crash: 0.0,
+            restart: 0.02 + dice.chance(0.3),
+            cut: dice.chance(0.05),
+            cut_one_way: dice.chance(0.05),
+            hold: dice.chance(0.05),
+            mend: 0.02 + dice.chance(0.4),
+            loss: f64::from(dice.chance(0.002)),
+            until_ms: dice.range(0, 20_000),
+        }
+    }
+
+    pub(crate) fn is_canonical(&self) -> bool {
+        matches!(self.mode, "sync" | "pipelined")
+    }
+
+    /// The job of this run.
+    pub(crate) fn job(&self, seed: u64) -> String {
+        let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
+        let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
+        let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
+        format!(
+            r#"
+name = "simulated"
+epochs = {epochs}
+seed = {seed}
+[model]
+builtin = "oracle"
+options = {{ records = {records} }}
+loss = "mse"
+[data]
+format = "csv"
+header = false
+train = {{ features = ["data.csv"] }}
+{validation}
+[batch]
+micro = {micro}
+effective = {effective}
+[optimizer]
+kind = "sgd"
+learning_rate = {microbatches_per_step}.0
+[consistency]
+mode = "{mode}"
+{delay}
+[fleet]
+workers = {{ min = 1, max = {workers} }}
+ps = {ps}
+[limits]
+lease = "3s"
+deaths_max = 1000
+attempts_max = 1000
+pull_timeout = "1s"
+pull_attempts_max = {pull_attempts_max}
+"#,
+            effective = micro * microbatches_per_step,
+            pull_attempts_max = self.pull_attempts_max,
+        )
+    }
+}
+
+/// Draws from a seed.
+pub(crate) struct Dice(pub(crate) Keyed);
+
+impl Dice {
+    /// A number from `low` to `high`, both included.
+    pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
+        low + self.0.next_u64() % (high - low + 1)
+    }
+
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
+        self.range(1, count) == 1
+    }
+
+    /// Whether what has this chance happens.
+    pub(crate) fn happens(&mut self, chance: f32) -> bool {
+        self.0.next_f32() < chance
+    }
+
+    /// A chance for the whole run: none in every third, otherwise anything up to `highest`.
+    fn chance(&mut self, highest: f32) -> f32 {
+        if self.one_in(3) { 0.0 } else { highest * self.range(1, 100) as f32 / 100.0 }
+    }
+}

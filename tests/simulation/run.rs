@@ -1,0 +1,202 @@
+//! One run, from its seed to what it ended with, checked.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ebbflow::data::Dataset;
+use ebbflow::spec::{self, DataSet, JobSpec};
+use proto::ids::{MicrobatchId, Version};
+use proto::pb::event::Kind;
+use serde::{Deserialize, Serialize};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::prelude::*;
+
+use crate::cluster::{self, Cluster, Seen};
+use crate::faults::Faults;
+use crate::plan::Plan;
+use crate::{ambient, checks, serial};
+
+/// Simulated time that a job may take after the last fault.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Simulated time is cut into these: what happens within one has an order but the same time.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Exit code of a run that broke a promise.
+pub(crate) const BROKEN: i32 = 70;
+
+/// What a run ended with.
+#[derive(Debug, Deserialize, Serialize, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) seed: u64,
+    /// Of everything that happened, in order and with its time.
+    pub(crate) digest: u64,
+    /// Of the trained model.
+    pub(crate) model_sha256: String,
+    pub(crate) simulated_ms: u64,
+    pub(crate) counts: BTreeMap<String, u64>,
+}
+
+/// The run of a seed, checked. It takes this process over: a broken promise ends it with [`BROKEN`].
+pub(crate) fn run(seed: u64, log: bool) -> Outcome {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        default(info);
+        eprintln!("after {:?} of simulated time", ambient::elapsed());
+        std::process::exit(BROKEN);
+    }));
+    // Its name is drawn while the surroundings are real, and never reaches the cluster.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let plan = Plan::of(seed);
+    let data: String = (0..plan.records).map(|record| format!("{record},0\n")).collect();
+    std::fs::write(folder.path().join("data.csv"), data).expect("the data can be written");
+    let job = spec::parse(&plan.job(seed), Path::new("/simulated/job.toml"), &[]).expect("a valid job");
+    // A thread of its own: what a thread once drew from its surroundings it keeps.
+    let body = || watched(seed, log, &plan, &job, folder.path());
+    std::thread::scope(|scope| scope.spawn(body).join()).expect("a panic ends the process")
+}
+
+fn watched(seed: u64, log: bool, plan: &Plan, job: &JobSpec, folder: &Path) -> Outcome {
+    let threads = threads();
+    ambient::enter(seed);
+    let watch = checks::Watch.with_filter(LevelFilter::DEBUG);
+    let log = log.then(|| {
+        let shown = Targets::new().with_default(LevelFilter::DEBUG).with_target("h2", LevelFilter::INFO);
+        tracing_subscriber::fmt::layer().with_timer(Simulated).with_ansi(false).with_filter(shown)
+    });
+    let subscriber = tracing_subscriber::registry().with(watch).with(log);
+    let seen = tracing::subscriber::with_default(subscriber, || simulate(seed, plan, job, folder));
+    assert_eq!(threads, self::threads(), "work went to other threads, whose order nobody knows");
+    check(plan, job, folder, &seen);
+    let status = seen.status.expect("checked");
+    checks::add("duplicates dropped", status.duplicates_dropped);
+    checks::add("leases ended early", status.leases_expired);
+    let (counts, digest) = checks::take();
+    let model_sha256 = proto::artifact::sha256_hex(&seen.model);
+    Outcome { seed, digest, model_sha256, simulated_ms: ambient::elapsed().as_millis() as u64, counts }
+}
+
+/// The log's time.
+struct Simulated;
+
+impl FormatTime for Simulated {
+    fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
+        write!(writer, "{:.3}", ambient::elapsed().as_secs_f64())
+    }
+}
+
+/// Threads of this process.
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
+    let mut sim = turmoil::Builder::new()
+        .rng_seed(seed)
+        .enable_random_order()
+        .tick_duration(TICK)
+        .min_message_latency(Duration::from_micros(100))
+        .max_message_latency(Duration::from_millis(plan.latency_ms))
+        .fail_rate(plan.loss)
+        .repair_rate(0.3)
+        .simulation_duration(Duration::from_millis(plan.until_ms) + PATIENCE)
+        .tcp_capacity(4096)
+        .build();
+    let cluster = Cluster::new(plan, folder.to_owned());
+    let late = cluster.start(&mut sim);
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    sim.client("user", cluster::run_user(job.to_json(), seen.clone()));
+    // The user speaks to the master from beside it.
+    sim.set_link_fail_rate("user", "master", 0.0);
+    let mut faults = Faults::new(seed, plan, late);
+    let mut ticks = 0u64;
+    while !sim.step().expect("no role fails and the job ends in time") {
+        ambient::advance(TICK);
+        ticks += 1;
+        if ticks.is_multiple_of(100) {
+            if ticks < plan.until_ms {
+                faults.strike(&mut sim, &cluster);
+            } else {
+                faults.end(&mut sim, &cluster);
+            }
+        }
+    }
+    let metrics = cluster.master.lock().unwrap().as_ref().expect("it runs").metrics();
+    checks::add("leases granted", metrics.leases_granted);
+    checks::add("leases copied", metrics.leases_copied);
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    // The end of a process is no part of the run: nothing more is checked, and nothing needs to be closed in order.
+    std::mem::forget(sim);
+    seen
+}
+
+fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
+    let status = seen.status.as_ref().expect("the user saw the job's end");
+    assert_eq!(status.state(), proto::pb::JobState::Succeeded, "{}", status.reason);
+    let data = Dataset::open(job, DataSet::Train, Some(folder)).expect("the data can be read");
+    let numbers = job.plan(data.len());
+    assert_eq!(status.samples_applied, numbers.records * numbers.epochs, "samples_applied");
+    assert_eq!(status.microbatches_applied, numbers.microbatches(), "microbatches_applied");
+    assert_eq!((status.steps_done, status.steps), (numbers.steps(), numbers.steps()), "steps");
+
+    let tensors = safetensors::SafeTensors::deserialize(&seen.model).expect("a model file");
+    let floats = |name: &str| -> Vec<f32> {
+        let data = tensors.tensor(name).expect("the tensor is there");
+        data.data().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+    };
+    // Each epoch applies each record once, as its microbatch's share of its step.
+    let mut expected = vec![0.0f64; plan.records as usize];
+    // The part that measures has records of the same file.
+    let in_file = data.batch(0..data.len()).expect("all records").records;
+    for id in 0..numbers.microbatches() {
+        let microbatch = numbers.microbatch(MicrobatchId(id));
+        let order = proto::plan::RecordOrder::new(numbers.records, job.seed, microbatch.epoch, true);
+        let share = job.optimizer.learning_rate * microbatch.samples() as f64
+            / numbers.samples_of(microbatch.step) as f64;
+        for position in microbatch.positions.0..microbatch.positions.1 {
+            expected[in_file[order.record(position) as usize] as usize] += share;
+        }
+    }
+    for (record, (expected, found)) in expected.iter().zip(floats("counts")).enumerate() {
+        assert!(
+            (expected - f64::from(found)).abs() < 1e-3,
+            "record {record}: {found} where {expected} belongs"
+        );
+    }
+
+    let mut steps = Vec::new();
+    let mut evaluations = BTreeMap::new();
+    for event in &seen.events {
+        match &event.kind {
+            Some(Kind::Train(train)) => steps.push(train.step),
+            Some(Kind::Evaluation(evaluation)) => {
+                let loss = evaluation.metrics.get("loss").copied().expect("every model has a loss");
+                let again = evaluations.insert(evaluation.step, loss);
+                assert!(again.is_none(), "version {} was measured twice", evaluation.step);
+            }
+            _ => {}
+        }
+    }
+    if plan.evaluates {
+        let ends = (1..=numbers.steps()).filter(|&version| numbers.ends_epoch(Version(version)));
+        assert!(ends.eq(evaluations.keys().copied()), "measured: {evaluations:?}");
+    }
+    if plan.is_canonical() {
+        assert!(steps.is_sorted(), "steps fell: {steps:?}");
+        let versions = serial::train(job, &data, plan.records);
+        let serial = versions.last().expect("version 0");
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        for (tensor, values) in ["counts", "bits"].into_iter().zip(serial) {
+            let (found, expected) = (bits(&floats(tensor)), bits(values.as_f32().unwrap()));
+            assert_eq!(found, expected, "`{tensor}` has other bits than the serial loop");
+        }
+        for (version, loss) in evaluations {
+            let expected = f64::from(versions[version as usize][1].as_f32().unwrap()[0]);
+            assert!((loss - expected).abs() <= 1e-9, "version {version}: loss {loss}, serial {expected}");
+        }
+    }
+}
