@@ -23,6 +23,7 @@ use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
 use proto::plan::Plan;
 use proto::tree;
 
+use crate::applied::Applied;
 use crate::lease::{Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
 
 /// Microbatches that a run of several whole steps may have: enough to hide the round trip to the master.
@@ -104,6 +105,18 @@ impl Dispatcher {
             leases: BTreeMap::new(),
             durations: VecDeque::new(),
         }
+    }
+
+    /// The same books when these steps are done already: what lies between them is to be handed out first.
+    pub(crate) fn after(mut self, applied: &Applied) -> Self {
+        let first_of = |step: Step| self.plan.first_of(step).get();
+        let gap = |gap: Range<Step>| {
+            let end = first_of(gap.end);
+            (first_of(gap.start), Returned { end, attempts: Attempts::default() })
+        };
+        self.returned = applied.gaps().into_iter().map(gap).collect();
+        self.next = first_of(applied.end());
+        self
     }
 
     /// The next work for `worker`, when there is some that it may have: returned runs first, then the frontier.

@@ -13,6 +13,7 @@
 //! Jobs live in memory in this version: a master that starts again knows none of the jobs of the one before, and workers and
 //! ps let go of them. What they exported stays in the data folder.
 
+mod applied;
 mod artifacts;
 mod books;
 mod clock;

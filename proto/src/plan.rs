@@ -102,7 +102,7 @@ impl Plan {
         if left < self.microbatches_per_step as u64 { left as u32 } else { self.microbatches_per_step }
     }
 
-    /// The first microbatch of a step.
+    /// The first microbatch of a step; of the number of steps, the number of microbatches.
     pub const fn first_of(&self, step: Step) -> MicrobatchId {
         let epoch = self.epoch_of(step).0;
         let step_in_epoch = step.0 % self.steps_per_epoch();
@@ -114,6 +114,13 @@ impl Plan {
     /// Records of a step: the divisor of its update.
     pub fn samples_of(&self, step: Step) -> u64 {
         self.samples_below(step, Node::root(self.of(step)))
+    }
+
+    /// Records of all steps below this one.
+    pub fn samples_before(&self, step: Step) -> u64 {
+        let per_step = u64::from(self.microbatches_per_step) * u64::from(self.micro);
+        let in_epoch = step.0 % self.steps_per_epoch() * per_step;
+        self.epoch_of(step).0 * self.records + in_epoch
     }
 
     /// Records below a node of a step's tree.
@@ -262,9 +269,10 @@ mod tests {
 
         #[test]
         fn steps_number_their_microbatches_in_sequence(plan in plans()) {
-            let mut next = 0;
+            let (mut next, mut before) = (0, 0);
             for step in (0..plan.steps()).map(Step) {
                 prop_assert_eq!(plan.first_of(step), MicrobatchId(next));
+                prop_assert_eq!(plan.samples_before(step), before);
                 let mut samples = 0;
                 for index in 0..plan.of(step) {
                     let microbatch = plan.microbatch(MicrobatchId(next));
@@ -274,8 +282,11 @@ mod tests {
                     next += 1;
                 }
                 prop_assert_eq!(plan.samples_of(step), samples);
+                before += samples;
             }
             prop_assert_eq!(next, plan.microbatches());
+            let end = Step(plan.steps());
+            prop_assert_eq!((plan.first_of(end), plan.samples_before(end)), (MicrobatchId(next), before));
             prop_assert!(plan.ends_epoch(plan.final_version()));
         }
 

@@ -322,6 +322,30 @@ proptest! {
     }
 
     #[test]
+    fn after_a_recovery_exactly_what_is_not_applied_is_handed_out(
+        (plan, delay) in jobs(),
+        applied in proptest::collection::btree_set(0u64..200, 0..40),
+    ) {
+        let applied: Vec<_> = applied.into_iter().filter(|&step| step < plan.steps()).collect();
+        let watermark = (0..).find(|step| !applied.contains(step)).expect("finite");
+        let applied_above = applied.iter().copied().filter(|&step| step > watermark).collect();
+        let ledger = proto::pb::PartitionLedger { watermark, applied_above, ..Default::default() };
+        let mut fleet = Fleet::new(plan, delay);
+        fleet.books = fleet.books.after(&Applied::on_all(&[ledger]));
+        for &step in &applied {
+            let first = plan.first_of(Step(step)).get();
+            (first..first + u64::from(plan.of(Step(step)))).for_each(|id| fleet.finished[id as usize] = 1);
+        }
+        prop_assert_eq!(fleet.books.done(), fleet.finished.iter().map(|&count| u64::from(count)).sum::<u64>());
+        while !fleet.books.is_done() {
+            fleet.check_progress();
+            fleet.act(&Action::Lease(0));
+            fleet.act(&Action::Complete(0, 0));
+        }
+        prop_assert!(fleet.finished.iter().all(|&count| count == 1), "{:?}", fleet.finished);
+    }
+
+    #[test]
     fn workers_that_compute_in_order_never_wait_in_a_circle(
         (plan, delay) in jobs(),
         schedule in proptest::collection::vec((0u64..4, 0u8..20), 10..400),
