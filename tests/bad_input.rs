@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use harness::{Cluster, ebb, events, fail, model, root, summary, text};
+use harness::{ebb, events, fail, model, root, summary, text};
 use tempfile::TempDir;
 
 /// A folder with a job on tiny data, to be spoiled.
@@ -201,29 +201,6 @@ fn a_master_that_is_not_there_is_named_after_visible_retries() {
     let url = format!("http://127.0.0.1:{port}");
     let said = fail(["status", "1", "--master", &url, "--master-timeout", "1s"]);
     assert!(said.contains(&url), "{said}");
-}
-
-#[test]
-fn a_ps_that_dies_ends_the_job_with_a_reason_and_the_master_lives() {
-    let mut cluster = Cluster::start(1, 1);
-    let out = cluster.dir.path().join("out");
-    let job = root().join("examples/digits/job.toml");
-    let follow = ebb(["submit", "--master", &cluster.url, "--follow", "--out"])
-        .arg(&out)
-        .arg(&job)
-        .args(["--set", "epochs=100000", "--set", "fleet.ps=1", "--set", "limits.pull_timeout=1s"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    until(|| out.join("metrics.jsonl").exists() && !events(&out, "train").is_empty());
-    cluster.ps[0].signal("KILL");
-    let output = follow.wait_with_output().unwrap();
-    assert!(!output.status.success());
-    assert!(text(&output).contains("ps-0"), "{}", text(&output));
-    let said = harness::succeed(["jobs", "--master", &cluster.url]);
-    assert!(said.contains("digits-1"), "{said}");
-    assert!(cluster.master.child.try_wait().unwrap().is_none());
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! A job's life, from its submission to its end. Pure: time, fleet and answers come in as arguments, effects go out as values.
 //!
 //! ```text
-//!   Indexing -> Initializing -> Training -----------------------> Exporting -> Finishing -> Ended
-//!       |            |             |  stopped early: failed,          ^            ^
-//!       |            |             v  diverged, cancelled             |            |
-//!       |            |          Stopping -> Asking (how far?) --------+            |
-//!       +------------+---- nothing is trained yet, or nothing can be saved --------+
+//!   Indexing -> Initializing -> Surveying -> Training -----------------------> Exporting -> Finishing -> Ended
+//!       |            |    ^         |           | |  stopped early: failed,        | ^            ^
+//!       |            |    |  a ps lost its part | v  diverged, cancelled           | |            |
+//!       |            |    +---------+-----------+---------------------------------+ |            |
+//!       |            |              |        Stopping -> Asking (how far?) ---------+            |
+//!       +------------+--------------+--- nothing is trained yet, or nothing can be saved --------+
 //! ```
 //!
-//! While there are too few workers or ps the first three wait, which a user sees as `Pending`. How the job ends is decided once,
+//! Every recovery goes through the same door as the beginning: partitions are opened, version 0 arrives, the ps are asked what
+//! they have applied, and the books are made of that (`recovery`).
+//!
+//! While there are too few workers or ps the first four wait, which a user sees as `Pending`. How the job ends is decided once,
 //! when it is stopped or trained to its end; what goes wrong after that is added to the reason.
 
 mod ending;
@@ -17,6 +21,7 @@ mod index;
 mod leases;
 mod losses;
 mod partitions;
+mod recovery;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -26,7 +31,7 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proto::ids::{IncarnationId, JobId, LeaseId, Version};
+use proto::ids::{Era, IncarnationId, JobId, LeaseId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
@@ -40,7 +45,7 @@ use self::index::{Facts, Index};
 use self::partitions::Partitions;
 pub(crate) use self::partitions::PsAddress;
 use self::training::Training;
-use self::work::{ERA, Work};
+use self::work::Work;
 use crate::clock::Now;
 use crate::events::EventLog;
 use crate::lease::Limits;
@@ -68,6 +73,9 @@ pub(crate) struct Job {
     index: Index,
     facts: Option<Facts>,
     partitions: Option<Partitions>,
+    /// How often all partitions were begun anew.
+    era: Era,
+    /// Of before the loss, while a lost ps is replaced.
     training: Option<Training>,
     /// The workers that take part, oldest first; the others stand by.
     crew: Vec<IncarnationId>,
@@ -91,6 +99,10 @@ pub(crate) struct Settings {
 enum Phase {
     Indexing,
     Initializing,
+    /// The ps are asked what they have applied; not `asked` when that is to be done (again).
+    Surveying {
+        asked: bool,
+    },
     Training,
     /// It ends early: its workers are told, so that the version to export stays within reach.
     Stopping {
@@ -111,12 +123,12 @@ enum Phase {
 /// What the edge must do for a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Ask each ps what it holds and answer with [`Job::on_ledgers`].
-    Ask(Vec<PsAddress>),
+    /// Ask each ps of the placement of this number what it holds and answer with [`Job::on_ledgers`].
+    Ask(u64, Vec<PsAddress>),
     /// Ask a ps that came back what it holds and answer with [`Job::on_ps_answer`].
     Verify(PsAddress, IncarnationId),
-    /// Tell each ps that these versions need not be kept for measuring any more.
-    Unpin(Vec<PsAddress>, Version),
+    /// Tell each ps that the versions of this era up to this one need not be kept for measuring any more.
+    Unpin(Vec<PsAddress>, Era, Version),
     /// Ask each ps for its ledger, let it close the job, and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
     /// Log that the state changed, and why.
@@ -155,6 +167,7 @@ impl Job {
             index,
             facts: None,
             partitions: None,
+            era: Era(0),
             training: None,
             crew: Vec::new(),
             times: status::Times::submitted(now),
@@ -180,8 +193,8 @@ impl Job {
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
         let max = self.spec.fleet.workers.max as usize;
         self.crew = fleet.workers().take(max).collect();
-        self.waits = self.lacks(fleet);
         self.watch_ps(now, fleet);
+        self.waits = self.lacks(fleet);
         self.tell_state(now);
     }
 
@@ -213,46 +226,26 @@ impl Job {
 
     /// Why it cannot go on although its phase would.
     fn waits(&self) -> Option<&str> {
-        let can_wait = matches!(self.phase, Phase::Indexing | Phase::Initializing | Phase::Training);
+        let can_wait = matches!(
+            self.phase,
+            Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } | Phase::Training
+        );
         self.waits.as_deref().filter(|_| can_wait)
     }
 
     fn lacks(&self, fleet: &Membership) -> Option<String> {
-        let before = matches!(self.phase, Phase::Indexing | Phase::Initializing);
+        let before = !matches!(self.phase, Phase::Training);
         let lack = |what: &str, have: u32, want: u32| {
             (have < want).then(|| format!("{what} ({have} of {want} live)"))
         };
         let workers = lack("workers", fleet.workers().count() as u32, self.spec.fleet.workers.min);
-        let ps = lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps).filter(|_| before);
+        let ps = match &self.partitions {
+            Some(partitions) => partitions.lack(fleet),
+            None => lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps),
+        };
+        let ps = ps.filter(|_| before);
         let lacks: Vec<_> = [ps, workers].into_iter().flatten().collect();
         (!lacks.is_empty()).then(|| format!("waits for {}", lacks.join(" and ")))
-    }
-
-    fn watch_ps(&mut self, now: Now, fleet: &Membership) {
-        let needs_ps =
-            matches!(self.phase, Phase::Training | Phase::Stopping { .. } | Phase::Asking | Phase::Exporting);
-        let Some(partitions) = self.partitions.as_mut().filter(|_| needs_ps) else { return };
-        let watched = partitions.watch(now.since_start, fleet, self.settings.ps_grace);
-        watched.warnings.into_iter().for_each(|message| self.warn(now, message));
-        self.effects.extend(watched.ask.into_iter().map(|(ps, id)| Effect::Verify(ps, id)));
-        if let Some(reason) = watched.lost {
-            self.stop(now, failed(reason), Salvage::Nothing);
-        }
-    }
-
-    /// A ps that came back has said what it holds.
-    pub(crate) fn on_ps_answer(
-        &mut self,
-        now: Now,
-        ps: &PsAddress,
-        incarnation: IncarnationId,
-        ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
-    ) {
-        let Some(partitions) = &mut self.partitions else { return };
-        match partitions.on_answer(ps, incarnation, ledgers) {
-            Ok(news) => news.into_iter().for_each(|message| self.warn(now, message)),
-            Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
-        }
     }
 
     // The model.
@@ -274,16 +267,14 @@ impl Job {
         };
         let count = self.spec.fleet.ps;
         Layout::new(tensors.clone(), count)?;
-        let partitions = match self.partitions.take().filter(|old| old.still_fit(&tensors, fleet)) {
-            Some(partitions) => partitions,
-            // Version 0 is deterministic and nothing is trained yet: a first placement may be given up.
-            None => Partitions::place(tensors, count, fleet, load)?,
-        };
+        let partitions = self.partitions.get_or_insert_with(|| Partitions::new(Vec::new(), count));
+        partitions.describe(tensors)?;
+        partitions.place(fleet, load)?;
         let spec_json = self.spec.to_json();
         let open = |(partition, address): (u32, PsAddress)| {
             let request = pb::OpenRequest {
                 job: self.id.get(),
-                era: ERA,
+                era: self.era.get(),
                 partition,
                 partitions: count,
                 tensors: partitions.tensors().iter().map(pb::TensorSpec::from).collect(),
@@ -292,9 +283,7 @@ impl Job {
             };
             (address, request)
         };
-        let requests = (0..).zip(partitions.addresses()).map(open).collect();
-        self.partitions = Some(partitions);
-        Ok(requests)
+        Ok((0..).zip(partitions.addresses()).map(open).collect())
     }
 
     /// The partitions are open: where they are, for the worker.
@@ -327,19 +316,10 @@ impl Job {
         match self.index.facts(&self.spec) {
             Ok(facts) => {
                 self.facts = Some(facts);
-                self.phase = Phase::Initializing;
-                self.queue.push(Work::Init);
+                self.initialize(now);
             }
             Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
         }
-        self.tell_state(now);
-    }
-
-    fn on_initialized(&mut self, now: Now) {
-        let facts = self.facts.as_ref().expect("known since indexing");
-        self.training =
-            Some(Training::new(&self.spec, facts, limits(&self.spec, self.settings), now.since_start));
-        self.phase = Phase::Training;
         self.tell_state(now);
     }
 
@@ -358,7 +338,7 @@ impl Job {
         let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };
         self.log.append(now.unix_ms, Event::Evaluation(event));
         let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-        self.effects.push(Effect::Unpin(ps, version));
+        self.effects.push(Effect::Unpin(ps, self.era, version));
     }
 
     fn maybe_trained_out(&mut self, now: Now) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
-use proto::ids::{JobId, Version};
+use proto::ids::{Era, JobId, Version};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
 use proto::retry::Retry;
@@ -63,9 +63,10 @@ pub(crate) async fn unpin(
     dialer: &Dialer,
     list: &[PsAddress],
     job: JobId,
+    era: Era,
     version: Version,
 ) -> Result<(), Failure> {
-    let request = pb::UnpinRequest { job: job.get(), version: version.get() };
+    let request = pb::UnpinRequest { job: job.get(), version: version.get(), era: era.get() };
     let replies = list
         .iter()
         .map(|ps| call(dialer, ps, "unpin", move |mut client| async move { client.unpin(request).await }));

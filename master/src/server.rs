@@ -193,9 +193,9 @@ impl Shared {
     /// Speaks to ps and brings the job their answer.
     async fn speak(self: &Arc<Self>, id: JobId, effect: Effect) {
         match effect {
-            Effect::Ask(ps) => {
+            Effect::Ask(placement, ps) => {
                 let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, ledgers)));
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, placement, ledgers)));
             }
             Effect::Verify(ps, incarnation) => {
                 let ledgers = ps_client::ledgers(&self.dialer, std::slice::from_ref(&ps), id).await;
@@ -203,8 +203,8 @@ impl Shared {
                     books.job_mut(id).map(|job| job.on_ps_answer(now, &ps, incarnation, ledgers))
                 });
             }
-            Effect::Unpin(ps, version) => {
-                if let Err(failure) = ps_client::unpin(&self.dialer, &ps, id, version).await {
+            Effect::Unpin(ps, era, version) => {
+                if let Err(failure) = ps_client::unpin(&self.dialer, &ps, id, era, version).await {
                     tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
                 }
             }

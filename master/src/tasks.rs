@@ -55,6 +55,11 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.tasks.is_empty()
     }
 
+    /// How many leases are outstanding.
+    pub(crate) fn leases(&self) -> usize {
+        self.tasks.values().filter(|task| task.grant.is_some()).count()
+    }
+
     /// Forgets all tasks; their leases have ended.
     pub(crate) fn clear(&mut self) {
         self.tasks.clear();

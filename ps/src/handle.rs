@@ -152,12 +152,17 @@ impl Ps {
         Ok(models.iter().map(|model| model.applied()).collect())
     }
 
-    /// Lets go of a job's versions up to `version` that were kept for evaluation.
+    /// Lets go of a job's versions of an era, up to `version`, that were kept for evaluation.
     ///
     /// # Errors
     /// [`Error::UnknownJob`].
-    pub fn unpin(&self, job: JobId, version: Version) -> Result<()> {
-        self.models(job)?.iter().for_each(|model| model.unpin(version));
+    pub fn unpin(&self, job: JobId, era: Era, version: Version) -> Result<()> {
+        let models = self.models(job)?;
+        // What was measured before a rewind is measured again after it.
+        models
+            .iter()
+            .filter(|model| model.opening().address.era == era)
+            .for_each(|model| model.unpin(version));
         Ok(())
     }
 

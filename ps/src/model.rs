@@ -354,7 +354,9 @@ impl Model {
                 Offer::Held | Offer::Superseded(_) => break Outcome::Merged,
                 Offer::Merge { parent, left, right } => {
                     let sums = self.merge(left, right);
-                    offer = self.state().aggregator.merged(parent, sums);
+                    let mut state = self.state();
+                    self.check_era(&state, era)?;
+                    offer = state.aggregator.merged(parent, sums);
                 }
                 Offer::Complete(sums) => {
                     self.complete(node.step, sums);
@@ -388,7 +390,8 @@ impl Model {
     fn apply_ready(&self) {
         loop {
             let mut state = self.state();
-            let Some(step) = state.ready.keys().copied().find(|&step| state.ledger.may_apply(step)) else {
+            let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
+            let Some(step) = state.ready.keys().copied().find(may_apply) else {
                 state.updating = false;
                 return;
             };
@@ -400,6 +403,11 @@ impl Model {
             let next = self.advance(step, version, &weights, &sums);
 
             let mut state = self.state();
+            if !matches!(state.life, Life::Open) {
+                // The job ended or was rewound meanwhile: nobody may see this version.
+                state.updating = false;
+                return;
+            }
             let gone = state.versions.insert(version.next(), next);
             state.ledger.apply(step);
             state.aggregator.forget(step);

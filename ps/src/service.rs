@@ -100,8 +100,8 @@ impl pb::parameters_server::Parameters for Service {
     }
 
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
-        let pb::UnpinRequest { job, version } = request.into_inner();
-        self.ps.unpin(JobId(job), Version(version))?;
+        let pb::UnpinRequest { job, era, version } = request.into_inner();
+        self.ps.unpin(JobId(job), Era(era), Version(version))?;
         Ok(Response::new(pb::UnpinReply {}))
     }
 

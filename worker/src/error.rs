@@ -172,6 +172,11 @@ impl Error {
         matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Fenced | Kind::NotFound))
     }
 
+    /// Whether the other side is fine but cannot do it yet.
+    pub(crate) fn is_not_yet(&self) -> bool {
+        matches!(self, Self::Call { failure, .. } if failure.kind == proto::status::Kind::NotYet)
+    }
+
     /// Whether this worker could not reach a ps for all its attempts: it cannot go on, others may.
     pub(crate) fn is_unreachable(&self) -> bool {
         use proto::status::Kind;

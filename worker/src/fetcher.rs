@@ -131,16 +131,16 @@ impl Fetcher {
 
     async fn prepare(&mut self, lease: pb::Lease) -> Result<Task> {
         let wrong = |error: proto::Error| Error::Call { what: "lease".to_owned(), failure: error.into() };
-        let id = JobId(lease.job);
+        let (id, placement) = (JobId(lease.job), Some(lease.placement));
         match required("Lease", "work", lease.work).map_err(wrong)? {
             Wire::Index(task) => {
                 let spec = job::specification(&self.master.job(id).await?)?;
                 Ok(Task::Index(Index::new(spec, &task, &self.options)?))
             }
-            Wire::Init(pb::InitTask {}) => Ok(Task::Init(self.open(id, false).await?)),
-            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, true).await?, task)),
-            Wire::Export(task) => Ok(Task::Export(self.open(id, true).await?, task)),
-            Wire::Train(task) => Ok(Task::Train(self.train(id, &task).await?)),
+            Wire::Init(task) => Ok(Task::Init(self.open(id, None).await?, task)),
+            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, placement).await?, task)),
+            Wire::Export(task) => Ok(Task::Export(self.open(id, placement).await?, task)),
+            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task).await?)),
             Wire::Predict(_) => Err(Error::Engine {
                 what: "predict".to_owned(),
                 reason: "this version has no prediction tasks".to_owned(),
@@ -148,8 +148,8 @@ impl Fetcher {
         }
     }
 
-    async fn train(&mut self, id: JobId, task: &pb::TrainTask) -> Result<Train> {
-        let job = self.open(id, true).await?;
+    async fn train(&mut self, id: JobId, placement: Option<u64>, task: &pb::TrainTask) -> Result<Train> {
+        let job = self.open(id, placement).await?;
         let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
         if task.count == 0 || end.get() > job.plan.microbatches() {
             return Err(Error::Engine {
@@ -194,10 +194,10 @@ impl Fetcher {
         batches
     }
 
-    /// The job, opened once; with its placement when `placed`.
-    async fn open(&mut self, id: JobId, placed: bool) -> Result<Arc<Job>> {
+    /// The job, opened once; with a placement of at least this number, when there shall be one.
+    async fn open(&mut self, id: JobId, placement: Option<u64>) -> Result<Arc<Job>> {
         let known = self.jobs.get(&id).filter(|job| !job.compute.is_dead()).cloned();
-        if let Some(job) = known.as_ref().filter(|job| job.is_placed() || !placed) {
+        if let Some(job) = known.as_ref().filter(|job| placement.is_none_or(|number| job.is_placed(number))) {
             return Ok(job.clone());
         }
         let reply = self.master.job(id).await?;

@@ -67,6 +67,16 @@ impl Held {
         std::future::pending::<()>().await;
     }
 
+    /// Ends when the leases are others than at this call.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
+        let mut changes = self.changes.subscribe();
+        async move {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Ends when this worker no longer holds `lease`.
     pub(crate) async fn lost(&self, lease: LeaseId) {
         let mut changes = self.changes.subscribe();

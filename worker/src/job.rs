@@ -29,7 +29,7 @@ pub(crate) struct Job {
     pub(crate) train: Arc<Dataset>,
     pub(crate) validation: Option<Arc<Dataset>>,
     pub(crate) compute: Compute,
-    /// Known once `Init` has described the model; a later one replaces it.
+    /// Known once `Init` has described the model; one of a higher number replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
     /// Name of this worker.
     worker: String,
@@ -38,6 +38,7 @@ pub(crate) struct Job {
 
 /// Where the model lives.
 pub(crate) struct Placed {
+    number: u64,
     pub(crate) layout: Arc<Layout>,
     pub(crate) ps: PsClient,
 }
@@ -92,7 +93,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Takes over where the model lives.
+    /// Takes over where the model lives, unless it knows a newer placement.
     pub(crate) fn place(&self, placement: pb::Placement, connector: &Connector) -> Result<()> {
         let wrong = |error: proto::Error| Error::Call { what: "placement".to_owned(), failure: error.into() };
         let tensors = convert::tensors(placement.tensors).map_err(wrong)?;
@@ -102,12 +103,18 @@ impl Job {
         let seed = proto::random::key(self.spec.seed, &self.worker, 0);
         let ps =
             PsClient::new(connector, self.id, layout.clone(), &placement.partitions, self.spec.limits, seed)?;
-        *self.placed.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Placed { layout, ps }));
+        let number = placement.number;
+        let mut placed = self.placed.write().unwrap_or_else(PoisonError::into_inner);
+        if placed.as_ref().is_none_or(|placed| placed.number < number) {
+            *placed = Some(Arc::new(Placed { number, layout, ps }));
+        }
         Ok(())
     }
 
-    pub(crate) fn is_placed(&self) -> bool {
-        self.placed.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    /// Whether it knows the placement of this number, or a later one.
+    pub(crate) fn is_placed(&self, number: u64) -> bool {
+        let placed = self.placed.read().unwrap_or_else(PoisonError::into_inner);
+        placed.as_ref().is_some_and(|placed| placed.number >= number)
     }
 
     /// Where the model lives.

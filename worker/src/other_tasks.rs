@@ -67,6 +67,7 @@ impl Index {
 /// Names the model's tensors, tries it on records, and pushes version 0.
 pub(crate) async fn init(
     job: &Arc<Job>,
+    task: &pb::InitTask,
     master: &MasterClient,
     incarnation: IncarnationId,
     lease: LeaseId,
@@ -97,7 +98,7 @@ pub(crate) async fn init(
     let described = tensors.iter().map(pb::TensorSpec::from).collect();
     let placement = master.describe(incarnation, lease, described).await?;
     job.place(placement, connector)?;
-    job.placed()?.ps.push(Target::Initial, values.as_ref().clone()).await?;
+    job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.as_ref().clone()).await?;
     Ok(Report::Initialized(pb::Initialized {}))
 }
 

@@ -16,7 +16,7 @@ use proto::pb::fleet_client::FleetClient;
 use proto::plan::Microbatch;
 use proto::session::Session;
 use proto::status::{Failure, Kind};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -148,7 +148,7 @@ pub(crate) struct Work {
 /// What the lease is for.
 pub(crate) enum Task {
     Index(other_tasks::Index),
-    Init(Arc<Job>),
+    Init(Arc<Job>, pb::InitTask),
     Evaluate(Arc<Job>, pb::EvaluateTask),
     Export(Arc<Job>, pb::ExportTask),
     Train(Train),
@@ -192,8 +192,8 @@ struct TaskLoop {
     held: Held,
     arrivals: mpsc::Receiver<Work>,
     ready: BTreeMap<(bool, u64, LeaseId), Work>,
-    /// The newest weights for training, with the job and the wish they answer.
-    cache: Option<(JobId, Version, Weights)>,
+    /// The newest weights for training, with the job, its era and the wish they answer.
+    cache: Option<(JobId, Era, Version, Weights)>,
     permits: Arc<Semaphore>,
     finishers: JoinSet<Result<()>>,
     /// Why this worker cannot go on.
@@ -269,8 +269,8 @@ impl TaskLoop {
         match work.task {
             Task::Train(_) => unreachable!("training goes piece by piece"),
             Task::Index(index) => index.run().await,
-            Task::Init(job) => {
-                other_tasks::init(&job, &self.master, incarnation, lease, &self.connector).await
+            Task::Init(job, task) => {
+                other_tasks::init(&job, &task, &self.master, incarnation, lease, &self.connector).await
             }
             Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task).await,
             Task::Export(job, task) => {
@@ -292,7 +292,7 @@ impl TaskLoop {
         let job = train.job.clone();
         let (step, indices) = job.plan.by_step(train.next..train.end).swap_remove(0);
         let want = trainer::want(job.consistency, step);
-        let weights = match self.cached(&job, want) {
+        let weights = match self.cached(&job, train.era, want) {
             Some(weights) => Some(weights),
             None => {
                 let client = job.placed()?.ps.at(train.era);
@@ -336,7 +336,7 @@ impl TaskLoop {
             return Ok(Progress::Done);
         };
         if let proto::parameters::Want::Exact(version) = want {
-            self.cache = Some((job.id, version, weights.clone()));
+            self.cache = Some((job.id, train.era, version, weights.clone()));
         }
         let mut piece = Piece::new(&job, step, indices.clone(), train.era)?;
         for _ in indices {
@@ -361,8 +361,7 @@ impl TaskLoop {
             let leaving = shutdown.is_cancelled();
             for (target, values) in piece.take(leaving) {
                 let client = job.placed()?.ps.at(piece.era());
-                // Bounds the gradients in memory; every push holds one until it is acknowledged.
-                let permit = self.permits.clone().acquire_owned().await;
+                let Some(permit) = self.permit(work.lease).await else { return Ok(Progress::Done) };
                 train.pushes.spawn(async move {
                     let pushed = client.push(target, values).await.map(drop);
                     drop(permit);
@@ -378,14 +377,32 @@ impl TaskLoop {
         Ok(Progress::Done)
     }
 
-    fn cached(&self, job: &Job, want: proto::parameters::Want) -> Option<Weights> {
+    fn cached(&self, job: &Job, era: Era, want: proto::parameters::Want) -> Option<Weights> {
         match (&self.cache, want) {
-            (Some((id, version, weights)), proto::parameters::Want::Exact(wanted))
-                if *id == job.id && *version == wanted =>
+            (Some((id, of, version, weights)), proto::parameters::Want::Exact(wanted))
+                if (*id, *of, *version) == (job.id, era, wanted) =>
             {
                 Some(weights.clone())
             }
             _ => None,
+        }
+    }
+
+    /// Bounds the gradients in memory: every push holds one until it is acknowledged. `None`: the lease is lost.
+    async fn permit(&mut self, lease: LeaseId) -> Option<OwnedSemaphorePermit> {
+        loop {
+            // Pushes of a lost lease may wait for a ps that never comes back, and hold what this one needs.
+            let held = self.held.clone();
+            let changed = held.changed();
+            self.ready.retain(|_, work| held.has(work.lease));
+            if !held.has(lease) {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                permit = self.permits.clone().acquire_owned() => return permit.ok(),
+                () = changed => {}
+            }
         }
     }
 
@@ -478,6 +495,10 @@ async fn report(
         Err(error) if error.is_fenced() => {
             tracing::info!(%lease, reason = %error, "this work is no longer wanted");
             Ok(())
+        }
+        Err(error) if error.is_not_yet() => {
+            tracing::info!(%lease, reason = %error, "handing this work back until it can be done");
+            master.release(incarnation, lease, Vec::new()).await.or_else(forgive_fenced)
         }
         Err(error) if !error.is_unreachable() => {
             tracing::warn!(%lease, reason = %error, "task failed");

@@ -6,7 +6,6 @@ use proto::pb::JobState;
 use proto::spec::Order;
 use proto::status::Failure;
 
-use super::partitions::Partitions;
 use super::work::Work;
 use super::{Effect, Job, Phase};
 use crate::clock::Now;
@@ -57,7 +56,7 @@ impl Job {
     pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {
         match &mut self.phase {
             Phase::Finishing | Phase::Ended => return,
-            Phase::Indexing | Phase::Initializing => self.end = Some(end),
+            Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } => self.end = Some(end),
             Phase::Training => {
                 self.end = Some(end);
                 if salvage != Salvage::Nothing {
@@ -99,21 +98,17 @@ impl Job {
             Salvage::Version(version) => self.export(now, Some(version)),
             Salvage::Newest => {
                 self.phase = Phase::Asking;
-                let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-                self.effects.push(Effect::Ask(ps));
+                self.ask();
             }
         }
     }
 
-    /// The ps have said how far they are.
-    pub(crate) fn on_ledgers(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
-        if !matches!(self.phase, Phase::Asking) {
-            return;
-        }
+    /// The ps have said how far they are: which version all of them have.
+    pub(super) fn on_asked(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
         let Some(partitions) = &self.partitions else { return self.finish(now) };
         let complete = |ledgers: &Vec<_>| {
             partitions
-                .check_all(ledgers, None)
+                .check_all(ledgers, None, self.era)
                 .map_err(|partition| format!("partition {partition} is not there"))
         };
         match ledgers.map_err(|failure| failure.message).and_then(|found| complete(&found).map(|()| found)) {

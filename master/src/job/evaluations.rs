@@ -49,6 +49,19 @@ impl Evaluations {
         Self { plan, records, metrics, next: Epoch(0), running: VecDeque::new() }
     }
 
+    /// What was begun and not told is to be begun again, because its leases have ended. `rewound` to a step: so is every epoch
+    /// that ends after it.
+    pub(super) fn again(mut self, rewound: Option<Step>) -> Self {
+        if let Some(oldest) = self.running.front() {
+            self.next = oldest.epoch;
+        }
+        self.running.clear();
+        if let Some(step) = rewound {
+            self.next = self.next.min(self.plan.epoch_of(step));
+        }
+        self
+    }
+
     /// Every step below `watermark` is complete: what is to be measured now.
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();
@@ -160,6 +173,23 @@ mod tests {
         let told = evaluations.record(&shards[0], evaluated(&shards[0], 1.0, 1.0));
         assert_eq!(told.iter().map(|measured| measured.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert!(evaluations.is_done());
+    }
+
+    #[test]
+    fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
+        let begun = || {
+            let mut evaluations = Evaluations::new(PLAN, 10, vec![]);
+            let shards = evaluations.begin(Step(4));
+            assert_eq!(evaluations.record(&shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
+            evaluations
+        };
+        let epochs = |shards: Vec<Shard>| shards.iter().map(|shard| shard.epoch.get()).collect::<Vec<_>>();
+        let mut arrival = begun().again(None);
+        assert_eq!((epochs(arrival.begin(Step(3))), epochs(arrival.begin(Step(4)))), (vec![], vec![1]));
+        let mut canonical = begun().again(Some(Step(1)));
+        assert_eq!((epochs(canonical.begin(Step(1))), epochs(canonical.begin(Step(2)))), (vec![], vec![0]));
+        let mut later = begun().again(Some(Step(2)));
+        assert_eq!((epochs(later.begin(Step(2))), epochs(later.begin(Step(4)))), (vec![], vec![1]));
     }
 
     #[test]

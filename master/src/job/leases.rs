@@ -1,15 +1,18 @@
 //! What a job's workers are given and what they report. A report of a lease that has ended never gets past the first check.
 
+use std::time::Duration;
+
 use proto::ids::{IncarnationId, LeaseId, Step};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::status::{Failure, Kind};
 
 use super::ending::{Salvage, failed};
+use super::partitions::Partitions;
 use super::work::Work;
-use super::{Job, Phase, Who, ended, training};
+use super::{Job, Phase, Who, ended};
 use crate::clock::Now;
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, TrainGrant};
 use crate::lease::LeaseIds;
 use crate::tasks::TaskGrant;
 
@@ -32,7 +35,7 @@ impl Job {
                 let workers = self.crew.len() as u32;
                 let books = self.dispatcher()?;
                 let grant = books.lease(now.since_start, ids, worker, workers, held_elsewhere)?;
-                training::lease(self.id, now.since_start, &grant)
+                self.train_lease(now, &grant)
             }
         };
         self.numbers.workers_seen.insert(worker);
@@ -52,7 +55,7 @@ impl Job {
         }
         let grant = self.dispatcher()?.copy(now.since_start, ids, worker, held_elsewhere)?;
         self.numbers.workers_seen.insert(worker);
-        Some(training::lease(self.id, now.since_start, &grant))
+        Some(self.train_lease(now, &grant))
     }
 
     /// Training leases that a worker holds of this job.
@@ -215,16 +218,41 @@ impl Job {
         self.training.as_mut().filter(|_| trains).map(|training| &mut training.books)
     }
 
+    // Grants as they travel.
+
     fn task_lease(&self, now: Now, grant: &TaskGrant<Work>) -> pb::Lease {
         pb::Lease {
             id: grant.lease.get(),
             job: self.id.get(),
             task: grant.task.get(),
             attempt: grant.attempt,
-            expires_ms: training::millis(grant.deadline.saturating_sub(now.since_start)),
-            work: Some((&grant.work).into()),
+            expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
+            work: Some(grant.work.wire(self.era)),
+            placement: self.placement(),
         }
     }
+
+    fn train_lease(&self, now: Now, grant: &TrainGrant) -> pb::Lease {
+        let (first, end) = (grant.run.start.get(), grant.run.end.get());
+        let task = pb::TrainTask { first, count: (end - first) as u32, era: self.era.get() };
+        pb::Lease {
+            id: grant.lease.get(),
+            job: self.id.get(),
+            task: first,
+            attempt: grant.attempt,
+            expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
+            work: Some(pb::lease::Work::Train(task)),
+            placement: self.placement(),
+        }
+    }
+
+    fn placement(&self) -> u64 {
+        self.partitions.as_ref().map_or(0, Partitions::number)
+    }
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
 fn other_report(expected: &str) -> Failure {

@@ -39,9 +39,10 @@ pub(super) struct Told {
 }
 
 impl Losses {
-    pub(super) const fn new(plan: Plan, now: Duration) -> Self {
+    /// All steps before `next` are told, or need not be.
+    pub(super) const fn new(plan: Plan, next: Step, now: Duration) -> Self {
         let steps = BTreeMap::new();
-        Self { plan, steps, next: Step(0), newest: None, window: (0, now), samples_per_second: 0.0 }
+        Self { plan, steps, next, newest: None, window: (0, now), samples_per_second: 0.0 }
     }
 
     /// Mean loss of the newest complete step.
@@ -53,6 +54,10 @@ impl Losses {
     pub(super) fn record(&mut self, first: MicrobatchId, reports: &[pb::MicrobatchReport]) {
         for (id, report) in (first.get()..).zip(reports) {
             let microbatch = self.plan.microbatch(MicrobatchId(id));
+            if microbatch.step < self.next {
+                // Trained again, because a ps lost it.
+                continue;
+            }
             let of = microbatch.of as usize;
             let step = self.steps.entry(microbatch.step).or_insert_with(|| vec![Default::default(); of]);
             step[microbatch.index as usize] = *report;
@@ -114,7 +119,7 @@ mod tests {
     fn a_steps_loss_is_the_mean_over_its_records() {
         // 7 records of an epoch: steps of 4 (2 + 2) and 3 (2 + 1).
         let plan = Plan { records: 7, micro: 2, microbatches_per_step: 2, epochs: 1 };
-        let mut losses = Losses::new(plan, Duration::ZERO);
+        let mut losses = Losses::new(plan, Step(0), Duration::ZERO);
         losses.record(MicrobatchId(1), &[report(2.0, 2), report(3.0, 2)]);
         losses.record(MicrobatchId(0), &[report(6.0, 2)]);
         assert_eq!(losses.advance(SECOND, Step(0)), []);
@@ -131,7 +136,7 @@ mod tests {
         let plan = Plan { records: 3, micro: 1, microbatches_per_step: 3, epochs: 1 };
         let values = [1e16, 1.0, -1e16];
         let loss = |order: [u64; 3]| {
-            let mut losses = Losses::new(plan, Duration::ZERO);
+            let mut losses = Losses::new(plan, Step(0), Duration::ZERO);
             for id in order {
                 losses.record(MicrobatchId(id), &[report(values[id as usize], 1)]);
             }
@@ -143,7 +148,7 @@ mod tests {
     #[test]
     fn what_was_applied_already_brings_no_loss() {
         let plan = Plan { records: 4, micro: 1, microbatches_per_step: 2, epochs: 1 };
-        let mut losses = Losses::new(plan, Duration::ZERO);
+        let mut losses = Losses::new(plan, Step(0), Duration::ZERO);
         losses.record(MicrobatchId(0), &[report(0.0, 0), report(0.0, 0), report(0.0, 0), report(5.0, 1)]);
         let told = losses.advance(SECOND, Step(2));
         assert_eq!(told.iter().map(|told| (told.step, told.loss)).collect::<Vec<_>>(), [(Step(1), 5.0)]);
@@ -151,9 +156,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_or_was_done_before_is_not_told_again() {
+        let plan = Plan { records: 4, micro: 1, microbatches_per_step: 1, epochs: 1 };
+        let mut losses = Losses::new(plan, Step(2), Duration::ZERO);
+        losses.record(MicrobatchId(1), &[report(1.0, 1), report(2.0, 1)]);
+        let told = losses.advance(SECOND, Step(3));
+        assert_eq!(told.iter().map(|told| (told.step, told.loss)).collect::<Vec<_>>(), [(Step(2), 2.0)]);
+        assert_eq!(losses.advance(SECOND, Step(0)), [], "the watermark fell");
+        losses.record(MicrobatchId(0), &[report(9.0, 1); 3]);
+        assert_eq!(losses.advance(SECOND, Step(3)), []);
+        assert!(losses.steps.is_empty());
+    }
+
+    #[test]
     fn a_long_job_tells_some_steps_and_the_last_of_each_epoch() {
         let plan = Plan { records: 9_999, micro: 1, microbatches_per_step: 1, epochs: 2 };
-        let mut losses = Losses::new(plan, Duration::ZERO);
+        let mut losses = Losses::new(plan, Step(0), Duration::ZERO);
         losses.record(MicrobatchId(0), &vec![report(1.0, 1); 19_998]);
         let told = losses.advance(SECOND, Step(19_998));
         assert_eq!(told.len(), 1999 + 2);

@@ -1,12 +1,13 @@
 //! Where a job's model lives, and whether those ps are still the same. Pure.
 //!
-//! Partitions are placed once, when the model is described. A ps that lost its connection has its data still, so it gets time to
-//! come back; a new process of its name has not, so it is asked before it is believed.
+//! A partition is *fresh* from when it is to be begun anew until the ps were asked what they have applied: there is nothing in
+//! it to lose, so any ps may take it. One that is not fresh belongs to its ps: a ps that lost its connection has its data still,
+//! so it gets time to come back; a new process of its name has not, so it is asked before it is believed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proto::ids::IncarnationId;
+use proto::ids::{Era, IncarnationId, Step};
 use proto::pb;
 use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
@@ -18,6 +19,8 @@ use crate::membership::Membership;
 pub(super) struct Partitions {
     tensors: Vec<TensorSpec>,
     homes: Vec<Home>,
+    /// How often a partition found another process.
+    number: u64,
     /// Every ps has opened its own.
     pub(super) open: bool,
     /// Ps that are missing, or back and not yet believed.
@@ -27,9 +30,11 @@ pub(super) struct Partitions {
 /// The ps that holds a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Home {
+    /// Its name; empty before the first placement.
     ps: String,
     url: String,
     incarnation: IncarnationId,
+    fresh: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,42 +58,132 @@ pub(super) struct Watched {
     pub(super) ask: Vec<(PsAddress, IncarnationId)>,
     /// For the user.
     pub(super) warnings: Vec<String>,
-    /// Gone for good: why.
-    pub(super) lost: Option<String>,
+    /// Ps that were missing for too long.
+    pub(super) lost: Vec<String>,
+    /// A fresh partition was opened at a process that is gone.
+    pub(super) unsettled: bool,
+}
+
+/// What a ps that came back has of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Back {
+    /// Nobody asks any more, or it must be asked again.
+    Late,
+    /// All that it had.
+    Whole,
+    /// Less than it had: it was started again.
+    Empty,
 }
 
 impl Partitions {
-    /// Assigns `count` partitions to live ps, the least loaded first: `load` is how many partitions a ps has by name.
+    /// `count` fresh partitions without a place.
+    pub(super) fn new(tensors: Vec<TensorSpec>, count: u32) -> Self {
+        let home = Home { ps: String::new(), url: String::new(), incarnation: IncarnationId(0), fresh: true };
+        let homes = vec![home; count as usize];
+        Self { tensors, homes, number: 0, open: false, missing: BTreeMap::new() }
+    }
+
+    /// A worker says which tensors the model has.
+    ///
+    /// # Errors
+    /// Others than those of which partitions are filled already.
+    pub(super) fn describe(&mut self, tensors: Vec<TensorSpec>) -> Result<(), Failure> {
+        if self.tensors != tensors && self.homes.iter().any(|home| !home.fresh) {
+            let message = "DescribeRequest.tensors: expected those of the model that is being trained, found others; \
+                           this worker builds another model";
+            return Err(Failure::new(Kind::Malformed, message));
+        }
+        self.tensors = tensors;
+        Ok(())
+    }
+
+    /// Finds a ps for each fresh partition that has none: the one of its name, or else the one that has least to do, by
+    /// `load` (partitions by name of the ps). No ps gets two partitions of one job.
     ///
     /// # Errors
     /// Too few ps live at the moment.
     pub(super) fn place(
-        tensors: Vec<TensorSpec>,
-        count: u32,
+        &mut self,
         fleet: &Membership,
         load: &BTreeMap<String, usize>,
-    ) -> Result<Self, Failure> {
-        let mut ps: Vec<_> = fleet
-            .ps()
-            .map(|(incarnation, process)| Home {
-                ps: process.name.clone(),
-                url: process.url.clone(),
-                incarnation,
-            })
-            .collect();
-        if ps.len() < count as usize {
-            let message = format!("{} of {count} ps live; waiting for the others", ps.len());
-            return Err(Failure::new(Kind::Unavailable, message));
+    ) -> Result<(), Failure> {
+        if let Some(lack) = self.lack(fleet) {
+            return Err(Failure::new(Kind::NotYet, format!("the job waits for {lack}")));
         }
-        ps.sort_by_key(|home| (load.get(&home.ps).copied().unwrap_or_default(), home.ps.clone()));
-        ps.truncate(count as usize);
-        Ok(Self { tensors, homes: ps, open: false, missing: BTreeMap::new() })
+        let homes: Vec<Home> = self.find(fleet, load).into_iter().flatten().collect();
+        if homes != self.homes {
+            self.homes = homes;
+            self.number += 1;
+            self.open = false;
+        }
+        self.missing.clear();
+        Ok(())
     }
 
-    /// Whether these partitions are of this model and all their ps live as they did when they were placed.
-    pub(super) fn still_fit(&self, tensors: &[TensorSpec], fleet: &Membership) -> bool {
-        let here = |home: &Home| fleet.ps_named(&home.ps).is_some_and(|(id, _)| id == home.incarnation);
-        self.tensors == tensors && self.homes.iter().all(here)
+    /// What the fleet lacks to hold all partitions, for people.
+    pub(super) fn lack(&self, fleet: &Membership) -> Option<String> {
+        let found = self.find(fleet, &BTreeMap::new());
+        let without: Vec<_> = self
+            .homes
+            .iter()
+            .zip(&found)
+            .filter(|(_, found)| found.is_none())
+            .map(|(home, _)| home)
+            .collect();
+        if without.is_empty() {
+            return None;
+        }
+        let names: BTreeSet<_> =
+            without.iter().filter(|home| !home.ps.is_empty()).map(|home| format!("`{}`", home.ps)).collect();
+        Some(match names.is_empty() {
+            true => format!("ps ({} of {} live)", fleet.ps().count(), self.homes.len()),
+            false => {
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                format!("ps {names} to come back or for another ps")
+            }
+        })
+    }
+
+    /// Where each partition can be now.
+    fn find(&self, fleet: &Membership, load: &BTreeMap<String, usize>) -> Vec<Option<Home>> {
+        let at = |(incarnation, process): (IncarnationId, &crate::membership::Process)| Home {
+            ps: process.name.clone(),
+            url: process.url.clone(),
+            incarnation,
+            fresh: true,
+        };
+        let taken = |home: &Home| self.homes.iter().any(|other| other.ps == home.ps);
+        let mut spare: Vec<_> = fleet.ps().map(at).filter(|home| !taken(home)).collect();
+        spare.sort_by_key(|home| (load.get(&home.ps).copied().unwrap_or_default(), home.ps.clone()));
+        let mut spare = spare.into_iter();
+        let find = |home: &Home| match fleet.ps_named(&home.ps) {
+            Some((incarnation, _)) if incarnation == home.incarnation => Some(home.clone()),
+            Some(found) if home.fresh => Some(at(found)),
+            _ if home.fresh => spare.next(),
+            _ => None,
+        };
+        self.homes.iter().map(find).collect()
+    }
+
+    /// Partitions on these ps must be begun anew.
+    pub(super) fn lose(&mut self, lost: impl Fn(&str) -> bool) {
+        self.homes.iter_mut().filter(|home| lost(&home.ps)).for_each(|home| home.fresh = true);
+        self.open = false;
+    }
+
+    /// The ps have said what they have applied: from now on there is something to lose.
+    pub(super) fn keep(&mut self) {
+        self.homes.iter_mut().for_each(|home| home.fresh = false);
+    }
+
+    /// How often a partition found another process.
+    pub(super) const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether no ps is missing.
+    pub(super) fn are_all_here(&self) -> bool {
+        self.missing.is_empty()
     }
 
     pub(super) fn tensors(&self) -> &[TensorSpec] {
@@ -101,6 +196,7 @@ impl Partitions {
         pb::Placement {
             tensors: self.tensors.iter().map(pb::TensorSpec::from).collect(),
             partitions: self.homes.iter().map(address).collect(),
+            number: self.number,
         }
     }
 
@@ -113,18 +209,26 @@ impl Partitions {
     pub(super) fn reachable(&self) -> Vec<PsAddress> {
         let mut seen = BTreeSet::new();
         self.addresses()
-            .filter(|ps| !self.missing.contains_key(&ps.name) && seen.insert(ps.name.clone()))
+            .filter(|ps| !ps.name.is_empty() && !self.missing.contains_key(&ps.name))
+            .filter(|ps| seen.insert(ps.name.clone()))
             .collect()
     }
 
-    /// Whether `ledgers` has every partition; of one ps when `ps` names it.
+    /// Whether `ledgers` has every partition, in this era and with a version; of one ps when `ps` names it.
     ///
     /// # Errors
     /// The partition that is not there.
-    pub(super) fn check_all(&self, ledgers: &[pb::PartitionLedger], ps: Option<&str>) -> Result<(), u32> {
+    pub(super) fn check_all(
+        &self,
+        ledgers: &[pb::PartitionLedger],
+        ps: Option<&str>,
+        era: Era,
+    ) -> Result<(), u32> {
         for (partition, home) in (0..).zip(&self.homes) {
-            let wanted = ps.is_none_or(|ps| ps == home.ps);
-            if wanted && !ledgers.iter().any(|ledger| ledger.partition == partition) {
+            let is_it = |ledger: &pb::PartitionLedger| {
+                ledger.partition == partition && ledger.era == era.get() && ledger.version.is_some()
+            };
+            if ps.is_none_or(|ps| ps == home.ps) && !ledgers.iter().any(is_it) {
                 return Err(partition);
             }
         }
@@ -134,19 +238,25 @@ impl Partitions {
     /// Looks at the fleet: who is missing, who is back, who was missing for longer than `grace`.
     pub(super) fn watch(&mut self, now: Duration, fleet: &Membership, grace: Duration) -> Watched {
         let mut watched = Watched::default();
-        for home in &self.homes {
+        for home in self.homes.iter().filter(|home| !home.ps.is_empty()) {
             let found = fleet.ps_named(&home.ps);
             if found.is_some_and(|(incarnation, _)| incarnation == home.incarnation) {
                 self.missing.remove(&home.ps);
                 continue;
             }
             let missing = self.missing.entry(home.ps.clone()).or_insert_with(|| {
-                watched.warnings.push(format!(
-                    "ps `{}` is gone; training waits up to {grace:?} for it to come back with its partitions",
-                    home.ps
-                ));
+                if !home.fresh {
+                    watched.warnings.push(format!(
+                        "ps `{}` is gone; training waits up to {grace:?} for it to come back with its partitions",
+                        home.ps
+                    ));
+                }
                 Missing { since: now, asked: None }
             });
+            if home.fresh {
+                watched.unsettled |= self.open;
+                continue;
+            }
             if let Some((incarnation, process)) =
                 found.filter(|(incarnation, _)| missing.asked != Some(*incarnation))
             {
@@ -155,48 +265,43 @@ impl Partitions {
                 watched.ask.push((address, incarnation));
             }
             if now.saturating_sub(missing.since) >= grace {
-                watched.lost = Some(format!(
-                    "ps `{}` was gone for {grace:?} and holds part of the model; this version writes no checkpoints, \
-                     submit the job again",
-                    home.ps
-                ));
+                watched.lost.push(home.ps.clone());
             }
         }
+        // It is opened again before it counts as open.
+        self.open &= !watched.unsettled;
         watched
     }
 
-    /// A ps that came back has answered what it holds. `Ok`: what to tell the user.
-    ///
-    /// # Errors
-    /// It is a new process without the data: why the job is lost.
+    /// A ps that came back has answered what it holds. It must have every step below `watermark`, which the books have as done.
     pub(super) fn on_answer(
         &mut self,
         ps: &PsAddress,
         incarnation: IncarnationId,
         ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
-    ) -> Result<Option<String>, String> {
+        era: Era,
+        watermark: Step,
+    ) -> Back {
         let Some(missing) =
             self.missing.get_mut(&ps.name).filter(|missing| missing.asked == Some(incarnation))
         else {
-            return Ok(None);
+            return Back::Late;
         };
         let Ok(ledgers) = ledgers else {
             // Ask again; the grace goes on.
             missing.asked = None;
-            return Ok(None);
+            return Back::Late;
         };
-        if let Err(partition) = self.check_all(&ledgers, Some(&ps.name)) {
-            return Err(format!(
-                "ps `{}` was started again and lost partition {partition} of the model; this version writes no \
-                 checkpoints, submit the job again",
-                ps.name
-            ));
+        let behind = |ledger: &pb::PartitionLedger| ledger.watermark < watermark.get();
+        if self.check_all(&ledgers, Some(&ps.name), era).is_err() || ledgers.iter().any(behind) {
+            return Back::Empty;
         }
         self.missing.remove(&ps.name);
         for home in self.homes.iter_mut().filter(|home| home.ps == ps.name) {
+            self.number += u64::from(home.url != ps.url);
             (home.url, home.incarnation) = (ps.url.clone(), incarnation);
         }
-        Ok(Some(format!("ps `{}` is back with its partitions", ps.name)))
+        Back::Whole
     }
 }
 
@@ -222,15 +327,29 @@ mod tests {
 
     fn place(fleet: &Membership, count: u32, load: &[(&str, usize)]) -> Result<Partitions, Failure> {
         let load = load.iter().map(|&(name, count)| (name.to_owned(), count)).collect();
-        Partitions::place(vec![TensorSpec::parameter("w", [3])], count, fleet, &load)
+        let mut partitions = Partitions::new(vec![TensorSpec::parameter("w", [3])], count);
+        partitions.place(fleet, &load).map(|()| partitions)
+    }
+
+    /// Partitions that are trained.
+    fn kept(fleet: &Membership, count: u32) -> Partitions {
+        let mut partitions = place(fleet, count, &[]).expect("enough");
+        partitions.open = true;
+        partitions.keep();
+        partitions
+    }
+
+    fn again(partitions: &mut Partitions, fleet: &Membership) -> Result<Vec<String>, String> {
+        let placed = partitions.place(fleet, &BTreeMap::new());
+        placed.map(|()| names(partitions)).map_err(|failure| failure.message)
     }
 
     fn names(partitions: &Partitions) -> Vec<String> {
         partitions.addresses().map(|address| address.name).collect()
     }
 
-    fn ledger(partition: u32) -> pb::PartitionLedger {
-        pb::PartitionLedger { partition, ..Default::default() }
+    fn ledger(partition: u32, watermark: u64) -> pb::PartitionLedger {
+        pb::PartitionLedger { partition, watermark, version: Some(watermark), ..Default::default() }
     }
 
     #[test]
@@ -239,18 +358,18 @@ mod tests {
         assert_eq!(names(&place(&fleet, 2, &[]).expect("enough")), ["a", "b"]);
         assert_eq!(names(&place(&fleet, 2, &[("a", 2), ("b", 1)]).expect("enough")), ["c", "b"]);
         let few = place(&fleet, 4, &[]).unwrap_err();
-        assert!(few.is_retryable() && few.message.contains("3 of 4 ps"), "{few}");
+        assert!(few.is_retryable() && few.message.contains("ps (3 of 4 live)"), "{few}");
     }
 
     #[test]
     fn a_ps_that_comes_back_is_asked_before_it_is_believed() {
         let mut fleet = fleet(&["a", "b"]);
-        let mut partitions = place(&fleet, 2, &[]).expect("enough");
+        let mut partitions = kept(&fleet, 2);
         assert_eq!(partitions.watch(SECOND, &fleet, GRACE), Watched::default());
         fleet.expire(5 * SECOND);
         join(&mut fleet, "b");
         let watched = partitions.watch(6 * SECOND, &fleet, GRACE);
-        assert_eq!((watched.warnings.len(), watched.ask.len(), &watched.lost), (2, 1, &None));
+        assert_eq!((watched.warnings.len(), watched.ask.len(), watched.lost.len()), (2, 1, 0));
         let (address, incarnation) = watched.ask[0].clone();
         assert_eq!((address.name.as_str(), partitions.reachable().len()), ("b", 0));
         assert_eq!(
@@ -258,34 +377,85 @@ mod tests {
             Watched::default(),
             "asked once, warned once"
         );
+        let answer = |partitions: &mut Partitions, ledgers| {
+            partitions.on_answer(&address, incarnation, ledgers, Era(0), Step(3))
+        };
         let unreachable = Err(Failure::new(Kind::Unavailable, "down"));
-        assert_eq!(partitions.on_answer(&address, incarnation, unreachable), Ok(None));
+        assert_eq!(answer(&mut partitions, unreachable), Back::Late);
         assert_eq!(partitions.watch(8 * SECOND, &fleet, GRACE).ask.len(), 1, "asked again");
-        let back = partitions.on_answer(&address, incarnation, Ok(vec![ledger(1)])).expect("it has it");
-        assert!(back.expect("news").contains("`b` is back"));
-        assert_eq!(partitions.reachable().len(), 1);
-        let lost = partitions.watch(36 * SECOND, &fleet, GRACE).lost.expect("a is gone");
-        assert!(lost.contains("ps `a` was gone for 30s"), "{lost}");
+        assert_eq!(answer(&mut partitions, Ok(vec![ledger(1, 3)])), Back::Whole);
+        assert_eq!(answer(&mut partitions, Ok(vec![])), Back::Late, "a repeat");
+        assert_eq!((partitions.reachable().len(), partitions.number()), (1, 1));
+        assert_eq!(partitions.watch(36 * SECOND, &fleet, GRACE).lost, ["a"]);
     }
 
     #[test]
-    fn a_new_process_without_the_data_is_the_end() {
+    fn a_ps_that_has_less_than_it_had_was_started_again() {
+        for ledgers in [
+            vec![],
+            vec![pb::PartitionLedger { version: None, ..ledger(0, 3) }],
+            vec![ledger(0, 2)],
+            vec![pb::PartitionLedger { era: 1, ..ledger(0, 3) }],
+        ] {
+            let mut fleet = fleet(&["a"]);
+            let mut partitions = kept(&fleet, 1);
+            join(&mut fleet, "a");
+            let (address, incarnation) = partitions.watch(SECOND, &fleet, GRACE).ask.remove(0);
+            let back = partitions.on_answer(&address, incarnation, Ok(ledgers.clone()), Era(0), Step(3));
+            assert_eq!(back, Back::Empty, "{ledgers:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_partition_goes_to_its_ps_or_to_a_spare_and_the_others_stay() {
+        let mut fleet = fleet(&["a", "b"]);
+        let mut partitions = kept(&fleet, 2);
+        let b = fleet.ps_named("b").expect("it lives").0;
+        let stream = fleet.stream_opened(b).expect("known");
+        fleet.stream_broken(b, stream);
+        partitions.lose(|ps| ps == "b");
+        let waits = again(&mut partitions, &fleet).unwrap_err();
+        assert_eq!(waits, "the job waits for ps `b` to come back or for another ps");
+        join(&mut fleet, "c");
+        assert_eq!(
+            (again(&mut partitions, &fleet), partitions.number()),
+            (Ok(vec!["a".into(), "c".into()]), 2)
+        );
+        assert_eq!(
+            (again(&mut partitions, &fleet), partitions.number()),
+            (Ok(vec!["a".into(), "c".into()]), 2)
+        );
+        partitions.lose(|ps| ps == "c");
+        join(&mut fleet, "b");
+        join(&mut fleet, "c");
+        assert_eq!(
+            (again(&mut partitions, &fleet), partitions.number()),
+            (Ok(vec!["a".into(), "c".into()]), 3)
+        );
+    }
+
+    #[test]
+    fn a_fresh_partition_is_given_up_without_waiting() {
         let mut fleet = fleet(&["a"]);
         let mut partitions = place(&fleet, 1, &[]).expect("enough");
         join(&mut fleet, "a");
-        let (address, incarnation) = partitions.watch(SECOND, &fleet, GRACE).ask.remove(0);
-        let lost = partitions.on_answer(&address, incarnation, Ok(vec![])).unwrap_err();
-        assert!(lost.contains("lost partition 0"), "{lost}");
+        assert_eq!(partitions.watch(SECOND, &fleet, GRACE), Watched::default(), "it is not open yet");
+        partitions.open = true;
+        let watched = partitions.watch(SECOND, &fleet, GRACE);
+        assert_eq!(watched, Watched { unsettled: true, ..Watched::default() });
+        assert_eq!(partitions.watch(SECOND, &fleet, GRACE), Watched::default());
+        assert_eq!((again(&mut partitions, &fleet), partitions.number()), (Ok(vec!["a".into()]), 2));
+        assert!(partitions.are_all_here());
     }
 
     #[test]
-    fn a_placement_fits_while_model_and_ps_are_the_same() {
-        let mut fleet = fleet(&["a"]);
-        let partitions = place(&fleet, 1, &[]).expect("enough");
-        let tensors = partitions.tensors().to_vec();
-        assert!(partitions.still_fit(&tensors, &fleet));
-        assert!(!partitions.still_fit(&[TensorSpec::parameter("v", [3])], &fleet));
-        join(&mut fleet, "a");
-        assert!(!partitions.still_fit(&tensors, &fleet));
+    fn another_model_is_refused_once_there_is_something_to_lose() {
+        let fleet = fleet(&["a"]);
+        let mut partitions = place(&fleet, 1, &[]).expect("enough");
+        let (first, second) = (vec![TensorSpec::parameter("v", [3])], vec![TensorSpec::parameter("w", [3])]);
+        assert_eq!(partitions.describe(first.clone()), Ok(()));
+        partitions.keep();
+        assert_eq!(partitions.describe(first), Ok(()));
+        assert_eq!(partitions.describe(second).unwrap_err().kind, Kind::Malformed);
     }
 }

@@ -75,7 +75,12 @@ impl Job {
         let reason = self.end.as_ref().map(|end| end.reason.as_str()).unwrap_or_default();
         match &self.phase {
             Phase::Indexing => (JobState::Indexing, "workers count the records of its files".to_owned()),
-            Phase::Initializing => (JobState::Indexing, "a worker builds the model".to_owned()),
+            Phase::Initializing | Phase::Surveying { .. } if self.training.is_some() => {
+                (JobState::Running, "a worker makes anew what a ps lost".to_owned())
+            }
+            Phase::Initializing | Phase::Surveying { .. } => {
+                (JobState::Indexing, "a worker builds the model".to_owned())
+            }
             Phase::Training => (JobState::Running, "workers train".to_owned()),
             Phase::Stopping { .. } | Phase::Asking => {
                 (JobState::Exporting, format!("{reason}; its workers stop, then what is trained is saved"))

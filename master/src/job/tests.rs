@@ -107,7 +107,42 @@ impl World {
         let lease = self.lease(0).expect("a model to initialize");
         self.describe(&lease);
         self.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+        self.survey(&[0]);
         assert_eq!(self.state(), JobState::Running, "{}", self.reason());
+    }
+
+    /// The ps answer how many steps each partition has applied.
+    fn survey(&mut self, versions: &[u64]) {
+        let effects = self.effects();
+        let asked = effects.iter().rev().find_map(|effect| match effect {
+            Effect::Ask(placement, _) => Some(*placement),
+            _ => None,
+        });
+        let asked = asked.unwrap_or_else(|| panic!("nobody asks the ps: {effects:?}"));
+        let era = self.job.era.get();
+        let ledgers = (0..).zip(versions).map(|(partition, &version)| pb::PartitionLedger {
+            partition,
+            era,
+            ..ledger(version)
+        });
+        self.job.on_ledgers(self.now, asked, Ok(ledgers.collect()));
+    }
+
+    /// The connection of a ps breaks.
+    fn cut(&mut self, name: &str) {
+        let ps = self.fleet.ps_named(name).expect("it lives").0;
+        let stream = self.fleet.stream_opened(ps).expect("known");
+        self.fleet.stream_broken(ps, stream);
+        self.pass(SECOND);
+    }
+
+    /// A ps is started again, without what it had.
+    fn restart(&mut self, name: &str) {
+        let again = join(&mut self.fleet, Role::Ps, name);
+        self.pass(SECOND);
+        assert!(self.effects().contains(&Effect::Verify(address(name), again)));
+        self.job.on_ps_answer(self.now, &address(name), again, Ok(vec![]));
+        self.pass(SECOND);
     }
 
     /// Worker 0 trains and measures all that there is for it.
@@ -212,11 +247,13 @@ fn a_job_goes_from_submission_to_success() {
     let placement = world.job.reply().placement.expect("open");
     assert_eq!((placement.partitions[0].ps.as_str(), world.job.reply().label_max), ("p", Some(9)));
     world.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+    assert!(world.lease(0).is_none(), "the ps are asked first");
+    world.survey(&[0]);
 
     world.pass(2 * SECOND);
     world.work();
     assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
-    let unpin = |version| Effect::Unpin(vec![address("p")], Version(version));
+    let unpin = |version| Effect::Unpin(vec![address("p")], Era(0), Version(version));
     assert_eq!(world.effects(), [unpin(2), unpin(4)]);
     // The lease that `work` found and left was lost on its way; it comes back.
     world.pass(3 * SECOND);
@@ -285,7 +322,7 @@ fn measuring_goes_before_training_and_training_goes_on_meanwhile() {
     assert!(matches!(training.work, Some(pb::lease::Work::Train(_))), "{training:?}");
     assert_eq!(world.effects(), []);
     world.complete(0, &measuring, report(&measuring));
-    assert_eq!(world.effects(), [Effect::Unpin(vec![address("p")], Version(2))]);
+    assert_eq!(world.effects(), [Effect::Unpin(vec![address("p")], Era(0), Version(2))]);
     assert!(world.events().iter().any(|event| matches!(event, Event::Evaluation(event) if event.step == 2)));
 }
 
@@ -364,8 +401,8 @@ fn a_fatal_failure_saves_what_all_partitions_have() {
     world.job.renew(world.now, world.workers[1], &[]);
     assert_eq!(world.effects(), []);
     world.job.renew(world.now, world.workers[1], &[]);
-    assert_eq!(world.effects(), [Effect::Ask(vec![address("p")])]);
-    world.job.on_ledgers(world.now, Ok(vec![ledger(3)]));
+    assert_eq!(world.effects(), [Effect::Ask(1, vec![address("p")])]);
+    world.job.on_ledgers(world.now, 1, Ok(vec![ledger(3)]));
     let lease = world.lease(1).expect("an export");
     assert_eq!(lease.work, exported(Some(3)));
     world.complete(1, &lease, Report::Exported(pb::Exported { artifacts: vec![pb::Artifact::default()] }));
@@ -387,7 +424,7 @@ fn a_worker_that_does_not_listen_cannot_hold_up_the_end() {
     world.pass(9 * SECOND);
     assert_eq!(world.effects(), []);
     world.pass(SECOND);
-    assert_eq!(world.effects(), [Effect::Ask(vec![address("p")])]);
+    assert_eq!(world.effects(), [Effect::Ask(1, vec![address("p")])]);
 }
 
 #[test]
@@ -418,8 +455,8 @@ fn cancel_saves_what_is_trained_unless_forced_or_nothing_is() {
         let mut world = World::training(parse(""), 1);
         world.job.cancel(world.now, force);
         if asked {
-            assert_eq!(world.effects(), [Effect::Ask(vec![address("p")])]);
-            world.job.on_ledgers(world.now, Ok(vec![ledger(version)]));
+            assert_eq!(world.effects(), [Effect::Ask(1, vec![address("p")])]);
+            world.job.on_ledgers(world.now, 1, Ok(vec![ledger(version)]));
         }
         if asked && version > 0 {
             let lease = world.lease(0).expect("an export");
@@ -459,7 +496,7 @@ fn in_arrival_order_the_newest_is_exported() {
 fn an_export_that_fails_too_often_fails_the_job_with_both_reasons() {
     let mut world = World::training(parse(""), 1);
     world.job.cancel(world.now, false);
-    world.job.on_ledgers(world.now, Ok(vec![ledger(2)]));
+    world.job.on_ledgers(world.now, 1, Ok(vec![ledger(2)]));
     for _ in 0..2 {
         let lease = world.lease(0).expect("an export");
         world.fail(0, &lease, false, None);
@@ -468,41 +505,6 @@ fn an_export_that_fails_too_often_fails_the_job_with_both_reasons() {
     assert_eq!(world.state(), JobState::Cancelled);
     let reason = world.reason();
     assert!(reason.starts_with("cancelled by a user; the model cannot be exported: 2 attempts"), "{reason}");
-}
-
-#[test]
-fn a_ps_that_stays_away_ends_a_running_job() {
-    let mut world = World::training(parse(""), 1);
-    let ps = world.fleet.ps_named("p").expect("it lives").0;
-    let stream = world.fleet.stream_opened(ps).expect("known");
-    world.fleet.stream_broken(ps, stream);
-    world.pass(SECOND);
-    assert_eq!(world.state(), JobState::Running);
-    assert!(
-        world
-            .events()
-            .iter()
-            .any(|event| matches!(event, Event::Warning(event) if event.message.contains("ps `p` is gone")))
-    );
-    for _ in 0..30 {
-        world.pass(SECOND);
-    }
-    assert_eq!(world.effects(), [Effect::Finish(vec![])]);
-    world.job.on_finished(world.now, Ok(vec![]));
-    assert_eq!(world.state(), JobState::Failed);
-    assert!(world.reason().contains("ps `p` was gone for 30s"), "{}", world.reason());
-}
-
-#[test]
-fn a_ps_that_was_started_anew_ends_a_running_job_and_a_reconnected_one_does_not() {
-    for (ledgers, state) in [(vec![ledger(0)], JobState::Running), (vec![], JobState::Exporting)] {
-        let mut world = World::training(parse(""), 1);
-        let again = join(&mut world.fleet, Role::Ps, "p");
-        world.pass(SECOND);
-        assert_eq!(world.effects(), [Effect::Verify(address("p"), again)]);
-        world.job.on_ps_answer(world.now, &address("p"), again, Ok(ledgers));
-        assert_eq!(world.state(), state, "{}", world.reason());
-    }
 }
 
 #[test]
@@ -521,6 +523,7 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized {}), "call Describe first");
     world.describe(&lease);
     world.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+    world.survey(&[0]);
     let lease = world.lease(0).expect("training");
     let trained = |loss_sum, samples, count| {
         Report::Trained(pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count] })
@@ -549,11 +552,12 @@ fn a_second_description_may_move_the_model_while_nothing_is_trained() {
     let lease = world.lease(0).expect("a model to initialize");
     assert_eq!(world.describe(&lease)[0].0, address("p"));
     assert_eq!(world.describe(&lease)[0].0, address("p"), "a repeat changes nothing");
-    let ps = world.fleet.ps_named("p").expect("it lives").0;
-    let stream = world.fleet.stream_opened(ps).expect("known");
-    world.fleet.stream_broken(ps, stream);
+    world.cut("p");
+    let lease = world.lease(0).expect("another attempt: the first one's partition is gone");
     assert_eq!(world.describe(&lease)[0].0, address("q"));
     let foreign =
         world.job.describe(IncarnationId(99), LeaseId(lease.id), vec![], &world.fleet, &BTreeMap::new());
     assert_eq!(foreign.unwrap_err().kind, Kind::Fenced);
 }
+
+mod losses_of_ps;

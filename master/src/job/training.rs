@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use proto::ids::{IncarnationId, JobId, LeaseId, MicrobatchId, Step};
+use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
 use proto::optimizer::OptimizerSpec;
 use proto::pb;
 use proto::plan::Plan;
-use proto::spec::JobSpec;
+use proto::spec::{JobSpec, Order};
 use proto::status::{Failure, Kind};
 
 use super::ended;
 use super::evaluations::Evaluations;
 use super::index::Facts;
 use super::losses::{Losses, Told};
-use super::work::{ERA, Shard};
-use crate::dispatcher::{Dispatcher, TrainGrant};
+use super::work::Shard;
+use crate::applied::Applied;
+use crate::dispatcher::Dispatcher;
 use crate::lease::Limits;
 
 /// A job that trains.
@@ -30,15 +31,35 @@ pub(super) struct Training {
 }
 
 impl Training {
-    pub(super) fn new(spec: &JobSpec, facts: &Facts, limits: Limits, now: Duration) -> Self {
-        let plan = facts.plan;
+    /// The books when these steps are applied on all partitions. `before`: the training as it was before a ps was lost.
+    ///
+    /// In canonical order the whole job was rewound, so what comes after is told and measured again, with the same numbers. In
+    /// arrival order only one partition was, and what was told of a step or an epoch stays told.
+    pub(super) fn new(
+        spec: &JobSpec,
+        facts: &Facts,
+        limits: Limits,
+        now: Duration,
+        applied: &Applied,
+        before: Option<Self>,
+    ) -> Self {
+        let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
+        let from_here = || Losses::new(plan, watermark, now);
+        let (losses, evaluations) = match before {
+            None => (from_here(), Evaluations::new(plan, facts.validation, spec.model.metrics.clone())),
+            Some(before) => match consistency.order {
+                Order::Canonical => (from_here(), before.evaluations.again(Some(watermark))),
+                Order::Arrival => (before.losses, before.evaluations.again(None)),
+            },
+        };
+        let above = applied.above().map(|step| plan.samples_of(step)).sum::<u64>();
         Self {
             plan,
             optimizer: spec.optimizer.clone(),
-            books: Dispatcher::new(plan, spec.consistency.resolve().delay, limits),
-            losses: Losses::new(plan, now),
-            evaluations: Evaluations::new(plan, facts.validation, spec.model.metrics.clone()),
-            samples_done: 0,
+            books: Dispatcher::new(plan, consistency.delay, limits).after(applied),
+            losses,
+            evaluations,
+            samples_done: plan.samples_before(watermark) + above,
         }
     }
 
@@ -147,21 +168,4 @@ impl Training {
         let ids = first.get()..first.get() + reports.len() as u64;
         self.samples_done += ids.map(|id| self.plan.microbatch(MicrobatchId(id)).samples()).sum::<u64>();
     }
-}
-
-/// A grant as it travels.
-pub(super) fn lease(job: JobId, now: Duration, grant: &TrainGrant) -> pb::Lease {
-    let (first, end) = (grant.run.start.get(), grant.run.end.get());
-    pb::Lease {
-        id: grant.lease.get(),
-        job: job.get(),
-        task: first,
-        attempt: grant.attempt,
-        expires_ms: millis(grant.deadline.saturating_sub(now)),
-        work: Some(pb::lease::Work::Train(pb::TrainTask { first, count: (end - first) as u32, era: ERA })),
-    }
-}
-
-pub(super) fn millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }

@@ -2,12 +2,9 @@
 
 use std::fmt;
 
-use proto::ids::{Epoch, Version};
+use proto::ids::{Epoch, Era, Version};
 use proto::pb;
 use proto::pb::lease::Work as Wire;
-
-/// Era of every job: this version never rewinds one.
-pub(super) const ERA: u64 = 0;
 
 /// A task that is not training.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,24 +38,24 @@ pub(crate) struct Shard {
     pub(crate) end: u64,
 }
 
-impl From<&Work> for Wire {
-    fn from(work: &Work) -> Self {
-        match *work {
-            Work::Index { validation, file, .. } => {
+impl Work {
+    /// As it travels, to be done in `era`.
+    pub(super) fn wire(&self, era: Era) -> Wire {
+        let era = era.get();
+        match *self {
+            Self::Index { validation, file, .. } => {
                 let set = if validation { pb::DataSet::Validation } else { pb::DataSet::Train };
-                Self::Index(pb::IndexTask { set: set.into(), file: file as u32 })
+                Wire::Index(pb::IndexTask { set: set.into(), file: file as u32 })
             }
-            Work::Init => Self::Init(pb::InitTask {}),
-            Work::Evaluate(Shard { epoch, version, begin, end, .. }) => Self::Evaluate(pb::EvaluateTask {
+            Self::Init => Wire::Init(pb::InitTask { era }),
+            Self::Evaluate(Shard { epoch, version, begin, end, .. }) => Wire::Evaluate(pb::EvaluateTask {
                 epoch: epoch.get(),
                 version: version.get(),
-                era: ERA,
+                era,
                 begin,
                 end,
             }),
-            Work::Export(version) => {
-                Self::Export(pb::ExportTask { version: version.map(Version::get), era: ERA })
-            }
+            Self::Export(version) => Wire::Export(pb::ExportTask { version: version.map(Version::get), era }),
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Accounts {
     pub(crate) calls: Vec<String>,
     /// Partitions by job.
     pub(crate) open: BTreeMap<u64, Vec<pb::OpenRequest>>,
-    /// Steps applied, as the next ledger says.
+    /// Steps applied, as each ledger of a job but its first says: the first is asked for before anything is trained.
     pub(crate) version: u64,
 }
 
@@ -83,17 +83,21 @@ impl Parameters for Service {
         let request = request.into_inner();
         let mut accounts = self.0.lock().expect("unpoisoned");
         accounts.calls.push(format!("open {} of job {}", request.partition, request.job));
-        accounts.open.entry(request.job).or_default().push(request);
+        let open = accounts.open.entry(request.job).or_default();
+        open.retain(|before| before.partition != request.partition);
+        open.push(request);
         Ok(Response::new(pb::OpenReply { version: None }))
     }
 
     async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {
         let pb::LedgerRequest { job } = request.into_inner();
         let mut accounts = self.0.lock().expect("unpoisoned");
-        accounts.calls.push(format!("ledger of job {job}"));
-        let version = accounts.version;
+        let call = format!("ledger of job {job}");
+        let version = if accounts.calls.contains(&call) { accounts.version } else { 0 };
+        accounts.calls.push(call);
         let ledger = |open: &pb::OpenRequest| pb::PartitionLedger {
             partition: open.partition,
+            era: open.era,
             version: Some(version),
             watermark: version,
             microbatches_applied: 4 * version,
@@ -107,7 +111,7 @@ impl Parameters for Service {
     }
 
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
-        let pb::UnpinRequest { job, version } = request.into_inner();
+        let pb::UnpinRequest { job, version, .. } = request.into_inner();
         self.0.lock().expect("unpoisoned").calls.push(format!("unpin {version} of job {job}"));
         Ok(Response::new(pb::UnpinReply {}))
     }

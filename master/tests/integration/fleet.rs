@@ -214,22 +214,37 @@ async fn an_upload_is_taken_only_whole_and_from_who_exports() {
 }
 
 #[tokio::test]
-async fn a_ps_that_is_gone_for_good_ends_the_job() {
+async fn a_job_waits_for_a_ps_that_is_gone_for_good_until_another_takes_over() {
     let cluster = Cluster::with(|options| options.ps_grace = Duration::from_millis(100)).await;
     let ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut worker = Worker::join(&cluster, "a").await;
     cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
-    worker.until_training().await;
+    let lease = worker.until_training().await;
     drop(ps);
-    let reason = cluster.reach("digits", JobState::Failed).await;
-    assert!(reason.contains("ps `ps-0` was gone for 100ms"), "{reason}");
+    let reason = cluster.reach("digits", JobState::Pending).await;
+    assert_eq!(reason, "waits for ps `ps-0` to come back or for another ps");
+    assert_eq!(worker.complete(&lease, trained(0, 16)).await, Ok(false), "its lease has ended");
+    let spare = FakePs::start(&cluster.url, "ps-1").await;
+    let again = worker.until_training().await;
+    let Some(Work::Train(task)) = again.work else { panic!("{again:?}") };
+    assert_eq!((task.first, task.era, lease.placement, again.placement), (0, 1, 1, 2));
+    assert_eq!(spare.calls()[..2], ["open 0 of job 1", "ledger of job 1"]);
 }
 
 #[tokio::test]
-async fn a_ps_that_comes_back_without_its_partitions_ends_the_job_and_says_so() {
-    let (cluster, ps, _a, _lease) = training(&job(|_| ())).await;
+async fn a_ps_that_comes_back_without_its_partitions_is_given_them_again() {
+    let (cluster, ps, mut worker, lease) = training(&job(|_| ())).await;
     drop(ps);
     let _again = FakePs::start(&cluster.url, "ps-0").await;
-    let reason = cluster.reach("digits", JobState::Failed).await;
-    assert!(reason.contains("ps `ps-0` was started again and lost partition 0"), "{reason}");
+    let again = worker.until_training().await;
+    assert!(again.id > lease.id && again.placement == 2, "{again:?}");
+    worker.do_task(&again).await;
+    worker.until_exported().await;
+    cluster.reach("digits", JobState::Succeeded).await;
+    let warning = "ps `ps-0` lost its part of the model; no checkpoint, so training starts again from version 0 (era 1)";
+    let warned = |event: &pb::Event| match &event.kind {
+        Some(pb::event::Kind::Warning(event)) => event.message == warning,
+        _ => false,
+    };
+    assert!(cluster.events("digits").await.iter().any(warned));
 }

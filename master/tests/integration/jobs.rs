@@ -84,10 +84,9 @@ async fn two_jobs_run_one_after_the_other_and_share_who_is_idle() {
     let cluster = Cluster::start().await;
     let _ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut a = Worker::join(&cluster, "a").await;
-    for name in ["first", "second"] {
-        cluster.submit(&job(|spec| spec.name = name.to_owned()), &[]).await.expect("a good job");
-    }
+    cluster.submit(&job(|spec| spec.name = "first".to_owned()), &[]).await.expect("a good job");
     let first = a.until_training().await;
+    cluster.submit(&job(|spec| spec.name = "second".to_owned()), &[]).await.expect("a good job");
     assert_eq!(first.job, 1);
     // All of the first job is handed out, so who asks next works on the second.
     let mut b = Worker::join(&cluster, "b").await;

@@ -48,6 +48,23 @@ fn after_the_first_steps_no_buffer_is_allocated() {
 }
 
 #[test]
+fn a_push_that_was_on_its_way_at_a_rewind_changes_nothing() {
+    let model = model(r#"{ "mode": "sync" }"#);
+    model.push(Era(0), Target::Initial, values()).unwrap();
+    push(&model, 0, 0, 2);
+    let node = StepNode { step: Step(0), node: proto::tree::Node::new(2, 4), of: 4 };
+    let target = Target::Node { node, samples: 2 };
+    // Its header is fine, then the partition of the next era takes the place, then its values are there.
+    model.check(Era(0), target).unwrap();
+    model.end(Life::Rewound(Era(1)));
+    for target in [target, Target::Initial] {
+        let refused = model.push(Era(0), target, values()).unwrap_err();
+        assert!(matches!(refused, Error::Fenced { sender: Era(0), here: Era(1), .. }), "{refused}");
+    }
+    assert_eq!(model.applied().version, Some(Version(0)));
+}
+
+#[test]
 fn nothing_is_left_of_an_applied_step() {
     let model = model(r#"{ "mode": "async" }"#);
     model.push(Era(0), Target::Initial, values()).unwrap();

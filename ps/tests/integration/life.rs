@@ -88,7 +88,30 @@ async fn a_newer_era_begins_anew_and_fences_the_older() {
     assert_eq!(ps.pull(old.pull(PARTITION, Want::Exact(Version(1)))).await.unwrap_err().kind, Kind::Fenced);
     assert_eq!(Failure::from(ps.open(old.opening(PARTITION)).unwrap_err()).kind, Kind::Fenced);
     ps.push(new.push_initial(PARTITION)).await.unwrap();
+    assert_eq!(ps.push(old.push_initial(PARTITION)).await.unwrap_err().kind, Kind::Fenced);
     let pulled = ps.pull(new.pull(PARTITION, Want::Exact(Version(0)))).await.unwrap();
     new.assert_pulled(PARTITION, &pulled, &new.initial());
-    assert_eq!(ps.ledger(new.id).unwrap()[0].era, Era(1));
+    let applied = &ps.ledger(new.id).unwrap()[0];
+    assert_eq!(
+        (applied.era, applied.version, applied.ledger.watermark()),
+        (Era(1), Some(Version(0)), Step(0))
+    );
+}
+
+#[tokio::test]
+async fn what_was_measured_before_a_rewind_is_kept_for_measuring_again() {
+    let old = Job::new(Shape { evaluates: true, ..Shape::default() });
+    let new = Job { era: Era(1), ..old.clone() };
+    let ps = opened(&old, options());
+    ps.open(new.opening(PARTITION)).unwrap();
+    ps.push(new.push_initial(PARTITION)).await.unwrap();
+    let last = new.plan.version_after(proto::ids::Epoch(0));
+    // Late, from before the rewind.
+    ps.unpin(old.id, Era(0), last).unwrap();
+    for step in 0..last.get() + 4 {
+        ps.push(new.push_step(PARTITION, Step(step))).await.unwrap();
+    }
+    ps.pull(new.pull(PARTITION, Want::Exact(last))).await.unwrap();
+    ps.unpin(new.id, Era(1), last).unwrap();
+    assert_eq!(ps.pull(new.pull(PARTITION, Want::Exact(last))).await.unwrap_err().kind, Kind::Gone);
 }

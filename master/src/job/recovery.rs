@@ -1,0 +1,154 @@
+//! How a job begins to train, and begins again when a ps lost its part of the model: one mechanism for both.
+//!
+//! ```text
+//!   Initializing: an `Init` task opens the partitions and pushes version 0   --->  Surveying: what has each ledger?  --->  Training
+//!        ^  all leases end; partitions that were lost are fresh                                                               |
+//!        +--------------------------------------------------------------------------------------------------------------------+
+//! ```
+//!
+//! In canonical order every partition is begun anew in a new era, because a step is computed from one version of all of them. In
+//! arrival order only the lost one is, in the same era: the others answer "duplicate" to what they have. Either way the books
+//! are what all ledgers have in common, so there is nothing else to keep or to mend.
+
+use proto::ids::IncarnationId;
+use proto::pb;
+use proto::pb::JobState;
+use proto::spec::Order;
+use proto::status::Failure;
+
+use super::ending::{Salvage, failed};
+use super::partitions::{Back, Partitions, PsAddress};
+use super::training::Training;
+use super::work::Work;
+use super::{Effect, Job, Phase, limits};
+use crate::applied::Applied;
+use crate::clock::Now;
+use crate::membership::Membership;
+
+impl Job {
+    /// Looks after the ps that hold the model.
+    pub(super) fn watch_ps(&mut self, now: Now, fleet: &Membership) {
+        let over = matches!(self.phase, Phase::Finishing | Phase::Ended);
+        let Some(partitions) = self.partitions.as_mut().filter(|_| !over) else { return };
+        let watched = partitions.watch(now.since_start, fleet, self.settings.ps_grace);
+        watched.warnings.into_iter().for_each(|message| self.warn(now, message));
+        self.effects.extend(watched.ask.into_iter().map(|(ps, id)| Effect::Verify(ps, id)));
+        if !watched.lost.is_empty() {
+            self.on_ps_lost(now, &watched.lost);
+        } else if watched.unsettled {
+            self.initialize(now);
+        }
+        self.maybe_survey();
+    }
+
+    /// A ps that came back has said what it holds.
+    pub(crate) fn on_ps_answer(
+        &mut self,
+        now: Now,
+        ps: &PsAddress,
+        incarnation: IncarnationId,
+        ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
+    ) {
+        let Some(partitions) = &mut self.partitions else { return };
+        let watermark = self.training.as_ref().map(Training::watermark).unwrap_or_default();
+        match partitions.on_answer(ps, incarnation, ledgers, self.era, watermark) {
+            Back::Late => {}
+            Back::Whole => self.warn(now, format!("ps `{}` is back with its partitions", ps.name)),
+            Back::Empty => self.on_ps_lost(now, std::slice::from_ref(&ps.name)),
+        }
+        self.tell_state(now);
+    }
+
+    /// What these ps held is gone.
+    fn on_ps_lost(&mut self, now: Now, lost: &[String]) {
+        let names = lost.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let ends_early = match self.phase {
+            Phase::Finishing | Phase::Ended => return,
+            Phase::Stopping { .. } | Phase::Asking => true,
+            _ => self.end.as_ref().is_some_and(|end| end.state != JobState::Succeeded),
+        };
+        if ends_early {
+            let reason = format!("ps {names} lost its part of the model, so nothing can be saved");
+            return self.stop(now, failed(reason), Salvage::Nothing);
+        }
+        let Some(partitions) = &mut self.partitions else { return };
+        let canonical = self.spec.consistency.resolve().order == Order::Canonical;
+        partitions.lose(|ps| canonical || lost.iter().any(|name| name == ps));
+        let again = if canonical {
+            self.era = self.era.next();
+            format!("training starts again from version 0 (era {})", self.era)
+        } else {
+            "that part is trained again from version 0".to_owned()
+        };
+        self.warn(now, format!("ps {names} lost its part of the model; no checkpoint, so {again}"));
+        self.end = None;
+        self.initialize(now);
+    }
+
+    /// Every lease ends, and a worker is to bring version 0 wherever it is missing.
+    pub(super) fn initialize(&mut self, now: Now) {
+        let training = self.dispatcher().map_or(0, |books| books.holders().count());
+        self.numbers.leases_expired += (training + self.queue.leases()) as u64;
+        self.queue.clear();
+        self.queue.push(Work::Init);
+        self.phase = Phase::Initializing;
+        self.tell_state(now);
+    }
+
+    /// Every partition has a version.
+    pub(super) fn on_initialized(&mut self, now: Now) {
+        self.phase = Phase::Surveying { asked: false };
+        self.maybe_survey();
+        self.tell_state(now);
+    }
+
+    fn maybe_survey(&mut self) {
+        let here = self.partitions.as_ref().is_some_and(Partitions::are_all_here);
+        if let Phase::Surveying { asked } = &mut self.phase
+            && here
+            && !std::mem::replace(asked, true)
+        {
+            self.ask();
+        }
+    }
+
+    /// Lets the ps say what they have applied.
+    pub(super) fn ask(&mut self) {
+        let asked = self.partitions.as_ref().map(|partitions| (partitions.number(), partitions.reachable()));
+        let (placement, ps) = asked.unwrap_or_default();
+        self.effects.push(Effect::Ask(placement, ps));
+    }
+
+    /// They have said it, as they were placed then.
+    pub(crate) fn on_ledgers(
+        &mut self,
+        now: Now,
+        placement: u64,
+        ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
+    ) {
+        let here = self.partitions.as_ref().map_or(0, Partitions::number) == placement;
+        match self.phase {
+            Phase::Asking => self.on_asked(now, ledgers),
+            Phase::Surveying { asked: true } if here => self.on_surveyed(now, ledgers),
+            _ => {}
+        }
+    }
+
+    fn on_surveyed(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
+        let (Some(partitions), Some(facts)) = (&mut self.partitions, &self.facts) else { return };
+        let whole = |ledgers: &Vec<_>| partitions.check_all(ledgers, None, self.era).is_ok();
+        let Some(ledgers) = ledgers.ok().filter(whole) else {
+            // Asked again with the next look at the fleet, which also tells whether one of them is gone.
+            self.phase = Phase::Surveying { asked: false };
+            return;
+        };
+        partitions.keep();
+        let applied = Applied::on_all(&ledgers);
+        let limits = limits(&self.spec, self.settings);
+        let before = self.training.take();
+        self.training = Some(Training::new(&self.spec, facts, limits, now.since_start, &applied, before));
+        self.phase = Phase::Training;
+        self.tell_state(now);
+        self.on_trained(now);
+    }
+}
