@@ -124,17 +124,28 @@ impl Cluster {
         let program = program.to_owned();
         let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program };
         for index in 0..ps {
-            let log = cluster.dir.path().join(format!("ps-{index}.log"));
-            let name = format!("ps-{index}");
-            let args = ["ps", "--master", &cluster.url, "--listen", "127.0.0.1:0", "--name", &name];
-            let mut process = Process::start(&cluster.program, log, &args);
-            process.url();
+            let process = cluster.start_ps(index);
             cluster.ps.push(process);
         }
         for _ in 0..workers {
             cluster.add_worker();
         }
         cluster
+    }
+
+    fn start_ps(&self, index: usize) -> Process {
+        let log = self.dir.path().join(format!("ps-{index}.log"));
+        let name = format!("ps-{index}");
+        let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
+        let mut process = Process::start(&self.program, log, &args);
+        process.url();
+        process
+    }
+
+    /// Kills a ps, and starts one of its name at another port.
+    pub fn restart_ps(&mut self, index: usize) {
+        self.ps[index].signal("KILL");
+        self.ps[index] = self.start_ps(index);
     }
 
     pub fn add_worker(&mut self) {
