@@ -55,9 +55,9 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.tasks.is_empty()
     }
 
-    /// How many leases are outstanding.
-    pub(crate) fn leases(&self) -> usize {
-        self.tasks.values().filter(|task| task.grant.is_some()).count()
+    /// Every outstanding lease.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.tasks.values().filter_map(|task| task.grant.as_ref()).map(|grant| grant.lease)
     }
 
     /// Forgets all tasks; their leases have ended.

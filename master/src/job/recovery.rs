@@ -87,8 +87,11 @@ impl Job {
 
     /// Every lease ends, and a worker is to bring version 0 wherever it is missing.
     pub(super) fn initialize(&mut self, now: Now) {
-        let training = self.dispatcher().map_or(0, |books| books.holders().count());
-        self.numbers.leases_expired += (training + self.queue.leases()) as u64;
+        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
+        let training = training.into_iter().flat_map(|training| training.books.holders());
+        let ended: Vec<_> = self.queue.leases().chain(training.map(|(_, lease)| lease)).collect();
+        self.numbers.leases_expired += ended.len() as u64;
+        self.effects.extend(ended.into_iter().map(Effect::Lost));
         self.queue.clear();
         self.queue.push(Work::Init);
         self.phase = Phase::Initializing;

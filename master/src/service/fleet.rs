@@ -81,7 +81,7 @@ impl Fleet for FleetService {
             tokio::pin!(news);
             news.as_mut().enable();
             let lease = self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))?;
-            if let Some(pb::Lease { id, job, task, attempt, ref work, .. }) = lease {
+            if let Some(pb::Lease { id, job, task, attempt, placement, ref work, .. }) = lease {
                 let (microbatches, era) = match work {
                     Some(pb::lease::Work::Train(train)) => (train.count, train.era),
                     _ => (0, 0),
@@ -94,6 +94,7 @@ impl Fleet for FleetService {
                     attempt,
                     microbatches,
                     era,
+                    placement,
                     "lease granted"
                 );
                 return Ok(Response::new(pb::LeaseReply { lease }));
