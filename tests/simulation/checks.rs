@@ -22,7 +22,7 @@ struct State {
     parts: BTreeMap<Part, Life>,
     /// Leases that nobody has ended, and what they are for.
     leases: BTreeMap<u64, Lease>,
-    /// By job, era, and number in the job.
+    /// By job, placement, and number in the job: when a ps was lost, they are done again for the one in its place.
     microbatches_done: BTreeSet<(u64, u64, u64)>,
 }
 
@@ -34,12 +34,14 @@ type Part = (u64, u64, u64);
 struct Life {
     version: u64,
     applied: BTreeSet<u64>,
+    /// In the place of one that was lost, in the same era.
+    again: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Lease {
     job: u64,
-    era: u64,
+    placement: u64,
     first: u64,
     microbatches: u64,
 }
@@ -93,7 +95,8 @@ impl State {
         }
         let part = (facts.get("job"), facts.get("partition"), facts.get("era"));
         if facts.message == "opened" {
-            self.parts.insert(part, Life::default());
+            let again = self.parts.contains_key(&part);
+            self.parts.insert(part, Life { again, ..Life::default() });
             return;
         }
         let life = self.parts.get_mut(&part).unwrap_or_else(|| panic!("{part:?} is not open: {facts:?}"));
@@ -103,9 +106,10 @@ impl State {
             "taken up" => {
                 let (step, watermark) = (facts.get("step"), facts.get("watermark"));
                 let delay = facts.numbers.get("delay");
-                // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay.
+                // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay. What was computed
+                // before a partition was lost may come late to the one in its place, and is not too old for it.
                 assert!(
-                    delay.is_none_or(|delay| step <= watermark + delay),
+                    life.again || delay.is_none_or(|delay| step <= watermark + delay),
                     "a gradient came before the weights that it may be computed from: {facts:?}"
                 );
                 if life.applied.contains(&step) {
@@ -135,9 +139,9 @@ impl State {
         let Some(lease) = facts.numbers.get("lease").copied() else { return };
         match facts.message.as_str() {
             "lease granted" => {
-                let [job, era, first, microbatches] =
-                    ["job", "era", "task", "microbatches"].map(|name| facts.get(name));
-                let before = self.leases.insert(lease, Lease { job, era, first, microbatches });
+                let [job, placement, first, microbatches] =
+                    ["job", "placement", "task", "microbatches"].map(|name| facts.get(name));
+                let before = self.leases.insert(lease, Lease { job, placement, first, microbatches });
                 assert!(before.is_none(), "lease {lease} was granted twice");
                 if facts.get("attempt") > 1 {
                     *self.counts.entry("leases granted again".to_owned()).or_default() += 1;
@@ -149,10 +153,10 @@ impl State {
             }
             "task completed" => {
                 let ended = || panic!("lease {lease} had ended, and its report was taken: {facts:?}");
-                let Lease { job, era, first, microbatches } =
+                let Lease { job, placement, first, microbatches } =
                     self.leases.remove(&lease).unwrap_or_else(ended);
                 for id in first..first + microbatches {
-                    let new = self.microbatches_done.insert((job, era, id));
+                    let new = self.microbatches_done.insert((job, placement, id));
                     assert!(new, "microbatch {id} was written down as done twice: lease {lease}");
                 }
             }

@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     pub(crate) join: f32,
     pub(crate) worker_crash: f32,
     pub(crate) worker_drain: f32,
-    /// A ps that dies ends the job in this version.
+    /// A ps dies, and with it what it held of the model.
     pub(crate) ps_crash: f32,
     /// A master that dies ends the job in this version.
     pub(crate) master_crash: f32,
@@ -90,7 +90,7 @@ impl Plan {
             join: 0.05,
             worker_crash: dice.chance(0.1),
             worker_drain: dice.chance(0.05),
-            ps_crash: 0.0,
+            ps_crash: dice.chance(0.03),
             master_crash: 0.0,
             restart: 0.02 + dice.chance(0.3),
             cut: dice.chance(0.05),

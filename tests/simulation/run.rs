@@ -168,7 +168,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         );
     }
 
-    let mut steps = Vec::new();
+    let (mut steps, mut rewound) = (Vec::new(), false);
     let mut evaluations = BTreeMap::new();
     for event in &seen.events {
         match &event.kind {
@@ -176,7 +176,16 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             Some(Kind::Evaluation(evaluation)) => {
                 let loss = evaluation.metrics.get("loss").copied().expect("every model has a loss");
                 let again = evaluations.insert(evaluation.step, loss);
-                assert!(again.is_none(), "version {} was measured twice", evaluation.step);
+                assert!(
+                    again.is_none() || rewound && again == Some(loss),
+                    "version {} was measured twice",
+                    evaluation.step
+                );
+            }
+            Some(Kind::Warning(warning)) if warning.message.contains("training starts again") => {
+                // What was told before is told again.
+                steps.clear();
+                rewound = true;
             }
             _ => {}
         }
