@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
 use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
@@ -18,30 +19,32 @@ thread_local! {
 #[derive(Default)]
 struct State {
     digest: Digest,
+    /// The host whose turn it is.
+    host: String,
     counts: BTreeMap<String, u64>,
     parts: BTreeMap<Part, Life>,
     /// Leases that nobody has ended, and what they are for.
     leases: BTreeMap<u64, Lease>,
-    /// By job, placement, and number in the job: when a ps was lost, they are done again for the one in its place.
+    /// Leases that were taken from their holders.
+    lost: BTreeSet<u64>,
+    /// By job, era, and number in the job.
     microbatches_done: BTreeSet<(u64, u64, u64)>,
 }
 
-/// Job, partition, era.
-type Part = (u64, u64, u64);
+/// A partition that a ps holds: host, job, partition, era.
+type Part = (String, u64, u64, u64);
 
 /// A partition from when it was opened.
 #[derive(Default)]
 struct Life {
     version: u64,
     applied: BTreeSet<u64>,
-    /// In the place of one that was lost, in the same era.
-    again: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Lease {
     job: u64,
-    placement: u64,
+    era: u64,
     first: u64,
     microbatches: u64,
 }
@@ -69,12 +72,19 @@ pub(crate) fn take() -> (BTreeMap<String, u64>, u64) {
 pub(crate) struct Watch;
 
 impl<S: Subscriber> Layer<S> for Watch {
+    fn on_new_span(&self, attributes: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        // The network makes one whenever it gives a host its turn.
+        if attributes.metadata().name() == "node" {
+            STATE.with_borrow_mut(|state| attributes.record(&mut Host(&mut state.host)));
+        }
+    }
+
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         STATE.with_borrow_mut(|state| {
             let metadata = event.metadata();
             let mut facts = Facts::default();
             // Writing to a digest cannot fail.
-            let _ = write!(state.digest, "{:?} {} ", ambient::elapsed(), metadata.target());
+            let _ = write!(state.digest, "{:?} {} {} ", ambient::elapsed(), state.host, metadata.target());
             event.record(&mut Fields { digest: &mut state.digest, facts: &mut facts });
             match metadata.target() {
                 "ebbflow::checks" => state.on_ps(&facts),
@@ -93,23 +103,26 @@ impl State {
             *self.counts.entry(format!("refused: {kind}")).or_default() += 1;
             return;
         }
-        let part = (facts.get("job"), facts.get("partition"), facts.get("era"));
+        let (job, partition, era) = (facts.get("job"), facts.get("partition"), facts.get("era"));
+        let part = (self.host.clone(), job, partition, era);
         if facts.message == "opened" {
-            let again = self.parts.contains_key(&part);
-            self.parts.insert(part, Life { again, ..Life::default() });
+            // A ps that died has lost what it had, and all that is not on every partition is done again.
+            if self.parts.keys().any(|part| (part.1, part.2, part.3) == (job, partition, era)) {
+                self.microbatches_done.retain(|done| (done.0, done.1) != (job, era));
+            }
+            self.parts.insert(part, Life::default());
             return;
         }
         let life = self.parts.get_mut(&part).unwrap_or_else(|| panic!("{part:?} is not open: {facts:?}"));
-        let (era, sender) = (part.2, facts.numbers.get("sender_era").copied());
+        let sender = facts.numbers.get("sender_era").copied();
         assert!(sender.is_none_or(|sender| sender == era), "a worker of another era got through: {facts:?}");
         match facts.message.as_str() {
             "taken up" => {
                 let (step, watermark) = (facts.get("step"), facts.get("watermark"));
                 let delay = facts.numbers.get("delay");
-                // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay. What was computed
-                // before a partition was lost may come late to the one in its place, and is not too old for it.
+                // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay.
                 assert!(
-                    life.again || delay.is_none_or(|delay| step <= watermark + delay),
+                    delay.is_none_or(|delay| step <= watermark + delay),
                     "a gradient came before the weights that it may be computed from: {facts:?}"
                 );
                 if life.applied.contains(&step) {
@@ -139,30 +152,46 @@ impl State {
         let Some(lease) = facts.numbers.get("lease").copied() else { return };
         match facts.message.as_str() {
             "lease granted" => {
-                let [job, placement, first, microbatches] =
-                    ["job", "placement", "task", "microbatches"].map(|name| facts.get(name));
-                let before = self.leases.insert(lease, Lease { job, placement, first, microbatches });
+                let [job, era, first, microbatches] =
+                    ["job", "era", "task", "microbatches"].map(|name| facts.get(name));
+                let before = self.leases.insert(lease, Lease { job, era, first, microbatches });
                 assert!(before.is_none(), "lease {lease} was granted twice");
                 if facts.get("attempt") > 1 {
                     *self.counts.entry("leases granted again".to_owned()).or_default() += 1;
                 }
             }
-            "lease lost" | "lease released" | "task failed" => drop(self.leases.remove(&lease)),
+            "lease lost" => {
+                self.leases.remove(&lease);
+                self.lost.insert(lease);
+            }
+            "lease released" | "task failed" => drop(self.leases.remove(&lease)),
             "task completed" if facts.get("accepted") == 0 => {
-                *self.counts.entry("late reports".to_owned()).or_default() += 1;
+                let why = if self.lost.contains(&lease) { "lost" } else { "copied" };
+                *self.counts.entry(format!("late reports of {why} leases")).or_default() += 1;
             }
             "task completed" => {
                 let ended = || panic!("lease {lease} had ended, and its report was taken: {facts:?}");
-                let Lease { job, placement, first, microbatches } =
+                let Lease { job, era, first, microbatches } =
                     self.leases.remove(&lease).unwrap_or_else(ended);
                 for id in first..first + microbatches {
-                    let new = self.microbatches_done.insert((job, placement, id));
+                    let new = self.microbatches_done.insert((job, era, id));
                     assert!(new, "microbatch {id} was written down as done twice: lease {lease}");
                 }
             }
             _ => {}
         }
     }
+}
+
+/// The name of a host.
+struct Host<'a>(&'a mut String);
+
+impl Visit for Host<'_> {
+    fn record_str(&mut self, _: &Field, name: &str) {
+        name.clone_into(self.0);
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
 }
 
 /// The fields of one event.

@@ -46,16 +46,21 @@ impl Cluster {
     /// Of a plan, with all files in `folder`.
     pub(crate) fn new(plan: &Plan, folder: PathBuf) -> Self {
         let mut names = vec!["master".to_owned()];
-        names.extend((0..plan.ps).map(|index| format!("ps-{index}")));
+        names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
         names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
         Self { plan: plan.clone(), folder, names, shutdowns: Arc::default(), master: Arc::default() }
     }
 
     /// Starts everything but the workers that join late; answers which those are.
     pub(crate) fn start(&self, sim: &mut Sim<'_>) -> Vec<String> {
-        let (data_dir, rate, handle) =
-            (self.folder.join("master"), self.plan.clock_rate, self.master.clone());
-        sim.host("master", move || run_master(data_dir.clone(), rate, handle.clone()));
+        let options = master::Options {
+            data_dir: self.folder.join("master"),
+            death: Duration::from_secs(self.plan.death_secs),
+            ps_grace: Duration::from_secs(self.plan.ps_grace_secs),
+            ..master::Options::default()
+        };
+        let (rate, handle) = (self.plan.clock_rate, self.master.clone());
+        sim.host("master", move || run_master(options.clone(), rate, handle.clone()));
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
             let host = name.clone();
             sim.host(name.as_str(), move || run_ps(host.clone()));
@@ -99,7 +104,7 @@ impl Cluster {
         let count = match host {
             "master" => 0,
             _ if host.starts_with("ps-") => 1,
-            _ => 1 + self.plan.ps as usize,
+            _ => 1 + (self.plan.ps + self.plan.spare_ps) as usize,
         };
         self.names[..count].iter().map(String::as_str)
     }
@@ -126,13 +131,10 @@ async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream
 }
 
 async fn run_master(
-    data_dir: PathBuf,
+    options: master::Options,
     rate: f64,
     handle: Arc<Mutex<Option<master::Master>>>,
 ) -> Result<(), Failed> {
-    // Of ps that are cut off for long; one that comes back goes on.
-    let ps_grace = Duration::from_secs(600);
-    let options = master::Options { data_dir, ps_grace, ..master::Options::default() };
     let master = master::Master::open_with(options, dialer(), master::Clock::at_rate(rate))?;
     *handle.lock().unwrap() = Some(master.clone());
     Ok(master.serve(accept().await?, CancellationToken::new()).await?)

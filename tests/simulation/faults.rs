@@ -67,9 +67,9 @@ impl<'a> Faults<'a> {
                 }
             }
         }
-        let pairs: Vec<_> = self.cuts.keys().cloned().collect();
-        for pair in pairs {
-            if self.dice.happens(plan.mend) {
+        let pairs: Vec<_> = self.cuts.iter().map(|(pair, cut)| (pair.clone(), *cut)).collect();
+        for (pair, cut) in pairs {
+            if self.dice.happens(if cut == Cut::Hold { plan.release } else { plan.mend }) {
                 self.cuts.remove(&pair);
                 mend(sim, &pair.0, &pair.1);
             }
@@ -100,10 +100,10 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Cuts a process off from one peer or from all of them.
+    /// Cuts a process off from one peer (from the master in every third case) or from all of them.
     fn cut(&mut self, sim: &mut Sim<'_>, cluster: &Cluster, host: &str, cut: Cut) {
         let peers: Vec<&str> = cluster.peers(host).collect();
-        let only = self.dice.range(0, peers.len() as u64) as usize;
+        let only = if self.dice.one_in(3) { 0 } else { self.dice.range(0, peers.len() as u64) as usize };
         let outward = self.dice.one_in(2);
         for (index, peer) in peers.iter().enumerate() {
             let pair = (host.to_owned(), (*peer).to_owned());

@@ -9,6 +9,15 @@
 //! older one than before; a lease that ended is never taken as done, and no microbatch is done twice. Checked at the end
 //! (`run.rs`): the job finishes once faults stop; every record is applied once per epoch (the counting oracle); canonical
 //! runs end with the bits of a serial loop; each epoch is measured once; the numbers of the summary are right.
+//!
+//! # Sabotage
+//!
+//! A simulation that finds nothing may be blind. What was broken on purpose, and the first seed that said so:
+//!
+//! - Duplicates are not dropped (`Aggregator::offer` without its look at `covers`): seed 20, the job never ends, because a
+//!   repeated half of a node took the place of the whole.
+//! - Ended leases stay good (`Dispatcher::end` forgets no lease, `run_of` asks for no holder): seed 82, a lease that had ended
+//!   was given back.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "seeds come from the command line through the environment")]
 #![cfg(target_os = "linux")]

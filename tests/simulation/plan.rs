@@ -17,11 +17,20 @@ pub(crate) struct Plan {
     pub(crate) evaluates: bool,
     /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process ends.
     pub(crate) pull_attempts_max: u64,
+    /// How long a lease holds without a heartbeat.
+    pub(crate) lease_secs: u64,
     // The cluster.
+    /// How long a process may be silent; above `lease_secs` its leases end while it lives on and reports them.
+    pub(crate) death_secs: u64,
     pub(crate) workers: u64,
     /// Workers among them that join while the job runs.
     pub(crate) late: u64,
+    /// Ps that the job asks for.
     pub(crate) ps: u64,
+    /// Ps beyond those.
+    pub(crate) spare_ps: u64,
+    /// How long the master waits for a ps before another one takes over.
+    pub(crate) ps_grace_secs: u64,
     /// How long a worker computes one microbatch.
     pub(crate) compute_ms: u64,
     /// The same for `worker-0`, which may be slow.
@@ -49,8 +58,10 @@ pub(crate) struct Plan {
     pub(crate) cut_one_way: f32,
     /// What they send each other is held and delivered late, together.
     pub(crate) hold: f32,
-    /// A cut or a hold ends.
+    /// A cut ends.
     pub(crate) mend: f32,
+    /// A hold ends; most last longer than a lease.
+    pub(crate) release: f32,
     /// Per message: it is lost, and what is on its way between the two with it.
     pub(crate) loss: f64,
     /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
@@ -68,7 +79,7 @@ impl Plan {
             "bounded" => Some(dice.range(0, 3)),
             _ => None,
         };
-        let compute_ms = if dice.one_in(3) { 0 } else { dice.range(1, 60) };
+        let compute_ms = [0, dice.range(1, 60), dice.range(60, 300)][dice.range(0, 2) as usize];
         Self {
             records: dice.range(8, 80),
             micro: dice.range(1, 5),
@@ -77,12 +88,16 @@ impl Plan {
             mode,
             delay,
             evaluates: dice.one_in(3),
+            lease_secs: dice.range(2, 5),
+            death_secs: if dice.one_in(3) { 5 } else { dice.range(10, 30) },
             pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
             workers,
             late: if dice.one_in(3) { dice.range(0, workers - 1) } else { 0 },
             ps: dice.range(1, 3),
+            spare_ps: dice.range(0, 1),
+            ps_grace_secs: 600,
             compute_ms,
-            slow_compute_ms: if dice.one_in(3) { 10 * compute_ms } else { compute_ms },
+            slow_compute_ms: if dice.one_in(3) { 8 * compute_ms } else { compute_ms },
             latency_ms: dice.range(1, 40),
             slow_links: if dice.one_in(3) { 1 } else { 0 },
             clock_rate: if dice.one_in(2) { 1.0 } else { 0.8 + 0.01 * dice.range(0, 40) as f64 },
@@ -96,7 +111,8 @@ impl Plan {
             cut: dice.chance(0.05),
             cut_one_way: dice.chance(0.05),
             hold: dice.chance(0.05),
-            mend: 0.02 + dice.chance(0.4),
+            mend: 0.02 + dice.chance(0.2),
+            release: 0.02 + dice.chance(0.1),
             loss: f64::from(dice.chance(0.002)),
             until_ms: dice.range(0, 20_000),
         }
@@ -111,6 +127,7 @@ impl Plan {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
+        let Self { lease_secs, pull_attempts_max, .. } = self;
         format!(
             r#"
 name = "simulated"
@@ -138,14 +155,13 @@ mode = "{mode}"
 workers = {{ min = 1, max = {workers} }}
 ps = {ps}
 [limits]
-lease = "3s"
+lease = "{lease_secs}s"
 deaths_max = 1000
 attempts_max = 1000
 pull_timeout = "1s"
 pull_attempts_max = {pull_attempts_max}
 "#,
             effective = micro * microbatches_per_step,
-            pull_attempts_max = self.pull_attempts_max,
         )
     }
 }
