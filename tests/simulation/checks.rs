@@ -37,6 +37,8 @@ type Part = (String, u64, u64, u64);
 /// A partition from when it was opened.
 #[derive(Default)]
 struct Life {
+    /// In place of one that was lost, in the same era: gradients from before the loss are welcome.
+    again: bool,
     version: u64,
     applied: BTreeSet<u64>,
 }
@@ -106,11 +108,8 @@ impl State {
         let (job, partition, era) = (facts.get("job"), facts.get("partition"), facts.get("era"));
         let part = (self.host.clone(), job, partition, era);
         if facts.message == "opened" {
-            // A ps that died has lost what it had, and all that is not on every partition is done again.
-            if self.parts.keys().any(|part| (part.1, part.2, part.3) == (job, partition, era)) {
-                self.microbatches_done.retain(|done| (done.0, done.1) != (job, era));
-            }
-            self.parts.insert(part, Life::default());
+            let again = self.parts.keys().any(|part| (part.1, part.2, part.3) == (job, partition, era));
+            self.parts.insert(part, Life { again, ..Life::default() });
             return;
         }
         let life = self.parts.get_mut(&part).unwrap_or_else(|| panic!("{part:?} is not open: {facts:?}"));
@@ -122,7 +121,7 @@ impl State {
                 let delay = facts.numbers.get("delay");
                 // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay.
                 assert!(
-                    delay.is_none_or(|delay| step <= watermark + delay),
+                    life.again || delay.is_none_or(|delay| step <= watermark + delay),
                     "a gradient came before the weights that it may be computed from: {facts:?}"
                 );
                 if life.applied.contains(&step) {
@@ -149,6 +148,10 @@ impl State {
 
     /// Something happened to a lease.
     fn on_master(&mut self, facts: &Facts) {
+        if facts.message == "partition placed" {
+            // From here on the books begin anew, with the steps that are on every partition.
+            self.microbatches_done.clear();
+        }
         let Some(lease) = facts.numbers.get("lease").copied() else { return };
         match facts.message.as_str() {
             "lease granted" => {

@@ -95,7 +95,7 @@ impl Plan {
             late: if dice.one_in(3) { dice.range(0, workers - 1) } else { 0 },
             ps: dice.range(1, 3),
             spare_ps: dice.range(0, 1),
-            ps_grace_secs: 600,
+            ps_grace_secs: dice.range(5, 60),
             compute_ms,
             slow_compute_ms: if dice.one_in(3) { 8 * compute_ms } else { compute_ms },
             latency_ms: dice.range(1, 40),

@@ -195,6 +195,16 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             _ => {}
         }
     }
+    let told = |words: &str| {
+        let warnings = seen.events.iter().filter_map(|event| match &event.kind {
+            Some(Kind::Warning(warning)) => Some(&warning.message),
+            _ => None,
+        });
+        warnings.filter(|message| message.contains(words)).count() as u64
+    };
+    checks::add("rewinds", told("training starts again from version 0"));
+    checks::add("lost parts trained again", told("that part is trained again"));
+    checks::add("ps back with their parts", told("is back with its partitions"));
     if plan.evaluates {
         let ends = (1..=numbers.steps()).filter(|&version| numbers.ends_epoch(Version(version)));
         assert!(ends.eq(evaluations.keys().copied()), "measured: {evaluations:?}");
