@@ -16,6 +16,7 @@
 //!
 //! - Duplicates are not dropped (`Aggregator::offer` without its look at `covers`): seed 20, the job never ends, because a
 //!   repeated half of a node took the place of the whole.
+//! - No look at the era (`Model::check_era` lets every sender through): seed 34, a worker of era 0 pulled in era 1.
 //! - Ended leases stay good (`Dispatcher::end` forgets no lease, `run_of` asks for no holder): seed 82, a lease that had ended
 //!   was given back.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
