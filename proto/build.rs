@@ -5,7 +5,8 @@
     reason = "cargo tells build scripts where to write through the environment"
 )]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["types", "parameters", "fleet", "jobs"].map(|name| format!("ebbflow/v1/{name}.proto"));
+    let files =
+        ["types", "parameters", "fleet", "jobs", "journal"].map(|name| format!("ebbflow/v1/{name}.proto"));
     for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }

@@ -115,6 +115,7 @@ impl Local {
     fn start_master(&mut self) -> Result<()> {
         let options = master::Options {
             data_dir: self._folder.path().to_owned(),
+            journal: false,
             // Costs nothing within a process, and a job that is stopped is noticed by its workers sooner.
             heartbeat: Duration::from_millis(100),
             ..master::Options::default()

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use prost::Message as _;
 use proto::convert::required;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
@@ -15,7 +16,9 @@ use proto::status::{Failure, Kind};
 
 use crate::clock::Now;
 use crate::config::Options;
+use crate::events::EventLog;
 use crate::job::{Effect, Job, PsAddress, Settings, ended};
+use crate::journal::{Batch, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
@@ -30,7 +33,7 @@ const LISTED_MAX: usize = 20;
 #[derive(Debug)]
 pub(crate) struct Books {
     options: Options,
-    /// This start of the master, unlike every other.
+    /// Unlike every other master; the same over all starts with one journal.
     master: u64,
     fleet: Membership,
     jobs: BTreeMap<JobId, Job>,
@@ -41,14 +44,17 @@ pub(crate) struct Books {
     news: bool,
     /// Who came and went, for the log.
     changes: Vec<Change>,
+    /// What the journal need not keep any more.
+    forgotten: Batch,
 }
 
 impl Books {
-    /// `starts`: how often a master started with this data folder; `newest_job`: the newest that it has files of.
-    pub(crate) fn new(options: Options, starts: u64, newest_job: JobId, now: Now) -> Self {
+    /// `identity`: of this master over all its starts; `starts`: how often it started with this data folder; `newest_job`: the
+    /// newest that it has files of.
+    pub(crate) fn new(options: Options, identity: u64, starts: u64, newest_job: JobId) -> Self {
         let first = (starts - 1) * IDS_PER_START + 1;
         Self {
-            master: (now.unix_ms << 16) | (starts & 0xFFFF),
+            master: identity,
             fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
             jobs: BTreeMap::new(),
             newest_job,
@@ -56,6 +62,7 @@ impl Books {
             metrics: Metrics::default(),
             news: false,
             changes: Vec::new(),
+            forgotten: Batch::new(),
             options,
         }
     }
@@ -75,6 +82,30 @@ impl Books {
         let of =
             |job: &mut Job| job.take_effects().into_iter().map(|effect| (job.id, effect)).collect::<Vec<_>>();
         self.jobs.values_mut().flat_map(of).collect()
+    }
+
+    /// Takes up a job that an earlier start of the master wrote down.
+    ///
+    /// # Errors
+    /// What of it does not fit together.
+    pub(crate) fn restore(&mut self, now: Now, record: pb::JobRecord, log: EventLog) -> Result<(), String> {
+        let id = JobId(record.job);
+        let job = Job::restore(record, log, self.settings(), now, &self.fleet)?;
+        self.newest_job = self.newest_job.max(id);
+        self.jobs.insert(id, job);
+        Ok(())
+    }
+
+    /// What is to be written down since the last call.
+    pub(crate) fn take_batch(&mut self, now: Now) -> Batch {
+        let mut batch = std::mem::take(&mut self.forgotten);
+        for job in self.jobs.values_mut() {
+            let id = job.id;
+            let written = |event: pb::Event| (keys::event(id, event.sequence), Some(event.encode_to_vec()));
+            batch.extend(job.log.take().into_iter().map(written));
+            batch.extend(job.take_record(now).map(|record| (keys::job(id), Some(record.encode_to_vec()))));
+        }
+        batch
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
@@ -315,7 +346,8 @@ impl Books {
                     ),
                 )
             })?;
-            self.jobs.remove(&oldest);
+            let forgotten = self.jobs.remove(&oldest);
+            self.forgotten.extend(forgotten.iter().flat_map(Job::keys).map(|key| (key, None)));
         }
         Ok(self.newest_job.next())
     }
@@ -328,9 +360,7 @@ impl Books {
         spec: JobSpec,
         input: Vec<pb::Artifact>,
     ) -> pb::SubmitReply {
-        let Options { ps_grace, death, .. } = self.options;
-        let settings = Settings { claim: self.options.claim(), ps_grace, stop: 2 * death };
-        let job = Job::new(id, spec, input, settings, now, &self.fleet);
+        let job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
         let reply = pb::SubmitReply { job: id.get(), name: job.name() };
         self.newest_job = id;
         self.jobs.insert(id, job);
@@ -376,6 +406,11 @@ impl Books {
     /// Oldest first.
     pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
         self.jobs.values().map(|job| self.status(now, job)).collect()
+    }
+
+    fn settings(&self) -> Settings {
+        let Options { ps_grace, death, .. } = self.options;
+        Settings { claim: self.options.claim(), ps_grace, stop: 2 * death }
     }
 
     fn live_jobs(&self) -> impl Iterator<Item = &Job> {

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Folder for the files of jobs; made when it is not there. One master at a time may use it. Default: `ebb-master`.
     pub data_dir: PathBuf,
+    /// Keep a journal in the data folder, so that the jobs go on when this master is started again. Default: on. Off where the
+    /// jobs end with this process anyway.
+    pub journal: bool,
     /// How often workers and ps send a heartbeat. Default 1 s. Shorter makes progress finer and lost answers cheaper;
     /// longer suits thousands of processes.
     pub heartbeat: Duration,
@@ -33,6 +36,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             data_dir: PathBuf::from("ebb-master"),
+            journal: true,
             heartbeat: Duration::from_secs(1),
             death: Duration::from_secs(5),
             ps_grace: Duration::from_secs(30),

@@ -22,6 +22,25 @@ pub enum Error {
     /// Two masters must not share a data folder.
     #[error("{}: another master uses this folder; stop it or choose another data_dir", .0.display())]
     Busy(PathBuf),
+    /// The journal cannot be opened or read.
+    #[error("{}: {reason}; it must be the journal of this program, and no other process may have it open", path.display())]
+    Journal {
+        /// Which.
+        path: PathBuf,
+        /// What the store says.
+        reason: crate::journal::StoreError,
+    },
+    /// The journal cannot be read.
+    #[error("the journal cannot be read: {0}")]
+    Store(crate::journal::StoreError),
+    /// The journal has something that this program did not write.
+    #[error("the journal's `{key}` cannot be read: {reason}; was it written by another program?")]
+    Record {
+        /// Of what.
+        key: String,
+        /// What is wrong with it.
+        reason: prost::DecodeError,
+    },
     /// The server stopped.
     #[error("serving: {0}")]
     Serve(#[from] tonic::transport::Error),

@@ -16,16 +16,25 @@ pub(crate) const EVENTS_MAX: usize = 16_384;
 pub(crate) struct EventLog {
     events: VecDeque<pb::Event>,
     newest: u64,
+    /// Newest that was taken to be written down.
+    taken: u64,
     announce: watch::Sender<u64>,
 }
 
 impl Default for EventLog {
     fn default() -> Self {
-        Self { events: VecDeque::new(), newest: 0, announce: watch::Sender::new(0) }
+        Self { events: VecDeque::new(), newest: 0, taken: 0, announce: watch::Sender::new(0) }
     }
 }
 
 impl EventLog {
+    /// The log of an earlier start of the master, by number.
+    pub(crate) fn restored(events: impl IntoIterator<Item = pb::Event>) -> Self {
+        let events: VecDeque<_> = events.into_iter().collect();
+        let newest = events.back().map_or(0, |event| event.sequence);
+        Self { events, newest, taken: newest, announce: watch::Sender::new(newest) }
+    }
+
     /// Appends an event and wakes who watches.
     pub(crate) fn append(&mut self, unix_ms: u64, kind: Kind) {
         self.newest += 1;
@@ -41,6 +50,17 @@ impl EventLog {
         let oldest = self.newest - self.events.len() as u64;
         let skip = after.saturating_sub(oldest).min(self.events.len() as u64) as usize;
         self.events.iter().skip(skip).take(count).cloned().collect()
+    }
+
+    /// Events that were appended since the last call, to write them down.
+    pub(crate) fn take(&mut self) -> Vec<pb::Event> {
+        let after = std::mem::replace(&mut self.taken, self.newest);
+        if after == self.newest { Vec::new() } else { self.after(after, usize::MAX) }
+    }
+
+    /// Numbers of the events that it keeps.
+    pub(crate) fn numbers(&self) -> std::ops::RangeInclusive<u64> {
+        self.newest - self.events.len() as u64 + 1..=self.newest
     }
 
     /// Changes whenever an event is appended.
@@ -82,6 +102,18 @@ mod tests {
         log.append(0, warning("a"));
         assert!(watcher.has_changed().expect("open"));
         assert_eq!(*watcher.borrow_and_update(), 1);
+    }
+
+    #[test]
+    fn an_event_is_taken_once_to_be_written_down_and_restored_with_its_number() {
+        let mut log = EventLog::default();
+        assert!(log.take().is_empty());
+        (0..3).for_each(|_| log.append(7, warning("a")));
+        let taken = log.take();
+        assert_eq!((numbers(&taken), log.take().len(), log.numbers()), (vec![1, 2, 3], 0, 1..=3));
+        let mut restored = EventLog::restored(taken);
+        restored.append(8, warning("b"));
+        assert_eq!((numbers(&restored.take()), restored.after(0, 9).len()), (vec![4], 4));
     }
 
     #[test]

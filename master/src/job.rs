@@ -21,6 +21,7 @@ mod index;
 mod leases;
 mod losses;
 mod partitions;
+mod record;
 mod recovery;
 mod status;
 #[cfg(test)]
@@ -31,7 +32,7 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proto::ids::{Era, IncarnationId, JobId, LeaseId, Version};
+use proto::ids::{Epoch, Era, IncarnationId, JobId, LeaseId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
@@ -82,6 +83,12 @@ pub(crate) struct Job {
     times: status::Times,
     numbers: status::Numbers,
     effects: Vec<Effect>,
+    /// Epochs whose model was measured.
+    epochs_measured: Epoch,
+    /// Of a job that had ended before this start of the master.
+    final_status: Option<pb::JobStatus>,
+    /// Something changed that is to be written down.
+    changed: bool,
 }
 
 /// What the master's options say about jobs.
@@ -173,6 +180,9 @@ impl Job {
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
             effects: Vec::new(),
+            epochs_measured: Epoch(0),
+            final_status: None,
+            changed: true,
         };
         job.on_fleet(now, fleet);
         job
@@ -298,6 +308,7 @@ impl Job {
         let init = matches!(self.queue.work(worker, lease), Some(Work::Init));
         let partitions = self.partitions.as_mut().filter(|_| init).ok_or_else(|| ended(lease))?;
         partitions.open = true;
+        self.changed = true;
         Ok(partitions.placement())
     }
 
@@ -335,6 +346,8 @@ impl Job {
     fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
         let evaluations::Measured { epoch, version, metrics, samples } = measured;
         self.numbers.final_metrics.clone_from(&metrics);
+        self.epochs_measured = epoch.next();
+        self.changed = true;
         let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };
         self.log.append(now.unix_ms, Event::Evaluation(event));
         let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();

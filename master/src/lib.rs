@@ -5,13 +5,13 @@
 //! books under one short lock, takes calls, keeps files, and speaks to ps.
 //!
 //! ```text
-//!   service/{jobs,fleet}  --->  server (lock, clock, effects)  --->  ps_client, artifacts        the edge
+//!   service/{jobs,fleet}  --->  server (lock, clock, effects)  --->  ps_client, artifacts, journal    the edge
 //!                                  books = membership + jobs                                      the core
 //!                                          job = tasks + dispatcher + losses + evaluations
 //! ```
 //!
-//! Jobs live in memory in this version: a master that starts again knows none of the jobs of the one before, and workers and
-//! ps let go of them. What they exported stays in the data folder.
+//! What must survive a restart is written to a journal before anybody outside hears of it: jobs, placements, eras, events. Tasks and
+//! leases are not: the ledgers of the ps say what is done.
 
 mod applied;
 mod artifacts;
@@ -22,6 +22,7 @@ mod dispatcher;
 mod error;
 mod events;
 mod job;
+mod journal;
 mod lease;
 mod membership;
 mod metrics;
@@ -34,5 +35,6 @@ mod tasks;
 pub use clock::Clock;
 pub use config::Options;
 pub use error::{Error, Result};
+pub use journal::{Batch, FileStore, MemoryStore, Store, StoreError};
 pub use metrics::{Metric, Metrics};
 pub use server::{Master, run};

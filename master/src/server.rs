@@ -22,6 +22,7 @@ use crate::clock::{Clock, Now};
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::job::Effect;
+use crate::journal::{FileStore, Found, Journal, Mark, MemoryStore, Store, keep_identity};
 use crate::metrics::Metrics;
 use crate::ps_client;
 use crate::service::{FleetService, JobsService};
@@ -45,7 +46,7 @@ pub async fn run<IO>(
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    Master::open(options, dialer)?.serve(incoming, shutdown).await
+    Master::open(options, dialer).await?.serve(incoming, shutdown).await
 }
 
 /// A master: its books and its data folder. Cheap to clone, all clones are the same master.
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) dialer: Dialer,
     /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
     pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Received>>,
+    /// What a restart must know.
+    journal: Journal,
     /// There may be work.
     pub(crate) work: Notify,
     /// Long calls end.
@@ -70,26 +73,63 @@ pub(crate) struct Shared {
 }
 
 impl Master {
-    /// Takes the data folder. Jobs of an earlier master are not continued; their files stay.
+    /// Takes the data folder, and the jobs of the earlier start that its journal has.
     ///
     /// # Errors
     /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
-    pub fn open(options: Options, dialer: Dialer) -> Result<Self> {
-        Self::open_with(options, dialer, Clock::start())
-    }
-
-    /// The same, with a clock that may be wrong.
-    #[doc(hidden)]
-    pub fn open_with(options: Options, dialer: Dialer, clock: Clock) -> Result<Self> {
+    pub async fn open(options: Options, dialer: Dialer) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
-        let books = Books::new(options, artifacts.starts, artifacts.newest_job, clock.now());
+        let store: Arc<dyn Store> = match options.journal {
+            true => Arc::new(FileStore::open(&options.data_dir.join("journal.redb"))?),
+            false => Arc::new(MemoryStore::default()),
+        };
+        Self::start(options, dialer, artifacts, store, Clock::start()).await
+    }
+
+    /// The same, with a journal in `store`, and a clock that may be wrong.
+    #[doc(hidden)]
+    pub async fn open_with(
+        options: Options,
+        dialer: Dialer,
+        store: Arc<dyn Store>,
+        clock: Clock,
+    ) -> Result<Self> {
+        options.validate().map_err(Error::Options)?;
+        let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
+        Self::start(options, dialer, artifacts, store, clock).await
+    }
+
+    async fn start(
+        options: Options,
+        dialer: Dialer,
+        artifacts: Artifacts,
+        store: Arc<dyn Store>,
+        clock: Clock,
+    ) -> Result<Self> {
+        let found = Found::load(store.as_ref()).await?;
+        let now = clock.now();
+        let identity = found.identity.unwrap_or((now.unix_ms << 16) | (artifacts.starts & 0xFFFF));
+        let mut books = Books::new(options, identity, artifacts.starts, artifacts.newest_job);
+        for (record, log) in found.jobs {
+            let job = record.job;
+            if let Err(reason) = books.restore(now, record, log) {
+                tracing::error!(
+                    job,
+                    reason,
+                    "a job of the journal cannot be taken up; it stays there as it is"
+                );
+            }
+        }
+        let journal = Journal::new(store);
+        journal.append(keep_identity(identity));
         let shared = Shared {
             artifacts,
             dialer,
             uploads: Mutex::default(),
             work: Notify::new(),
             stopping: CancellationToken::new(),
+            journal,
             books: Mutex::new(books),
             clock,
         };
@@ -126,7 +166,7 @@ impl Master {
             shared.stopping.cancel();
             tokio::time::sleep(SHUTDOWN).await;
         };
-        tokio::select! {
+        let served = tokio::select! {
             biased;
             served = serving => Ok(served?),
             () = stopped => {
@@ -134,7 +174,11 @@ impl Master {
                 Ok(())
             }
             () = tick(shared) => unreachable!("ticks for ever"),
-        }
+            () = shared.journal.write() => unreachable!("writes for ever"),
+        };
+        // What happened last is worth a moment; a store that fails is not waited for.
+        let _ = tokio::time::timeout(SHUTDOWN, shared.journal.flush()).await;
+        served
     }
 
     /// What this master counted so far.
@@ -150,12 +194,14 @@ impl Shared {
         // The time is taken under the lock, so that it never steps back between two actions.
         let result = action(&mut books, self.clock.now());
         let (effects, changes, news) = (books.take_effects(), books.take_changes(), books.take_news());
+        // Under the lock, so that it is written in the order in which it happened.
+        let written = self.journal.append(books.take_batch(self.clock.now()));
         drop(books);
         for change in changes {
             tracing::info!("{}", change.reason);
         }
         for (job, effect) in effects {
-            self.follow(job, effect);
+            self.follow(job, effect, written);
         }
         if news {
             self.work.notify_waiters();
@@ -171,7 +217,12 @@ impl Shared {
         });
     }
 
-    fn follow(self: &Arc<Self>, job: JobId, effect: Effect) {
+    /// Waits until all that happened so far survives a restart: before others are told of it.
+    pub(crate) async fn durable(&self) {
+        self.journal.durable(self.journal.newest()).await;
+    }
+
+    fn follow(self: &Arc<Self>, job: JobId, effect: Effect, written: Mark) {
         match &effect {
             Effect::Tell(state, reason) => return tracing::info!(%job, "{}: {reason}", state.name()),
             Effect::Lost(lease) => return tracing::debug!(%job, lease = lease.get(), "lease lost"),
@@ -181,6 +232,7 @@ impl Shared {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let shared = self.clone();
         let speaking = async move {
+            shared.journal.durable(written).await;
             tokio::select! {
                 biased;
                 () = shared.stopping.cancelled() => {}

@@ -142,6 +142,18 @@ impl Cluster {
         process
     }
 
+    /// Kills the master, and starts one at the same address with the same folder.
+    pub fn restart_master(&mut self) {
+        self.master.signal("KILL");
+        let _ = self.master.child.wait();
+        let listen = self.url.trim_start_matches("http://").to_owned();
+        let data = self.dir.path().join("data").display().to_string();
+        let log = self.dir.path().join("master-again.log");
+        let args = ["master", "--listen", &listen, "--data-dir", &data];
+        self.master = Process::start(&self.program, log, &args);
+        assert_eq!(self.master.url(), self.url);
+    }
+
     /// Kills a ps, and starts one of its name at another port.
     pub fn restart_ps(&mut self, index: usize) {
         self.ps[index].signal("KILL");

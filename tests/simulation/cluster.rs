@@ -11,7 +11,9 @@ use futures::Stream;
 use proto::channel::{Accepted, Dialer};
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
+use proto::status::Failure;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
@@ -60,7 +62,9 @@ impl Cluster {
             ..master::Options::default()
         };
         let (rate, handle) = (self.plan.clock_rate, self.master.clone());
-        sim.host("master", move || run_master(options.clone(), rate, handle.clone()));
+        // It outlives the master, like a disk.
+        let journal = master::MemoryStore::default();
+        sim.host("master", move || run_master(options.clone(), rate, journal.clone(), handle.clone()));
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
             let host = name.clone();
             sim.host(name.as_str(), move || run_ps(host.clone()));
@@ -133,9 +137,13 @@ async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream
 async fn run_master(
     options: master::Options,
     rate: f64,
+    journal: master::MemoryStore,
     handle: Arc<Mutex<Option<master::Master>>>,
 ) -> Result<(), Failed> {
-    let master = master::Master::open_with(options, dialer(), master::Clock::at_rate(rate))?;
+    // The one that crashed held the folder.
+    drop(handle.lock().unwrap().take());
+    let master =
+        master::Master::open_with(options, dialer(), Arc::new(journal), master::Clock::at_rate(rate)).await?;
     *handle.lock().unwrap() = Some(master.clone());
     Ok(master.serve(accept().await?, CancellationToken::new()).await?)
 }
@@ -172,23 +180,58 @@ async fn run_worker(
 /// Submits the job, follows it to its end, and fetches its model.
 pub(crate) async fn run_user(spec: String, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
-    let mut jobs = JobsClient::new(channel);
-    let part = pb::submit_request::Part::SpecJson(spec);
-    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part) }]);
-    let job = jobs.submit(submit).await?.into_inner().name;
-    let mut events = jobs.watch(pb::WatchRequest { job: job.clone(), after: 0 }).await?.into_inner();
-    while let Some(event) = events.message().await? {
-        seen.lock().unwrap().events.push(event);
+    let jobs = JobsClient::new(channel);
+    let job = insist(async || submit(jobs.clone(), &spec).await).await?;
+    insist(async || watch(jobs.clone(), &job, &seen).await).await?;
+    let (status, model) = insist(async || fetch(jobs.clone(), &job).await).await?;
+    let mut seen = seen.lock().unwrap();
+    (seen.status, seen.model) = (Some(status), model);
+    Ok(())
+}
+
+/// Tries again while the master is away.
+async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Result<T, Failed> {
+    loop {
+        match attempt().await {
+            Err(status) if Failure::from(status.clone()).is_retryable() => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            result => return Ok(result?),
+        }
     }
-    let status = jobs.status(pb::StatusRequest { job: job.clone() }).await?.into_inner();
-    let mut files = jobs.fetch(pb::FetchRequest { job }).await?.into_inner();
+}
+
+/// Submits the job, unless a master that died before it could answer has taken it.
+async fn submit(mut jobs: JobsClient<Channel>, spec: &str) -> Result<String, tonic::Status> {
+    if let Some(job) = jobs.list(pb::ListRequest {}).await?.into_inner().jobs.pop() {
+        return Ok(job.name);
+    }
+    let part = pb::submit_request::Part::SpecJson(spec.to_owned());
+    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part) }]);
+    Ok(jobs.submit(submit).await?.into_inner().name)
+}
+
+/// Follows the job to its end, from what was seen on.
+async fn watch(mut jobs: JobsClient<Channel>, job: &str, seen: &Mutex<Seen>) -> Result<(), tonic::Status> {
+    let after = seen.lock().unwrap().events.last().map_or(0, |event| event.sequence);
+    let mut events = jobs.watch(pb::WatchRequest { job: job.to_owned(), after }).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        let events = &mut seen.lock().unwrap().events;
+        let before = events.last().map_or(0, |event: &pb::Event| event.sequence);
+        assert_eq!(event.sequence, before + 1, "events have no gaps, also after a restart of the master");
+        events.push(event);
+    }
+    Ok(())
+}
+
+async fn fetch(mut jobs: JobsClient<Channel>, job: &str) -> Result<(pb::JobStatus, Vec<u8>), tonic::Status> {
+    let status = jobs.status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner();
+    let mut files = jobs.fetch(pb::FetchRequest { job: job.to_owned() }).await?.into_inner();
     let mut model = Vec::new();
     while let Some(part) = files.message().await? {
         if let Some(pb::artifact_part::Part::Content(content)) = part.part {
             model.extend_from_slice(&content);
         }
     }
-    let mut seen = seen.lock().unwrap();
-    (seen.status, seen.model) = (Some(status), model);
-    Ok(())
+    Ok((status, model))
 }

@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     pub(crate) worker_drain: f32,
     /// A ps dies, and with it what it held of the model.
     pub(crate) ps_crash: f32,
-    /// A master that dies ends the job in this version.
+    /// Its journal is there when it starts again.
     pub(crate) master_crash: f32,
     /// What does not run starts again.
     pub(crate) restart: f32,
@@ -106,7 +106,7 @@ impl Plan {
             worker_crash: dice.chance(0.1),
             worker_drain: dice.chance(0.05),
             ps_crash: dice.chance(0.03),
-            master_crash: 0.0,
+            master_crash: dice.chance(0.03),
             restart: 0.02 + dice.chance(0.3),
             cut: dice.chance(0.05),
             cut_one_way: dice.chance(0.05),

@@ -45,8 +45,9 @@ pub(super) struct Measured {
 }
 
 impl Evaluations {
-    pub(super) const fn new(plan: Plan, records: u64, metrics: Vec<Metric>) -> Self {
-        Self { plan, records, metrics, next: Epoch(0), running: VecDeque::new() }
+    /// All epochs before `next` were measured.
+    pub(super) const fn new(plan: Plan, records: u64, metrics: Vec<Metric>, next: Epoch) -> Self {
+        Self { plan, records, metrics, next, running: VecDeque::new() }
     }
 
     /// What was begun and not told is to be begun again, because its leases have ended. `rewound` to a step: so is every epoch
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_measured_in_shards_once_its_steps_are_done() {
-        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::Accuracy]);
+        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::Accuracy], Epoch(0));
         assert!(evaluations.begin(Step(1)).is_empty() && !evaluations.is_done());
         let shards = evaluations.begin(Step(2));
         let ranges: Vec<_> =
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn epochs_are_told_in_order_and_the_last_one_ends_it() {
-        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy]);
+        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert_eq!(evaluations.record(&shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
@@ -178,7 +179,7 @@ mod tests {
     #[test]
     fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
         let begun = || {
-            let mut evaluations = Evaluations::new(PLAN, 10, vec![]);
+            let mut evaluations = Evaluations::new(PLAN, 10, vec![], Epoch(0));
             let shards = evaluations.begin(Step(4));
             assert_eq!(evaluations.record(&shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused() {
-        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy]);
+        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
         assert_eq!(evaluations.check(&shard, &good), Ok(()));
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn without_validation_records_nothing_is_measured() {
-        let mut evaluations = Evaluations::new(PLAN, 0, vec![]);
+        let mut evaluations = Evaluations::new(PLAN, 0, vec![], Epoch(0));
         assert!(evaluations.begin(Step(4)).is_empty() && evaluations.is_done());
     }
 }

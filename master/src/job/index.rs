@@ -58,6 +58,22 @@ impl Index {
         files[file].found = Some(found);
     }
 
+    /// What all files hold, those of validation apart; `None` while one is not indexed.
+    pub(super) fn found(&self) -> Option<(Vec<pb::Indexed>, Vec<pb::Indexed>)> {
+        let of = |files: &[File]| files.iter().map(|file| file.found.clone()).collect::<Option<Vec<_>>>();
+        Some((of(&self.train)?, of(&self.validation)?))
+    }
+
+    /// Takes what an earlier start of the master found; false when that is not all of it.
+    pub(super) fn restore(&mut self, train: Vec<pb::Indexed>, validation: Vec<pb::Indexed>) -> bool {
+        let whole = train.len() == self.train.len() && validation.len() == self.validation.len();
+        if whole && !train.is_empty() {
+            let files = self.train.iter_mut().chain(&mut self.validation);
+            files.zip(train.into_iter().chain(validation)).for_each(|(file, found)| file.found = Some(found));
+        }
+        whole
+    }
+
     /// Whether the files go together and with the specification; all of them must be indexed.
     ///
     /// # Errors

@@ -83,6 +83,32 @@ impl Partitions {
         Self { tensors, homes, number: 0, open: false, missing: BTreeMap::new() }
     }
 
+    /// Partitions that an earlier start of this master had placed. Their ps are believed once they have been asked.
+    ///
+    /// # Errors
+    /// What is written down does not fit together.
+    pub(super) fn restore(placement: pb::Placement, fresh: &[bool]) -> Result<Self, Failure> {
+        let pb::Placement { tensors, partitions, number } = placement;
+        let tensors = proto::convert::tensors(tensors)?;
+        if partitions.is_empty() || partitions.len() != fresh.len() {
+            let message = format!("{} partitions, {} of them described", partitions.len(), fresh.len());
+            return Err(Failure::new(Kind::Malformed, message));
+        }
+        let home = |(address, &fresh): (pb::PartitionAddress, &bool)| Home {
+            ps: address.ps,
+            url: address.url,
+            incarnation: IncarnationId(0),
+            fresh,
+        };
+        let homes = partitions.into_iter().zip(fresh).map(home).collect();
+        Ok(Self { tensors, homes, number, open: false, missing: BTreeMap::new() })
+    }
+
+    /// For each partition whether there is nothing in it to lose.
+    pub(super) fn fresh(&self) -> Vec<bool> {
+        self.homes.iter().map(|home| home.fresh).collect()
+    }
+
     /// A worker says which tensors the model has.
     ///
     /// # Errors
@@ -173,6 +199,7 @@ impl Partitions {
 
     /// The ps have said what they have applied: from now on there is something to lose.
     pub(super) fn keep(&mut self) {
+        self.open = true;
         self.homes.iter_mut().for_each(|home| home.fresh = false);
     }
 

@@ -12,7 +12,6 @@
 
 use proto::ids::IncarnationId;
 use proto::pb;
-use proto::pb::JobState;
 use proto::spec::Order;
 use proto::status::Failure;
 
@@ -53,7 +52,10 @@ impl Job {
         let watermark = self.training.as_ref().map(Training::watermark).unwrap_or_default();
         match partitions.on_answer(ps, incarnation, ledgers, self.era, watermark) {
             Back::Late => {}
-            Back::Whole => self.warn(now, format!("ps `{}` is back with its partitions", ps.name)),
+            Back::Whole => {
+                self.changed = true;
+                self.warn(now, format!("ps `{}` is back with its partitions", ps.name));
+            }
             Back::Empty => self.on_ps_lost(now, std::slice::from_ref(&ps.name)),
         }
         self.tell_state(now);
@@ -65,7 +67,7 @@ impl Job {
         let ends_early = match self.phase {
             Phase::Finishing | Phase::Ended => return,
             Phase::Stopping { .. } | Phase::Asking => true,
-            _ => self.end.as_ref().is_some_and(|end| end.state != JobState::Succeeded),
+            _ => self.ends_early(),
         };
         if ends_early {
             let reason = format!("ps {names} lost its part of the model, so nothing can be saved");
@@ -146,10 +148,18 @@ impl Job {
             return;
         };
         partitions.keep();
+        self.changed = true;
+        if self.ends_early() {
+            // It was being stopped when the master was started again.
+            self.phase = Phase::Asking;
+            return self.on_asked(now, Ok(ledgers));
+        }
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
-        self.training = Some(Training::new(&self.spec, facts, limits, now.since_start, &applied, before));
+        let measured = self.epochs_measured;
+        let training = Training::new(&self.spec, facts, limits, now.since_start, &applied, before, measured);
+        self.training = Some(training);
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);

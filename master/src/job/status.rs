@@ -15,6 +15,9 @@ use crate::clock::Now;
 #[derive(Debug)]
 pub(super) struct Times {
     submitted: Duration,
+    submitted_unix_ms: u64,
+    /// Between the submission and this start of the master.
+    earlier: Duration,
     ended: Option<Duration>,
     /// Time in `Running`, up to `running_since`.
     training: Duration,
@@ -25,8 +28,33 @@ pub(super) struct Times {
 
 impl Times {
     pub(super) const fn submitted(now: Now) -> Self {
-        let submitted = now.since_start;
-        Self { submitted, ended: None, training: Duration::ZERO, running_since: None, told: None }
+        Self {
+            submitted: now.since_start,
+            submitted_unix_ms: now.unix_ms,
+            earlier: Duration::ZERO,
+            ended: None,
+            training: Duration::ZERO,
+            running_since: None,
+            told: None,
+        }
+    }
+
+    /// Of a job that was submitted to an earlier start of the master.
+    pub(super) fn restored(now: Now, submitted_unix_ms: u64, training_ms: u64) -> Self {
+        let earlier = Duration::from_millis(now.unix_ms.saturating_sub(submitted_unix_ms));
+        let training = Duration::from_millis(training_ms);
+        Self { submitted_unix_ms, earlier, training, ..Self::submitted(now) }
+    }
+
+    pub(super) const fn submitted_unix_ms(&self) -> u64 {
+        self.submitted_unix_ms
+    }
+
+    /// Time in `Running` so far.
+    pub(super) fn training_ms(&self, now: Now) -> u64 {
+        let until = self.ended.unwrap_or(now.since_start);
+        let running = self.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
+        millis(self.training + running)
     }
 }
 
@@ -34,6 +62,8 @@ impl Times {
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     pub(super) leases_expired: u64,
+    /// By an earlier start of the master.
+    workers_seen_before: u64,
     pub(super) workers_seen: BTreeSet<IncarnationId>,
     pub(super) final_metrics: BTreeMap<String, f64>,
     ledger: Option<Ledger>,
@@ -49,6 +79,22 @@ struct Ledger {
 }
 
 impl Numbers {
+    /// Goes on counting where an earlier start of the master was.
+    pub(super) fn restore(
+        &mut self,
+        leases_expired: u64,
+        workers_seen: u64,
+        final_metrics: BTreeMap<String, f64>,
+    ) {
+        (self.leases_expired, self.workers_seen_before) = (leases_expired, workers_seen);
+        self.final_metrics = final_metrics;
+    }
+
+    /// Distinct worker incarnations that held a lease.
+    pub(super) fn workers_seen(&self) -> u64 {
+        self.workers_seen_before + self.workers_seen.len() as u64
+    }
+
     /// What every partition has is applied; duplicates count wherever they were dropped.
     pub(super) fn take_ledgers(&mut self, ledgers: &[pb::PartitionLedger]) {
         let min = |number: fn(&pb::PartitionLedger) -> u64| ledgers.iter().map(number).min().unwrap_or(0);
@@ -109,16 +155,19 @@ impl Job {
             self.times.ended = Some(now.since_start);
         }
         self.times.told = Some(told);
+        self.changed = true;
         self.effects.push(Effect::Tell(state, reason.clone()));
         self.log.append(now.unix_ms, Event::State(pb::StateEvent { state: state.into(), reason }));
     }
 
     /// Everything that a user may ask.
     pub(crate) fn status(&self, now: Now, workers_live: u32) -> pb::JobStatus {
+        if let Some(status) = &self.final_status {
+            return status.clone();
+        }
         let (state, reason) = self.state();
         let Self { times, numbers, .. } = self;
         let until = times.ended.unwrap_or(now.since_start);
-        let running = times.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
         let training = self.training.as_ref();
         let books = training.map(|training| &training.books);
         let ledger = numbers.ledger.as_ref();
@@ -144,9 +193,9 @@ impl Job {
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
             leases_expired: numbers.leases_expired,
             workers: workers_live,
-            workers_seen: numbers.workers_seen.len() as u32,
-            wall_ms: millis(until.saturating_sub(times.submitted)),
-            training_ms: millis(times.training + running),
+            workers_seen: numbers.workers_seen() as u32,
+            wall_ms: millis(times.earlier + until.saturating_sub(times.submitted)),
+            training_ms: times.training_ms(now),
             loss: training.and_then(|training| training.losses.newest()),
             final_metrics: numbers.final_metrics.clone(),
             artifacts: if self.is_ended() { self.output.clone() } else { Vec::new() },

@@ -561,3 +561,4 @@ fn a_second_description_may_move_the_model_while_nothing_is_trained() {
 }
 
 mod losses_of_ps;
+mod restarts;

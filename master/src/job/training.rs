@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
+use proto::ids::{Epoch, IncarnationId, LeaseId, MicrobatchId, Step};
 use proto::optimizer::OptimizerSpec;
 use proto::pb;
 use proto::plan::Plan;
@@ -31,7 +31,8 @@ pub(super) struct Training {
 }
 
 impl Training {
-    /// The books when these steps are applied on all partitions. `before`: the training as it was before a ps was lost.
+    /// The books when these steps are applied on all partitions. `before`: the training as it was before a ps was lost; without
+    /// one the master was started again, or nothing is trained yet. All epochs before `measured` were measured.
     ///
     /// In canonical order the whole job was rewound, so what comes after is told and measured again, with the same numbers. In
     /// arrival order only one partition was, and what was told of a step or an epoch stays told.
@@ -42,16 +43,19 @@ impl Training {
         now: Duration,
         applied: &Applied,
         before: Option<Self>,
+        measured: Epoch,
     ) -> Self {
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
         let from_here = || Losses::new(plan, watermark, now);
         let (losses, evaluations) = match before {
-            None => (from_here(), Evaluations::new(plan, facts.validation, spec.model.metrics.clone())),
-            Some(before) => match consistency.order {
-                Order::Canonical => (from_here(), before.evaluations.again(Some(watermark))),
-                Order::Arrival => (before.losses, before.evaluations.again(None)),
-            },
+            None => {
+                (from_here(), Evaluations::new(plan, facts.validation, spec.model.metrics.clone(), measured))
+            }
+            Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
+            Some(before) => (from_here(), before.evaluations),
         };
+        let rewound = (consistency.order == Order::Canonical).then_some(watermark);
+        let evaluations = evaluations.again(rewound);
         let above = applied.above().map(|step| plan.samples_of(step)).sum::<u64>();
         Self {
             plan,

@@ -75,6 +75,7 @@ impl Jobs for JobsService {
             let input = self.shared.artifacts.adopt(received, id, Folder::Input)?;
             Ok::<_, Failure>(books.submit(now, id, spec, input))
         })?;
+        self.shared.durable().await;
         tracing::info!(job = reply.job, "{} submitted", reply.name);
         Ok(Response::new(reply))
     }
@@ -112,6 +113,7 @@ impl Jobs for JobsService {
             }
             Ok::<_, Failure>(books.status(now, books.job(id)?))
         })?;
+        self.shared.durable().await;
         Ok(Response::new(status))
     }
 
@@ -156,6 +158,8 @@ impl Watcher {
                 let job = books.job(id)?;
                 Ok::<_, Failure>((job.log.after(after, EVENTS_AT_ONCE), job.is_ended()))
             })?;
+            // Nobody sees what a restart may forget.
+            self.shared.durable().await;
             if events.is_empty() && ended {
                 return Ok(None);
             }

@@ -82,7 +82,7 @@ impl Cluster {
             ..Options::default()
         };
         edit(&mut options);
-        let master = Master::open(options, Dialer::tcp()).expect("a good master");
+        let master = Master::open(options, Dialer::tcp()).await.expect("a good master");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let shutdown = CancellationToken::new();

@@ -1,0 +1,118 @@
+//! What of a job is written down, and how a job is made of it after a restart of the master. Pure.
+//!
+//! A job that had ended is shown as it was. One that had not begun to train begins anew, which is deterministic. One that trained
+//! asks the ps for their ledgers, like after any other loss (`recovery`): nothing is rewound, and what the workers hold of
+//! the master before is leased again, where it is not done.
+
+use proto::ids::{Epoch, Era, JobId};
+use proto::pb;
+use proto::pb::JobState;
+use proto::spec::JobSpec;
+
+use super::ending::End;
+use super::partitions::Partitions;
+use super::{Job, Phase, Settings};
+use crate::clock::Now;
+use crate::events::EventLog;
+use crate::journal::keys;
+use crate::membership::Membership;
+
+impl Job {
+    /// What is to be written down, when there is news since the last call.
+    pub(crate) fn take_record(&mut self, now: Now) -> Option<pb::JobRecord> {
+        std::mem::take(&mut self.changed).then(|| self.record(now))
+    }
+
+    /// Keys of everything that is written down of it.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = String> {
+        let (id, numbers) = (self.id, self.log.numbers());
+        std::iter::once(keys::job(id)).chain(numbers.map(move |number| keys::event(id, number)))
+    }
+
+    fn record(&self, now: Now) -> pb::JobRecord {
+        let ended = self.is_ended().then(|| self.status(now, 0));
+        let (train, validation) = self.index.found().unwrap_or_default();
+        let placed = self.partitions.as_ref().filter(|partitions| partitions.number() > 0);
+        let ending = self.end.as_ref().filter(|_| !self.is_ended());
+        pb::JobRecord {
+            job: self.id.get(),
+            spec_json: self.spec.to_json(),
+            input: self.input.clone(),
+            submitted_unix_ms: self.times.submitted_unix_ms(),
+            train,
+            validation,
+            placement: placed.map(Partitions::placement),
+            fresh: placed.map(Partitions::fresh).unwrap_or_default(),
+            era: self.era.get(),
+            epochs_measured: self.epochs_measured.get(),
+            final_metrics: self.numbers.final_metrics.clone(),
+            leases_expired: self.numbers.leases_expired,
+            workers_seen: self.numbers.workers_seen(),
+            training_ms: self.times.training_ms(now),
+            ending: ending.map(|end| pb::Ending { state: end.state.into(), reason: end.reason.clone() }),
+            ended,
+        }
+    }
+
+    /// The job of a record, with its events.
+    ///
+    /// # Errors
+    /// The record does not fit together; what does not.
+    pub(crate) fn restore(
+        record: pb::JobRecord,
+        log: EventLog,
+        settings: Settings,
+        now: Now,
+        fleet: &Membership,
+    ) -> Result<Self, String> {
+        let spec = JobSpec::from_json(&record.spec_json).map_err(|error| error.to_string())?;
+        let mut job = Self::new(JobId(record.job), spec, record.input, settings, now, fleet);
+        // What `new` told is known already.
+        job.effects.clear();
+        job.log = log;
+        job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
+        job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
+        job.era = Era(record.era);
+        job.epochs_measured = Epoch(record.epochs_measured);
+        job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });
+        if let Some(status) = record.ended {
+            job.output.clone_from(&status.artifacts);
+            job.end = Some(End { state: status.state(), reason: status.reason.clone() });
+            job.final_status = Some(status);
+            job.queue.clear();
+            job.phase = Phase::Ended;
+            job.changed = false;
+            return Ok(job);
+        }
+        if job.index.restore(record.train, record.validation) {
+            job.queue.clear();
+            job.facts = Some(job.index.facts(&job.spec)?);
+            match record.placement {
+                Some(placement) if record.fresh.iter().all(|fresh| !fresh) => {
+                    job.place_again(placement, &record.fresh)?;
+                    job.phase = Phase::Surveying { asked: false };
+                    let message = "the master was started again; the ps are asked what is trained";
+                    job.warn(now, message.to_owned());
+                }
+                Some(placement) => {
+                    job.place_again(placement, &record.fresh)?;
+                    job.initialize(now);
+                }
+                None => job.initialize(now),
+            }
+        }
+        job.on_fleet(now, fleet);
+        Ok(job)
+    }
+
+    fn place_again(&mut self, placement: pb::Placement, fresh: &[bool]) -> Result<(), String> {
+        let restored = Partitions::restore(placement, fresh).map_err(|error| error.to_string())?;
+        self.partitions = Some(restored);
+        Ok(())
+    }
+
+    /// Whether it was decided before it trained to its end.
+    pub(super) fn ends_early(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.state != JobState::Succeeded)
+    }
+}

@@ -1,0 +1,135 @@
+//! Jobs whose master is started again: what was written down is all that is left of them.
+
+use super::*;
+
+impl World {
+    /// The master dies and starts again; nobody has registered yet.
+    fn start_again(&mut self) {
+        let record = self.job.take_record(self.now).expect("something to write down");
+        let log = EventLog::restored(self.job.log.after(0, usize::MAX));
+        let settings = self.job.settings;
+        self.fleet = Membership::new(IncarnationId(1000), 5 * SECOND, 99);
+        self.now = Now { since_start: Duration::ZERO, unix_ms: self.now.unix_ms + 7000 };
+        self.job = Job::restore(record, log, settings, self.now, &self.fleet).expect("its own record");
+    }
+
+    /// Everybody registers again; the ps have what they had.
+    fn come_back(&mut self, ps: &str, version: u64) {
+        let workers = self.workers.len();
+        self.workers = (0..workers).map(|w| join(&mut self.fleet, Role::Worker, &format!("w{w}"))).collect();
+        let again = join(&mut self.fleet, Role::Ps, ps);
+        self.pass(SECOND);
+        assert!(
+            self.effects().contains(&Effect::Verify(address(ps), again)),
+            "it is asked before it is believed"
+        );
+        let ledger = pb::PartitionLedger { era: self.job.era.get(), ..ledger(version) };
+        self.job.on_ps_answer(self.now, &address(ps), again, Ok(vec![ledger]));
+        self.pass(SECOND);
+    }
+}
+
+#[test]
+fn training_goes_on_from_what_the_ps_have_applied() {
+    let mut world = World::training(parse(""), 1);
+    let old = world.lease(0).expect("work");
+    world.start_again();
+    assert_eq!(world.state(), JobState::Pending, "{}", world.reason());
+    world.come_back("p", 1);
+    world.survey(&[1]);
+    assert_eq!(world.state(), JobState::Running, "{}", world.reason());
+    assert!(!world.job.holds(world.workers[0], LeaseId(old.id)), "leases of the master before have ended");
+    let status = world.status();
+    assert_eq!((status.steps_done, status.samples_applied, status.steps), (1, 4, 4));
+    world.work();
+    assert_eq!(world.state(), JobState::Exporting);
+    assert_eq!(world.status().wall_ms, 7000 + 2000, "time goes on from the submission");
+}
+
+#[test]
+fn a_ps_that_lost_its_memory_meanwhile_rewinds_the_job() {
+    let mut world = World::training(parse(""), 1);
+    world.start_again();
+    join(&mut world.fleet, Role::Worker, "w0");
+    world.restart("p");
+    assert_eq!(world.job.era, Era(1));
+    assert_eq!(world.state(), JobState::Indexing, "{}", world.reason());
+}
+
+#[test]
+fn a_job_that_did_not_train_yet_begins_anew() {
+    let mut world = World::new(parse(""), 1, &["p"]);
+    world.start_again();
+    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
+    join(&mut world.fleet, Role::Ps, "p");
+    world.pass(SECOND);
+    assert_eq!(world.state(), JobState::Indexing);
+    world.index();
+    world.start_again();
+    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
+    join(&mut world.fleet, Role::Ps, "p");
+    world.pass(SECOND);
+    world.initialize();
+}
+
+#[test]
+fn a_job_that_was_being_stopped_is_stopped() {
+    let mut world = World::training(parse(""), 1);
+    let held = world.lease(0).expect("work");
+    world.job.cancel(world.now, false);
+    world.start_again();
+    world.come_back("p", 2);
+    world.survey(&[2]);
+    assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
+    let lease = world.lease(0).expect("an export");
+    assert!(lease.id != held.id && matches!(lease.work, Some(pb::lease::Work::Export(_))), "{lease:?}");
+    assert!(world.reason().contains("cancelled by a user"), "{}", world.reason());
+}
+
+#[test]
+fn what_was_measured_is_not_measured_again() {
+    let mut world = World::training(parse(""), 1);
+    while world.status().final_metrics.is_empty() {
+        let lease = world.lease(0).expect("work");
+        world.complete(0, &lease, report(&lease));
+    }
+    let measured = world.status().final_metrics;
+    world.start_again();
+    assert_eq!(world.status().final_metrics, measured);
+    world.come_back("p", 2);
+    world.survey(&[2]);
+    world.work();
+    let told = world.events().into_iter().filter(|event| matches!(event, Event::Evaluation(_))).count();
+    assert_eq!(told, 2, "one for each epoch");
+}
+
+#[test]
+fn a_job_that_had_ended_is_shown_as_it_was() {
+    let mut world = World::training(parse(""), 1);
+    world.job.cancel(world.now, true);
+    world.job.on_finished(world.now, Ok(vec![ledger(1)]));
+    let before = world.status();
+    world.start_again();
+    assert!(world.job.is_ended() && world.job.take_record(world.now).is_none());
+    let shown = world.status();
+    assert_eq!(pb::JobStatus { workers: before.workers, ..shown }, before);
+    assert_eq!(world.job.log.after(0, usize::MAX).len() as u64, *world.job.log.numbers().end());
+}
+
+#[test]
+fn a_record_that_does_not_fit_together_is_refused() {
+    let mut world = World::training(parse(""), 1);
+    let record = world.job.take_record(world.now).expect("something to write down");
+    let restore = |record: pb::JobRecord| {
+        let settings = Settings { claim: SECOND, ps_grace: SECOND, stop: SECOND };
+        let fleet = Membership::new(IncarnationId(1), SECOND, 9);
+        Job::restore(record, EventLog::default(), settings, Now::default(), &fleet)
+    };
+    assert!(restore(pb::JobRecord { spec_json: "{}".to_owned(), ..record.clone() }).is_err());
+    let mut wrong = record.clone();
+    wrong.train[0].label_min = Some(-1);
+    assert!(restore(wrong).expect_err("a label").contains("label -1"));
+    let mut wrong = record;
+    wrong.fresh.clear();
+    assert!(restore(wrong).expect_err("a partition").contains("partitions"));
+}

@@ -1,0 +1,260 @@
+//! What a master must know after a restart, on stable storage: small, and written in the order in which it happened.
+//!
+//! The books append what changed, under their lock, and go on; one writer commits everything that was appended meanwhile in one
+//! transaction. Who tells the outside world of a change waits until it is durable, so nobody ever saw what a restart forgets.
+//! A store that fails is tried again for as long as it takes: training needs no journal, and goes on.
+//!
+//! Tasks and leases are not in it: after a restart the ps' ledgers say what is done.
+
+mod file;
+pub(crate) mod keys;
+mod memory;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prost::Message as _;
+use proto::ids::JobId;
+use proto::pb;
+use proto::retry::Retry;
+use tokio::sync::{Notify, watch};
+
+use crate::error::{Error, Result};
+use crate::events::EventLog;
+
+pub use self::file::FileStore;
+pub use self::memory::MemoryStore;
+
+/// Keys with their new values; `None` removes one.
+pub type Batch = BTreeMap<String, Option<Vec<u8>>>;
+
+/// Why a store could not do it, for people.
+pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Stable storage of keys and values.
+#[async_trait::async_trait]
+pub trait Store: std::fmt::Debug + Send + Sync {
+    /// Everything that is there.
+    async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError>;
+
+    /// Writes all of `batch` or nothing; it is durable once this returns.
+    async fn commit(&self, batch: &Batch) -> Result<(), StoreError>;
+}
+
+/// What an earlier start of a master wrote down.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// See [`pb::MasterRecord::identity`].
+    pub(crate) identity: Option<u64>,
+    pub(crate) jobs: Vec<(pb::JobRecord, EventLog)>,
+}
+
+impl Found {
+    /// # Errors
+    /// The store cannot be read, or has what this program did not write.
+    pub(crate) async fn load(store: &dyn Store) -> Result<Self> {
+        let all = store.load().await.map_err(Error::Store)?;
+        let wrong = |key: &str| {
+            let key = key.to_owned();
+            move |reason| Error::Record { key, reason }
+        };
+        let mut found = Self::default();
+        if let Some(bytes) = all.get(keys::MASTER) {
+            found.identity =
+                Some(pb::MasterRecord::decode(&bytes[..]).map_err(wrong(keys::MASTER))?.identity);
+        }
+        let under = |prefix: &str| {
+            let prefix = prefix.to_owned();
+            all.range(prefix.clone()..).take_while(move |(key, _)| key.starts_with(&prefix))
+        };
+        for (key, bytes) in under(keys::JOBS) {
+            let record = pb::JobRecord::decode(&bytes[..]).map_err(wrong(key))?;
+            let events = under(&keys::events(JobId(record.job)));
+            let decode =
+                |(key, bytes): (&String, &Vec<u8>)| pb::Event::decode(&bytes[..]).map_err(wrong(key));
+            let events = events.map(decode).collect::<Result<Vec<_>>>()?;
+            found.jobs.push((record, EventLog::restored(events)));
+        }
+        Ok(found)
+    }
+}
+
+/// What makes the next start the same master.
+pub(crate) fn keep_identity(identity: u64) -> Batch {
+    let record = pb::MasterRecord { identity };
+    Batch::from([(keys::MASTER.to_owned(), Some(record.encode_to_vec()))])
+}
+
+/// A moment in the journal: everything appended before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mark(u64);
+
+/// The journal of one master.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    store: Arc<dyn Store>,
+    pending: Mutex<Pending>,
+    appended: Notify,
+    durable: watch::Sender<Mark>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    /// Appended since the last write began.
+    batch: Batch,
+    /// Being written; stays until it is durable, so a write that is given up half-way loses nothing.
+    writing: Batch,
+    newest: Mark,
+}
+
+impl Journal {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        let durable = watch::Sender::new(Mark::default());
+        Self { store, pending: Mutex::default(), appended: Notify::new(), durable }
+    }
+
+    /// Takes changes; they are written in the order of the calls.
+    pub(crate) fn append(&self, batch: Batch) -> Mark {
+        let mut pending = self.pending();
+        if !batch.is_empty() {
+            pending.batch.extend(batch);
+            pending.newest.0 += 1;
+            self.appended.notify_one();
+        }
+        pending.newest
+    }
+
+    /// Everything that was appended so far.
+    pub(crate) fn newest(&self) -> Mark {
+        self.pending().newest
+    }
+
+    /// Waits until everything before `mark` is on stable storage.
+    pub(crate) async fn durable(&self, mark: Mark) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.durable.subscribe().wait_for(|durable| *durable >= mark).await;
+    }
+
+    /// Writes what is appended. Runs until dropped; nothing is lost between two writes.
+    pub(crate) async fn write(&self) {
+        loop {
+            self.appended.notified().await;
+            self.flush().await;
+        }
+    }
+
+    /// Writes what is appended so far.
+    pub(crate) async fn flush(&self) {
+        let (batch, mark) = {
+            let mut pending = self.pending();
+            let Pending { batch, writing, newest } = &mut *pending;
+            writing.append(batch);
+            (writing.clone(), *newest)
+        };
+        let mut attempt = 0;
+        while let Err(reason) = self.store.commit(&batch).await {
+            if attempt == 0 {
+                tracing::error!(
+                    %reason,
+                    "the journal cannot be written; training goes on, new jobs and news wait until it can"
+                );
+            }
+            tokio::time::sleep(RETRY.wait(attempt, 0)).await;
+            attempt += 1;
+        }
+        if attempt > 0 {
+            tracing::info!(attempts = attempt + 1, "the journal is written again");
+        }
+        self.pending().writing.clear();
+        self.durable.send_replace(mark);
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Between two attempts to write.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(100), longest: Duration::from_secs(5), attempts_max: u32::MAX };
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Fails a number of times, counts its commits.
+    #[derive(Debug, Default)]
+    struct Flaky {
+        inner: MemoryStore,
+        failures: AtomicU32,
+        commits: AtomicU32,
+    }
+
+    #[async_trait::async_trait]
+    impl Store for Flaky {
+        async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
+            self.inner.load().await
+        }
+
+        async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
+            self.commits.fetch_add(1, Ordering::Relaxed);
+            if self.failures.load(Ordering::Relaxed) > 0 {
+                self.failures.fetch_sub(1, Ordering::Relaxed);
+                return Err("no space left".into());
+            }
+            self.inner.commit(batch).await
+        }
+    }
+
+    fn set(key: &str, value: &str) -> Batch {
+        Batch::from([(key.to_owned(), Some(value.as_bytes().to_vec()))])
+    }
+
+    async fn writing<T>(journal: &Journal, wait: impl Future<Output = T>) -> T {
+        tokio::select! {
+            biased;
+            () = journal.write() => unreachable!("writes for ever"),
+            done = wait => done,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_appended_meanwhile_is_written_at_once_and_in_order() {
+        let store = Arc::new(Flaky::default());
+        let journal = Journal::new(store.clone());
+        journal.append(set("a", "1"));
+        journal.append(set("a", "2"));
+        let mark = journal.append(set("b", "3"));
+        writing(&journal, journal.durable(mark)).await;
+        let found = store.load().await.expect("memory");
+        assert_eq!(found, BTreeMap::from([("a".into(), b"2".to_vec()), ("b".into(), b"3".to_vec())]));
+        assert_eq!(store.commits.load(Ordering::Relaxed), 1);
+        let removed = journal.append(Batch::from([("a".to_owned(), None)]));
+        writing(&journal, journal.durable(removed)).await;
+        assert_eq!(store.load().await.expect("memory").len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_durable_before_the_store_took_it_and_failures_are_tried_again() {
+        let store = Arc::new(Flaky { failures: AtomicU32::new(3), ..Flaky::default() });
+        let journal = Journal::new(store.clone());
+        let mark = journal.append(set("a", "1"));
+        let early = tokio::time::timeout(Duration::from_millis(50), journal.durable(mark));
+        assert!(writing(&journal, early).await.is_err(), "durable before it was written");
+        assert_eq!(store.load().await.expect("memory").len(), 0);
+        // That write was given up in mid-retry; what it had taken is still there.
+        journal.append(set("b", "2"));
+        writing(&journal, journal.durable(mark)).await;
+        assert_eq!(store.load().await.expect("memory").len(), 2);
+    }
+
+    #[tokio::test]
+    async fn nothing_appended_is_durable_at_once() {
+        let journal = Journal::new(Arc::new(MemoryStore::default()));
+        let mark = journal.append(Batch::new());
+        journal.durable(mark).await;
+    }
+}
