@@ -35,7 +35,7 @@ pub(crate) async fn open(
     .map(drop)
 }
 
-/// What the ps have applied of a job, in no order. A ps that does not know the job holds none of it.
+/// What the ps have applied of a job's partitions that live there, in no order. A ps that does not know the job holds none.
 ///
 /// # Errors
 /// The first that does not answer.
@@ -48,11 +48,11 @@ pub(crate) async fn ledgers(
     let replies = try_join_all(list.iter().map(|ps| async move {
         let reply = call(dialer, ps, "ledger", move |mut client| async move { client.ledger(request).await });
         match reply.await {
-            Err(failure) if failure.kind == Kind::NotFound => Ok(pb::LedgerReply::default()),
-            reply => reply,
+            Err(failure) if failure.kind == Kind::NotFound => Ok(Vec::new()),
+            reply => reply.map(|reply| ps.own(reply.partitions)),
         }
     }));
-    Ok(replies.await?.into_iter().flat_map(|reply| reply.partitions).collect())
+    Ok(replies.await?.concat())
 }
 
 /// Lets the ps forget versions up to this one that they kept for measuring.

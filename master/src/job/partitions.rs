@@ -49,6 +49,16 @@ struct Missing {
 pub(crate) struct PsAddress {
     pub(crate) name: String,
     pub(crate) url: String,
+    /// What lives there of the job. It may hold more, left from an earlier placement.
+    pub(crate) partitions: Vec<u32>,
+}
+
+impl PsAddress {
+    /// What it says of the partitions that live there.
+    pub(crate) fn own(&self, mut ledgers: Vec<pb::PartitionLedger>) -> Vec<pb::PartitionLedger> {
+        ledgers.retain(|ledger| self.partitions.contains(&ledger.partition));
+        ledgers
+    }
 }
 
 /// What became of the ps since the last look.
@@ -229,7 +239,7 @@ impl Partitions {
 
     /// The ps of each partition, in partition order.
     pub(super) fn addresses(&self) -> impl Iterator<Item = PsAddress> {
-        self.homes.iter().map(|home| PsAddress { name: home.ps.clone(), url: home.url.clone() })
+        self.homes.iter().map(|home| address(&self.homes, &home.ps, &home.url))
     }
 
     /// Each ps once, except those that are missing.
@@ -288,8 +298,7 @@ impl Partitions {
                 found.filter(|(incarnation, _)| missing.asked != Some(*incarnation))
             {
                 missing.asked = Some(incarnation);
-                let address = PsAddress { name: process.name.clone(), url: process.url.clone() };
-                watched.ask.push((address, incarnation));
+                watched.ask.push((address(&self.homes, &process.name, &process.url), incarnation));
             }
             if now.saturating_sub(missing.since) >= grace {
                 watched.lost.push(home.ps.clone());
@@ -330,6 +339,11 @@ impl Partitions {
         }
         Back::Whole
     }
+}
+
+fn address(homes: &[Home], name: &str, url: &str) -> PsAddress {
+    let here = (0..).zip(homes).filter(|(_, home)| home.ps == name).map(|(partition, _)| partition);
+    PsAddress { name: name.to_owned(), url: url.to_owned(), partitions: here.collect() }
 }
 
 #[cfg(test)]
@@ -377,6 +391,14 @@ mod tests {
 
     fn ledger(partition: u32, watermark: u64) -> pb::PartitionLedger {
         pb::PartitionLedger { partition, watermark, version: Some(watermark), ..Default::default() }
+    }
+
+    #[test]
+    fn what_is_left_from_an_earlier_placement_is_not_counted() {
+        let homes = place(&fleet(&["a", "b"]), 2, &[]).expect("enough");
+        let told = vec![ledger(0, 0), ledger(1, 3)];
+        let [a, b] = [0, 1].map(|at| homes.addresses().nth(at).expect("two").own(told.clone()));
+        assert_eq!((a, b), (vec![ledger(0, 0)], vec![ledger(1, 3)]));
     }
 
     #[test]

@@ -140,7 +140,9 @@ impl World {
     fn restart(&mut self, name: &str) {
         let again = join(&mut self.fleet, Role::Ps, name);
         self.pass(SECOND);
-        assert!(self.effects().contains(&Effect::Verify(address(name), again)));
+        let asks =
+            |effect: &Effect| matches!(effect, Effect::Verify(ps, of) if ps.name == name && *of == again);
+        assert!(self.effects().iter().any(asks));
         self.job.on_ps_answer(self.now, &address(name), again, Ok(vec![]));
         self.pass(SECOND);
     }
@@ -191,7 +193,7 @@ fn join(fleet: &mut Membership, role: Role, name: &str) -> IncarnationId {
 }
 
 fn address(name: &str) -> PsAddress {
-    PsAddress { name: name.to_owned(), url: format!("http://{name}") }
+    PsAddress { name: name.to_owned(), url: format!("http://{name}"), partitions: vec![0] }
 }
 
 fn report(lease: &pb::Lease) -> Report {
