@@ -4,6 +4,7 @@
 //! incarnation that is gone is told to register again, so an old process can never touch a new one's leases.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use prost::Message as _;
 use proto::convert::required;
@@ -46,6 +47,14 @@ pub(crate) struct Books {
     changes: Vec<Change>,
     /// What the journal need not keep any more.
     forgotten: Batch,
+}
+
+/// What a worker that asks for work gets.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Answer {
+    Lease(pb::Lease),
+    /// There is none that it may have now. There may be one after this time, also if nothing happens.
+    Wait(Option<Duration>),
 }
 
 impl Books {
@@ -126,7 +135,7 @@ impl Books {
         }
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             self.metrics.leases_expired += job.on_tick(now, &self.fleet);
-            // Whether a lease is worth a copy depends on the time.
+            // Whether a slow worker may have work depends on the time.
             self.news = true;
         }
     }
@@ -176,11 +185,16 @@ impl Books {
             let good = job.renew(now, incarnation, &lost);
             lost.retain(|lease| !good.contains(lease));
         }
-        Ok(pb::HeartbeatReply {
+        Ok(self.reply(lost))
+    }
+
+    /// The answer to a heartbeat, also to one that is only due: these leases of the sender have ended.
+    pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
+        pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
             jobs: self.live_jobs().map(|job| job.id.get()).collect(),
             newest_job: self.newest_job.get(),
-        })
+        }
     }
 
     pub(crate) fn stream_broken(&mut self, now: Now, incarnation: IncarnationId, stream: u64) {
@@ -217,12 +231,8 @@ impl Books {
 
     // Leases.
 
-    /// Work for a worker; `None` when there is none that it may have.
-    pub(crate) fn lease(
-        &mut self,
-        now: Now,
-        incarnation: IncarnationId,
-    ) -> Result<Option<pb::Lease>, Failure> {
+    /// Work for a worker, or when to look again if nothing happens before.
+    pub(crate) fn lease(&mut self, now: Now, incarnation: IncarnationId) -> Result<Answer, Failure> {
         let member = self.fleet.member(incarnation)?;
         if member.process.role != Role::Worker {
             return Err(Failure::new(
@@ -231,20 +241,28 @@ impl Books {
             ));
         }
         if !member.live || member.draining {
-            return Ok(None);
+            return Ok(Answer::Wait(None));
         }
         let held: usize = self.live_jobs().map(|job| job.train_leases(incarnation)).sum();
         let elsewhere = |job: &Job| held - job.train_leases(incarnation);
         let (ids, jobs) = (&mut self.ids, &mut self.jobs);
         let mut live = jobs.values_mut().filter(|job| !job.is_ended());
-        let mut lease = live.find_map(|job| job.lease(now, ids, incarnation, elsewhere(job)));
-        if lease.is_none() {
-            let mut live = jobs.values_mut().filter(|job| !job.is_ended());
-            lease = live.find_map(|job| job.copy(now, ids, incarnation, elsewhere(job)));
-            self.metrics.leases_copied += u64::from(lease.is_some());
+        if let Some(lease) = live.find_map(|job| job.lease(now, ids, incarnation, elsewhere(job))) {
+            self.metrics.leases_granted += 1;
+            return Ok(Answer::Lease(lease));
         }
-        self.metrics.leases_granted += u64::from(lease.is_some());
-        Ok(lease)
+        let mut again: Option<Duration> = None;
+        for job in jobs.values_mut().filter(|job| !job.is_ended()) {
+            match job.copy(now, ids, incarnation, elsewhere(job)) {
+                Ok(lease) => {
+                    self.metrics.leases_granted += 1;
+                    self.metrics.leases_copied += 1;
+                    return Ok(Answer::Lease(lease));
+                }
+                Err(from) => again = again.into_iter().chain(from).min(),
+            }
+        }
+        Ok(Answer::Wait(again.map(|again| again.saturating_sub(now.since_start))))
     }
 
     /// A task is done; false when its lease had ended, then nothing changed.

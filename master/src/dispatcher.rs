@@ -13,9 +13,12 @@
 //! changes nothing.
 //!
 //! Nobody waits in a circle: whoever asks gets the oldest work that there is, and a worker that holds as much as it may
-//! still gets what is of an earlier step than all that it holds.
+//! still gets what is of an earlier step than all that it holds. Only who would keep all others waiting gets none, see `pace`.
 
-use std::collections::{BTreeMap, VecDeque};
+mod pace;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -25,6 +28,7 @@ use proto::tree;
 
 use crate::applied::Applied;
 use crate::lease::{Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
+use crate::speeds::Speeds;
 
 /// Microbatches that a run of several whole steps may have: enough to hide the round trip to the master.
 const RUN_MAX: u64 = 16;
@@ -34,15 +38,6 @@ const LEASE_MAX: u64 = 1024;
 
 /// Steps that may be handed out ahead of the first incomplete one when nothing else bounds them.
 const LOOK_AHEAD: u64 = 64;
-
-/// A lease is copied once it is this many times older than the median lease became.
-const STRAGGLER_FACTOR: u32 = 4;
-
-/// No lease is copied before this age: very short ones vary for no reason.
-const STRAGGLER_AGE_MIN: Duration = Duration::from_millis(200);
-
-/// Durations of leases that the median is taken over.
-const DURATIONS: usize = 32;
 
 /// The books of one job's training.
 #[derive(Debug)]
@@ -59,8 +54,8 @@ pub(crate) struct Dispatcher {
     runs: BTreeMap<u64, Run>,
     /// The run of each lease.
     leases: BTreeMap<LeaseId, u64>,
-    /// How long the latest leases took.
-    durations: VecDeque<Duration>,
+    /// They outlive these books.
+    pub(crate) speeds: Speeds,
 }
 
 #[derive(Debug)]
@@ -73,6 +68,8 @@ struct Returned {
 struct Run {
     end: u64,
     attempts: Attempts,
+    /// Since when the weights that it reads exist, while it was held.
+    ready: Option<Duration>,
     /// One holder, or two when one is a copy.
     holders: Vec<Grant>,
 }
@@ -93,8 +90,16 @@ pub(crate) struct TrainGrant {
     pub(crate) deadline: Duration,
 }
 
+/// What is done, and whose leases ended by that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Completed {
+    pub(crate) run: Range<MicrobatchId>,
+    /// The holder of a copy or of the original: it need not go on.
+    pub(crate) beaten: Vec<(IncarnationId, LeaseId)>,
+}
+
 impl Dispatcher {
-    pub(crate) const fn new(plan: Plan, delay: Option<u32>, limits: Limits) -> Self {
+    pub(crate) fn new(plan: Plan, delay: Option<u32>, limits: Limits) -> Self {
         Self {
             plan,
             delay,
@@ -103,7 +108,7 @@ impl Dispatcher {
             returned: BTreeMap::new(),
             runs: BTreeMap::new(),
             leases: BTreeMap::new(),
-            durations: VecDeque::new(),
+            speeds: Speeds::default(),
         }
     }
 
@@ -121,27 +126,34 @@ impl Dispatcher {
 
     /// The next work for `worker`, when there is some that it may have: returned runs first, then the frontier.
     ///
-    /// `workers` share a step; `held_elsewhere` are the training leases that this worker holds of other jobs.
+    /// `crew` shares a step; `held_elsewhere` are the training leases that this worker holds of other jobs.
     pub(crate) fn lease(
         &mut self,
         now: Duration,
         ids: &mut LeaseIds,
         worker: IncarnationId,
-        workers: u32,
+        crew: &[IncarnationId],
         held_elsewhere: usize,
     ) -> Option<TrainGrant> {
+        self.speeds.follow(now, crew);
         let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
         let candidate = returned.clone().unwrap_or(self.next..self.plan.microbatches());
         let first = candidate.start;
         if candidate.is_empty() || !self.may_hold(worker, self.step_at(first), held_elsewhere) {
             return None;
         }
+        let idle = !self.runs.values().any(|run| run.is_held_by(worker));
+        self.speeds.asked(now, worker, idle);
         let waits_for = self.step_at(self.lowest_without(worker)).get();
         if self.step_at(first).get() > waits_for + self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1)
         {
             return None;
         }
-        let end = first + self.cut(worker, &candidate, workers);
+        let part = if crew.len() == 1 { LEASE_MAX } else { self.part(now, worker, self.step_at(first)) };
+        if part == 0 {
+            return None;
+        }
+        let end = first + self.cut(worker, &candidate, crew.len() as u64, part);
         let mut attempts = Attempts::default();
         if returned.is_some() {
             let rest = self.returned.remove(&first).expect("it was the first");
@@ -152,29 +164,35 @@ impl Dispatcher {
         } else {
             self.next = end;
         }
-        self.runs.insert(first, Run { end, attempts, holders: Vec::new() });
+        self.runs.insert(first, Run { end, attempts, ready: None, holders: Vec::new() });
+        self.ready(now);
         Some(self.grant(now, ids, worker, first))
     }
 
-    /// A copy of the oldest lease of somebody else that takes unusually long, for a worker that has nothing else to do.
-    /// Whoever completes first wins; the gradients are the same bits, so the other's pushes are duplicates.
+    /// A copy of the lease of somebody else that will be done last, for a worker that has nothing else to do and would be done
+    /// earlier. Whoever completes first wins; the gradients are the same bits, so the other's pushes are duplicates.
+    ///
+    /// # Errors
+    /// There is none; the time from which on there is one, if nothing else happens before.
     pub(crate) fn copy(
         &mut self,
         now: Duration,
         ids: &mut LeaseIds,
         worker: IncarnationId,
         held_elsewhere: usize,
-    ) -> Option<TrainGrant> {
-        let patience = self.patience();
-        let slow = |run: &Run| match run.holders.as_slice() {
-            [only] if only.worker != worker && now >= only.granted + patience => Some(only.granted),
-            _ => None,
-        };
-        let copyable = self.runs.iter().filter_map(|(&first, run)| Some((slow(run)?, first)));
+    ) -> Result<TrainGrant, Option<Duration>> {
+        if self.is_busy(worker) {
+            return Err(None);
+        }
         let permitted =
-            copyable.filter(|&(_, first)| self.may_hold(worker, self.step_at(first), held_elsewhere));
-        let (_, first) = permitted.min()?;
-        Some(self.grant(now, ids, worker, first))
+            self.runs.keys().filter(|&&first| self.may_hold(worker, self.step_at(first), held_elsewhere));
+        let copies = permitted.filter_map(|&first| Some((self.copy_pays(now, worker, first)?, first)));
+        let copies: Vec<_> = copies.collect();
+        let paying = copies.iter().filter(|((from, _), _)| *from <= now);
+        match paying.max_by_key(|((_, rest), first)| (*rest, Reverse(*first))) {
+            Some(&(_, first)) => Ok(self.grant(now, ids, worker, first)),
+            None => Err(copies.into_iter().map(|((from, _), _)| from).min()),
+        }
     }
 
     /// Prolongs a lease; false when it has ended.
@@ -201,18 +219,17 @@ impl Dispatcher {
         now: Duration,
         worker: IncarnationId,
         lease: LeaseId,
-    ) -> Option<Range<MicrobatchId>> {
-        let run = self.run_of(worker, lease)?;
-        for grant in self.runs.remove(&run.start.get()).expect("a good lease has a run").holders {
+    ) -> Option<Completed> {
+        let range = self.run_of(worker, lease)?;
+        let first = range.start.get();
+        let run = self.runs.remove(&first).expect("a good lease has a run");
+        self.learn(now, lease, first, &run);
+        self.ready(now);
+        for grant in &run.holders {
             self.leases.remove(&grant.lease);
-            if grant.lease == lease {
-                self.durations.push_back(now.saturating_sub(grant.granted));
-            }
         }
-        while self.durations.len() > DURATIONS {
-            self.durations.pop_front();
-        }
-        Some(run)
+        let others = run.holders.iter().filter(|grant| grant.lease != lease);
+        Some(Completed { run: range, beaten: others.map(|grant| (grant.worker, grant.lease)).collect() })
     }
 
     /// The holder could not do it. `None`: the lease had ended, nothing changed.
@@ -225,6 +242,7 @@ impl Dispatcher {
     /// nothing. `None`: the lease had ended, nothing changed.
     pub(crate) fn release(
         &mut self,
+        now: Duration,
         worker: IncarnationId,
         lease: LeaseId,
         done: u64,
@@ -240,6 +258,7 @@ impl Dispatcher {
             if middle < rest.end {
                 self.returned.insert(middle, rest);
             }
+            self.ready(now);
         }
         Some(MicrobatchId(first)..MicrobatchId(middle))
     }
@@ -306,18 +325,18 @@ impl Dispatcher {
     }
 
     /// How many microbatches of `candidate`, from its first on, make one lease.
-    fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, workers: u32) -> u64 {
+    fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, workers: u64, part: u64) -> u64 {
         let first = self.plan.microbatch(MicrobatchId(candidate.start));
         let left = candidate.end - candidate.start;
         let of = u64::from(first.of);
-        let share = self.share(of, workers);
+        let share = self.share(of, workers).min(part);
         if first.index > 0 || share < of || left < of {
             let end = of.min(u64::from(first.index) + left) as u32;
             return tree::largest_from(first.index, end, first.of, share as u32).len().into();
         }
         // Step t needs all steps below t - delay: the holder's own, or others would keep it waiting in mid-lease.
         let foreign = self.lowest_of_others(worker).map(|microbatch| self.step_at(microbatch).get());
-        let ahead = self.delay.map_or(LOOK_AHEAD, u64::from);
+        let ahead = self.ahead();
         let (mut count, mut step) = (of, first.step.next());
         while count < left && foreign.is_none_or(|foreign| step.get() <= foreign + ahead) {
             let more = u64::from(self.plan.of(step));
@@ -331,8 +350,8 @@ impl Dispatcher {
 
     /// A worker's fair share in microbatches, for steps of `of`: all workers work on one step, unless steps may be
     /// computed side by side anyway and sharing one would only make more and smaller pushes.
-    fn share(&self, of: u64, workers: u32) -> u64 {
-        let workers = u64::from(workers.max(1));
+    fn share(&self, of: u64, workers: u64) -> u64 {
+        let workers = workers.max(1);
         let share = match self.delay {
             _ if workers == 1 => of.max(RUN_MAX),
             None => (of / workers).max(RUN_MAX.min(LOOK_AHEAD * of / (HELD_MAX as u64 * workers))),
@@ -340,14 +359,6 @@ impl Dispatcher {
             Some(delay) => RUN_MAX.min((u64::from(delay) + 1) * of / workers),
         };
         share.clamp(1, LEASE_MAX)
-    }
-
-    /// The age from which on a lease is copied. Before any lease is done, nobody knows what is usual.
-    fn patience(&self) -> Duration {
-        let mut durations: Vec<_> = self.durations.iter().copied().collect();
-        durations.sort_unstable();
-        let median = durations.get(durations.len() / 2).copied();
-        median.map_or(self.limits.lease, |median| (median * STRAGGLER_FACTOR).max(STRAGGLER_AGE_MIN))
     }
 
     fn grant(&mut self, now: Duration, ids: &mut LeaseIds, worker: IncarnationId, first: u64) -> TrainGrant {
@@ -395,3 +406,5 @@ fn describe(plan: &Plan, run: Range<u64>, exhausted: &Exhausted) -> String {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod throughput;

@@ -138,6 +138,8 @@ pub(crate) enum Effect {
     Unpin(Vec<PsAddress>, Era, Version),
     /// Ask each ps for its ledger, let it close the job, and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
+    /// Tell a worker at once that this lease has ended, rather than with its next heartbeat.
+    Recall(IncarnationId, LeaseId),
     /// Log that the state changed, and why.
     Tell(JobState, String),
     /// Log that a lease ended without its work being done.

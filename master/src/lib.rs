@@ -29,6 +29,7 @@ mod metrics;
 mod ps_client;
 mod server;
 mod service;
+mod speeds;
 mod tasks;
 
 #[doc(hidden)]

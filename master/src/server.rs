@@ -12,7 +12,7 @@ use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -29,6 +29,9 @@ use crate::service::{FleetService, JobsService};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Recalls that a busy heartbeat stream may be behind.
+const RECALLS: usize = 256;
 
 /// Longest wait for open calls at a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -66,6 +69,8 @@ pub(crate) struct Shared {
     journal: Journal,
     /// There may be work.
     pub(crate) work: Notify,
+    /// Leases whose holders need not go on.
+    pub(crate) recalls: broadcast::Sender<(IncarnationId, LeaseId)>,
     /// Long calls end.
     pub(crate) stopping: CancellationToken,
     books: Mutex<Books>,
@@ -128,6 +133,7 @@ impl Master {
             dialer,
             uploads: Mutex::default(),
             work: Notify::new(),
+            recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
             journal,
             books: Mutex::new(books),
@@ -226,6 +232,8 @@ impl Shared {
         match &effect {
             Effect::Tell(state, reason) => return tracing::info!(%job, "{}: {reason}", state.name()),
             Effect::Lost(lease) => return tracing::debug!(%job, lease = lease.get(), "lease lost"),
+            // Without a listener nobody holds anything.
+            Effect::Recall(worker, lease) => return drop(self.recalls.send((*worker, *lease))),
             _ => {}
         }
         // A heartbeat stream may be dropped with the runtime itself; then there is nobody left to tell.
@@ -267,7 +275,7 @@ impl Shared {
                 }
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
             }
-            Effect::Tell(..) | Effect::Lost(_) => {}
+            Effect::Tell(..) | Effect::Lost(_) | Effect::Recall(..) => {}
         }
     }
 }

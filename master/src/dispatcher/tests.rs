@@ -9,6 +9,7 @@ use super::*;
 
 const A: IncarnationId = IncarnationId(1);
 const B: IncarnationId = IncarnationId(2);
+const CREW: [IncarnationId; 4] = [A, B, IncarnationId(3), IncarnationId(4)];
 
 fn limits() -> Limits {
     Limits { lease: Duration::from_secs(30), claim: Duration::from_secs(3), attempts_max: 3, deaths_max: 3 }
@@ -19,6 +20,8 @@ struct Trace {
     books: Dispatcher,
     ids: LeaseIds,
     now: Duration,
+    crew: Vec<IncarnationId>,
+    gone: Vec<IncarnationId>,
 }
 
 impl Trace {
@@ -59,32 +62,65 @@ impl Trace {
             books: Dispatcher::new(plan, delay, limits()),
             ids: LeaseIds::starting_at(1),
             now: Duration::ZERO,
+            crew: Vec::new(),
+            gone: Vec::new(),
         }
+    }
+
+    /// Who takes part when `worker` asks as one of so many: those who did before, as far as they fit, and new ones.
+    fn join(&mut self, worker: IncarnationId, of: &str) {
+        let of: usize = of.parse().expect("workers");
+        let before = std::mem::take(&mut self.crew).into_iter();
+        let known = before.chain((1..).map(IncarnationId));
+        let mut crew: Vec<_> = [worker].into();
+        for who in known {
+            if crew.len() == of {
+                break;
+            }
+            if !crew.contains(&who) && !self.gone.contains(&who) {
+                crew.push(who);
+            }
+        }
+        crew.sort_unstable();
+        self.crew = crew;
     }
 
     fn answer(&mut self, words: &[&str]) -> String {
         let worker = |name: &str| IncarnationId(u64::from(name.as_bytes()[0] - b'a' + 1));
         let lease = |number: &str| LeaseId(number.parse().expect("a lease number"));
-        let Self { books, ids, now } = self;
+        if let ["lease", who, "of", workers, ..] = *words {
+            self.join(worker(who), workers);
+        }
+        let Self { books, ids, now, crew, gone } = self;
         match *words {
-            ["lease", who, "of", workers] => {
-                granted(books.lease(*now, ids, worker(who), workers.parse().expect("workers"), 0))
-            }
-            ["lease", who, "of", workers, "elsewhere", held] => {
+            ["lease", who, "of", _] => granted(books.lease(*now, ids, worker(who), crew, 0)),
+            ["lease", who, "of", _, "elsewhere", held] => {
                 let held = held.parse().expect("leases");
-                granted(books.lease(*now, ids, worker(who), workers.parse().expect("workers"), held))
+                granted(books.lease(*now, ids, worker(who), crew, held))
             }
-            ["copy", who] => granted(books.copy(*now, ids, worker(who), 0)),
+            ["copy", who] => match books.copy(*now, ids, worker(who), 0) {
+                Err(Some(from)) => format!("from {}ms", from.as_millis()),
+                copy => granted(copy.ok()),
+            },
             ["renew", who, id] => books.renew(*now, worker(who), lease(id)).to_string(),
-            ["complete", who, id] => done(books.complete(*now, worker(who), lease(id))),
+            ["complete", who, id] => {
+                let completed = books.complete(*now, worker(who), lease(id));
+                let beaten = completed.iter().flat_map(|completed| &completed.beaten);
+                let beaten: String = beaten.map(|(_, lease)| format!(", ends {lease}")).collect();
+                done(completed.map(|completed| completed.run)) + &beaten
+            }
             ["release", who, id, "done", count] => {
-                done(books.release(worker(who), lease(id), count.parse().expect("a count")))
+                done(books.release(*now, worker(who), lease(id), count.parse().expect("a count")))
             }
             ["fail", who, id, message] => books
                 .fail(worker(who), lease(id), message)
                 .map_or("late".to_owned(), |lost| lost_list(&[lost])),
             ["expire"] => lost_list(&books.expire(*now)),
-            ["gone", who] => lost_list(&books.worker_gone(worker(who))),
+            ["gone", who] => {
+                gone.push(worker(who));
+                crew.retain(|&other| other != worker(who));
+                lost_list(&books.worker_gone(worker(who)))
+            }
             ["watermark"] => books.watermark().to_string(),
             ["done"] => format!("{}{}", books.done(), if books.is_done() { ", all" } else { "" }),
             _ => panic!("no command {words:?}"),
@@ -209,12 +245,12 @@ impl Fleet {
         };
         match *action {
             Action::Lease(w) => {
-                let grant = self.books.lease(self.now, &mut self.ids, worker(w), 4, 0);
+                let grant = self.books.lease(self.now, &mut self.ids, worker(w), &CREW, 0);
                 self.granted(w, grant);
             }
             Action::Copy(w) => {
                 let grant = self.books.copy(self.now, &mut self.ids, worker(w), 0);
-                self.granted(w, grant);
+                self.granted(w, grant.ok());
             }
             Action::Renew(w, p) => {
                 if let Some(lease) = pick(self, w, p) {
@@ -224,7 +260,7 @@ impl Fleet {
             Action::Complete(w, p) => {
                 if let Some(lease) = pick(self, w, p) {
                     let done = self.books.complete(self.now, worker(w), lease);
-                    self.count(done);
+                    self.count(done.map(|done| done.run));
                 }
             }
             Action::Fail(w, p) => {
@@ -234,7 +270,7 @@ impl Fleet {
             }
             Action::Release(w, p, d) => {
                 if let Some(lease) = pick(self, w, p) {
-                    let done = self.books.release(worker(w), lease, d.into());
+                    let done = self.books.release(self.now, worker(w), lease, d.into());
                     self.count(done);
                 }
             }
@@ -302,18 +338,23 @@ proptest! {
             prop_assert_eq!(fleet.books.watermark(), MicrobatchId(first_undone as u64));
             prop_assert!(fleet.finished.iter().all(|&count| count <= 1));
         }
-        // Whatever happened, one worker that lives can finish the job.
+        // Whatever happened, one worker can finish the job, even if it is slow and the others only seem to live.
         for dead in 2..=4 {
             fleet.books.worker_gone(IncarnationId(dead));
         }
-        let mut rounds = 0;
+        let (mut rounds, until) = (0, 4 * fleet.now + Duration::from_secs(100));
         while !fleet.books.is_done() {
             fleet.act(&Action::Lease(0));
             let mut held: Vec<_> = fleet.books.holders().map(|(_, lease)| lease).collect();
             held.sort_by_key(|lease| fleet.books.leases[lease]);
+            if held.is_empty() {
+                fleet.now += Duration::from_secs(1);
+                prop_assert!(fleet.now < until, "it gets nothing");
+                continue;
+            }
             let done = fleet.books.complete(fleet.now, A, held[0]);
             prop_assert!(done.is_some());
-            fleet.count(done);
+            fleet.count(done.map(|done| done.run));
             rounds += 1;
             prop_assert!(rounds <= plan.microbatches() + 8, "no progress");
         }
@@ -371,7 +412,7 @@ proptest! {
             let applied = fleet.books.step_at(outside.unwrap_or(plan.microbatches())).get();
             if fleet.books.step_at(run.end - 1).get() <= applied + delay.map_or(LOOK_AHEAD, u64::from) {
                 let done = fleet.books.complete(fleet.now, who, lease);
-                fleet.count(done);
+                fleet.count(done.map(|done| done.run));
             }
         }
         prop_assert!(fleet.finished.iter().all(|&count| count == 1));
@@ -383,11 +424,11 @@ fn a_lease_of_another_worker_is_foreign() {
     let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 1 };
     let mut books = Dispatcher::new(plan, Some(0), limits());
     let mut ids = LeaseIds::starting_at(1);
-    let lease = books.lease(Duration::ZERO, &mut ids, A, 2, 0).expect("work").lease;
+    let lease = books.lease(Duration::ZERO, &mut ids, A, &[A, B], 0).expect("work").lease;
     assert!(!books.renew(Duration::ZERO, B, lease));
     assert_eq!(books.complete(Duration::ZERO, B, lease), None);
     assert_eq!(books.fail(B, lease, "no"), None);
-    assert_eq!(books.release(B, lease, 1), None);
+    assert_eq!(books.release(Duration::ZERO, B, lease, 1), None);
     assert_eq!(books.run_of(A, lease), Some(MicrobatchId(0)..MicrobatchId(2)));
 }
 
@@ -397,7 +438,7 @@ fn a_huge_job_costs_no_memory() {
     let mut books = Dispatcher::new(plan, None, limits());
     let mut ids = LeaseIds::starting_at(1);
     for _ in 0..1000 {
-        let lease = books.lease(Duration::ZERO, &mut ids, A, 1, 0).expect("work").lease;
+        let lease = books.lease(Duration::ZERO, &mut ids, A, &[A], 0).expect("work").lease;
         books.complete(Duration::ZERO, A, lease);
     }
     assert_eq!(books.done(), 1000 * LEASE_MAX);

@@ -10,7 +10,7 @@ use proto::status::{Failure, Kind};
 use super::ending::{Salvage, failed};
 use super::partitions::Partitions;
 use super::work::Work;
-use super::{Job, Phase, Who, ended};
+use super::{Effect, Job, Phase, Who, ended};
 use crate::clock::Now;
 use crate::dispatcher::{Dispatcher, TrainGrant};
 use crate::lease::LeaseIds;
@@ -32,9 +32,9 @@ impl Job {
         let lease = match self.queue.lease(now.since_start, ids, worker) {
             Some(grant) => self.task_lease(now, &grant),
             None => {
-                let workers = self.crew.len() as u32;
-                let books = self.dispatcher()?;
-                let grant = books.lease(now.since_start, ids, worker, workers, held_elsewhere)?;
+                let trains = matches!(self.phase, Phase::Training);
+                let books = &mut self.training.as_mut().filter(|_| trains)?.books;
+                let grant = books.lease(now.since_start, ids, worker, &self.crew, held_elsewhere)?;
                 self.train_lease(now, &grant)
             }
         };
@@ -43,19 +43,23 @@ impl Job {
     }
 
     /// A copy of a straggler's lease, for a worker that finds nothing else in any job.
+    ///
+    /// # Errors
+    /// There is none; the time from which on there may be one, if nothing else happens before.
     pub(crate) fn copy(
         &mut self,
         now: Now,
         ids: &mut LeaseIds,
         worker: IncarnationId,
         held_elsewhere: usize,
-    ) -> Option<pb::Lease> {
+    ) -> Result<pb::Lease, Option<Duration>> {
         if self.waits().is_some() || !self.crew.contains(&worker) {
-            return None;
+            return Err(None);
         }
-        let grant = self.dispatcher()?.copy(now.since_start, ids, worker, held_elsewhere)?;
+        let books = self.dispatcher().ok_or(None)?;
+        let grant = books.copy(now.since_start, ids, worker, held_elsewhere)?;
         self.numbers.workers_seen.insert(worker);
-        Some(self.train_lease(now, &grant))
+        Ok(self.train_lease(now, &grant))
     }
 
     /// Training leases that a worker holds of this job.
@@ -118,7 +122,8 @@ impl Job {
                 return Err(ended(lease));
             };
             let Report::Trained(trained) = report else { return Err(other_report("trained")) };
-            training.complete(now.since_start, worker, lease, &trained)?;
+            let beaten = training.complete(now.since_start, worker, lease, &trained)?;
+            self.effects.extend(beaten.into_iter().map(|(worker, lease)| Effect::Recall(worker, lease)));
             self.on_trained(now);
             return Ok(());
         };
@@ -207,7 +212,7 @@ impl Job {
             return Ok(false);
         }
         if let Some(training) = &mut self.training {
-            training.release(worker, lease, trained)?;
+            training.release(now.since_start, worker, lease, trained)?;
             self.on_trained(now);
         }
         Ok(true)

@@ -329,6 +329,20 @@ fn measuring_goes_before_training_and_training_goes_on_meanwhile() {
 }
 
 #[test]
+fn whoever_is_beaten_by_a_copy_is_told_at_once() {
+    let mut world = World::training(spec(), 2);
+    let [slow, fast] = [world.lease(1), world.lease(0)].map(|lease| lease.expect("half a step"));
+    world.pass(SECOND);
+    world.complete(0, &fast, report(&fast));
+    world.pass(SECOND + Duration::from_millis(1));
+    let copy = world.job.copy(world.now, &mut world.ids, world.workers[0], 0).expect("a copy");
+    assert_eq!(copy.task, slow.task);
+    world.effects();
+    world.complete(0, &copy, report(&copy));
+    assert_eq!(world.effects(), [Effect::Recall(world.workers[1], LeaseId(slow.id))]);
+}
+
+#[test]
 fn too_few_workers_pause_a_running_job_and_too_many_stand_by() {
     let spec = parse("[fleet]\nworkers = { min = 2, max = 2 }\n");
     let mut world = World::training(spec, 3);

@@ -42,9 +42,13 @@ impl Training {
         limits: Limits,
         now: Duration,
         applied: &Applied,
-        before: Option<Self>,
+        mut before: Option<Self>,
         measured: Epoch,
     ) -> Self {
+        let mut books = Dispatcher::new(facts.plan, spec.consistency.resolve().delay, limits).after(applied);
+        // Workers are as fast as before.
+        books.speeds =
+            before.as_mut().map(|before| std::mem::take(&mut before.books.speeds)).unwrap_or_default();
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
         let from_here = || Losses::new(plan, watermark, now);
         let (losses, evaluations) = match before {
@@ -60,7 +64,7 @@ impl Training {
         Self {
             plan,
             optimizer: spec.optimizer.clone(),
-            books: Dispatcher::new(plan, consistency.delay, limits).after(applied),
+            books,
             losses,
             evaluations,
             samples_done: plan.samples_before(watermark) + above,
@@ -79,14 +83,14 @@ impl Training {
         self.books.is_done() && self.evaluations.is_done()
     }
 
-    /// The run of a lease is done.
+    /// The run of a lease is done; answers whose leases ended by that.
     pub(super) fn complete(
         &mut self,
         now: Duration,
         worker: IncarnationId,
         lease: LeaseId,
         trained: &pb::Trained,
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<(IncarnationId, LeaseId)>, Failure> {
         let run = self.books.run_of(worker, lease).ok_or_else(|| ended(lease))?;
         let (count, found) = (run.end.get() - run.start.get(), trained.microbatches.len() as u64);
         if found != count {
@@ -96,14 +100,15 @@ impl Training {
             ));
         }
         self.check(run.start, &trained.microbatches)?;
-        self.books.complete(now, worker, lease);
+        let completed = self.books.complete(now, worker, lease);
         self.record(run.start, &trained.microbatches);
-        Ok(())
+        Ok(completed.map(|completed| completed.beaten).unwrap_or_default())
     }
 
     /// The beginning of the run of a lease is done, the rest comes back.
     pub(super) fn release(
         &mut self,
+        now: Duration,
         worker: IncarnationId,
         lease: LeaseId,
         trained: &pb::Trained,
@@ -117,7 +122,7 @@ impl Training {
             ));
         }
         self.check(run.start, &trained.microbatches)?;
-        if let Some(done) = self.books.release(worker, lease, found) {
+        if let Some(done) = self.books.release(now, worker, lease, found) {
             let done = (done.end.get() - done.start.get()) as usize;
             self.record(run.start, &trained.microbatches[..done]);
         }

@@ -10,12 +10,14 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_server::Fleet;
 use proto::pb::upload_request::Part;
 use proto::status::{Failure, Kind};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
-use crate::books::check_exported;
+use crate::books::{Answer, check_exported};
 use crate::ps_client;
 use crate::server::Shared;
 
@@ -59,6 +61,7 @@ impl Fleet for FleetService {
             incarnation: IncarnationId(first.incarnation),
             stream,
             requests,
+            recalls: self.shared.recalls.subscribe(),
             reply: Some(reply),
             shared: self.shared.clone(),
         };
@@ -80,30 +83,19 @@ impl Fleet for FleetService {
             let news = self.shared.work.notified();
             tokio::pin!(news);
             news.as_mut().enable();
-            let lease = self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))?;
-            if let Some(pb::Lease { id, job, task, attempt, placement, ref work, .. }) = lease {
-                let (microbatches, era) = match work {
-                    Some(pb::lease::Work::Train(train)) => (train.count, train.era),
-                    _ => (0, 0),
-                };
-                tracing::debug!(
-                    incarnation,
-                    lease = id,
-                    job,
-                    task,
-                    attempt,
-                    microbatches,
-                    era,
-                    placement,
-                    "lease granted"
-                );
-                return Ok(Response::new(pb::LeaseReply { lease }));
-            }
+            let again = match self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))? {
+                Answer::Lease(lease) => {
+                    tell_granted(incarnation, &lease);
+                    return Ok(Response::new(pb::LeaseReply { lease: Some(lease) }));
+                }
+                Answer::Wait(again) => Instant::now() + again.unwrap_or(WAIT_MAX),
+            };
             tokio::select! {
                 // In a fixed order, here and elsewhere, so that a simulation repeats itself.
                 biased;
                 () = self.shared.stopping.cancelled() => return Err(leaving()),
                 () = news => {}
+                () = tokio::time::sleep_until(again), if again < until => {}
                 () = tokio::time::sleep_until(until) => {
                     return Ok(Response::new(pb::LeaseReply { lease: None }));
                 }
@@ -241,11 +233,32 @@ impl FleetService {
     }
 }
 
+fn tell_granted(incarnation: u64, lease: &pb::Lease) {
+    let &pb::Lease { id, job, task, attempt, placement, ref work, .. } = lease;
+    let (microbatches, era) = match work {
+        Some(pb::lease::Work::Train(train)) => (train.count, train.era),
+        _ => (0, 0),
+    };
+    tracing::debug!(
+        incarnation,
+        lease = id,
+        job,
+        task,
+        attempt,
+        microbatches,
+        era,
+        placement,
+        "lease granted"
+    );
+}
+
 /// One heartbeat stream. Its end, however it comes, is the end of the process for the fleet.
 struct Heartbeats {
     incarnation: IncarnationId,
     stream: u64,
     requests: Streaming<pb::HeartbeatRequest>,
+    /// Leases that ended, of all workers.
+    recalls: broadcast::Receiver<(IncarnationId, LeaseId)>,
     /// The answer to the first one.
     reply: Option<pb::HeartbeatReply>,
     shared: Arc<Shared>,
@@ -260,6 +273,10 @@ impl Heartbeats {
             biased;
             () = self.shared.stopping.cancelled() => return Err(leaving()),
             request = self.requests.message() => request?,
+            lease = recalled(self.incarnation, &mut self.recalls) => {
+                tracing::debug!(incarnation = %self.incarnation, %lease, "lease recalled");
+                return Ok(Some(self.shared.act(|books, _| books.reply(vec![lease]))));
+            }
         };
         let Some(request) = request else { return Ok(None) };
         if request.incarnation != self.incarnation.get() {
@@ -269,6 +286,20 @@ impl Heartbeats {
             return Err(Failure::new(Kind::Malformed, message).into());
         }
         Ok(Some(self.shared.act(|books, now| books.heartbeat(now, &request))?))
+    }
+}
+
+/// The next lease of this worker to be recalled. One that is missed here is told with the next heartbeat.
+async fn recalled(
+    worker: IncarnationId,
+    recalls: &mut broadcast::Receiver<(IncarnationId, LeaseId)>,
+) -> LeaseId {
+    loop {
+        match recalls.recv().await {
+            Ok((holder, lease)) if holder == worker => return lease,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
     }
 }
 

@@ -44,6 +44,25 @@ async fn a_killed_workers_lease_is_granted_to_another_at_once() {
 }
 
 #[tokio::test]
+async fn whoever_is_beaten_by_a_copy_hears_of_it_without_asking() {
+    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    a.do_task(&lease).await;
+    let held = a.lease().await;
+    let mut b = Worker::join(&cluster, "b").await;
+    // Once nothing else is left, it gets what `a` holds and does not compute.
+    let copy = loop {
+        let lease = b.lease().await;
+        if lease.task == held.task {
+            break lease;
+        }
+        b.do_task(&lease).await;
+    };
+    b.do_task(&copy).await;
+    assert_eq!(a.reply().await.leases_lost, [held.id]);
+    assert_eq!(cluster.master.metrics().leases_copied, 1);
+}
+
+#[tokio::test]
 async fn a_report_of_a_lease_that_ended_is_not_accepted() {
     let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
     let (first, count) = microbatches(&lease);

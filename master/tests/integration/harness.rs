@@ -214,7 +214,8 @@ impl Worker {
         worker
     }
 
-    async fn reply(&mut self) -> pb::HeartbeatReply {
+    /// The next answer, asked for or not.
+    pub(crate) async fn reply(&mut self) -> pb::HeartbeatReply {
         soon("an answer to a heartbeat", self.replies.message()).await.expect("open").expect("an answer")
     }
 

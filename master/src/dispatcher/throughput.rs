@@ -1,0 +1,279 @@
+//! A fleet in simulated time around the dispatcher: workers with given speeds, no network. What can be reached at best.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TICK: Duration = Duration::from_millis(100);
+const MICROBATCH: Duration = Duration::from_millis(10);
+
+struct Worker {
+    id: IncarnationId,
+    /// How much slower than the usual.
+    slower: u32,
+    /// Until when it opens the job, once it has a lease.
+    loads: Duration,
+    loading: bool,
+    /// Lease, next microbatch and end, by the first one.
+    held: BTreeMap<u64, (LeaseId, u64, u64)>,
+    /// What it computes, and until when.
+    busy: Option<(LeaseId, Duration)>,
+}
+
+struct Fleet {
+    books: Dispatcher,
+    ids: LeaseIds,
+    now: Duration,
+    workers: Vec<Worker>,
+    /// Percent that a microbatch may take longer or shorter.
+    noise: u64,
+    random: u64,
+    copies: u32,
+    /// When steps became complete.
+    steps: Vec<Duration>,
+}
+
+impl Fleet {
+    fn new(m: u32, steps: u64, delay: Option<u32>, slower: &[u32]) -> Self {
+        let plan = Plan { records: u64::from(m) * steps, micro: 1, microbatches_per_step: m, epochs: 1 };
+        let limits = Limits {
+            lease: Duration::from_secs(30),
+            claim: Duration::from_secs(30),
+            attempts_max: 3,
+            deaths_max: 3,
+        };
+        let mut fleet = Self {
+            books: Dispatcher::new(plan, delay, limits),
+            ids: LeaseIds::starting_at(1),
+            now: Duration::ZERO,
+            workers: Vec::new(),
+            noise: 0,
+            random: 1,
+            copies: 0,
+            steps: Vec::new(),
+        };
+        for &slower in slower {
+            fleet.join(slower, Duration::ZERO);
+        }
+        fleet
+    }
+
+    fn join(&mut self, slower: u32, loads: Duration) {
+        let id = IncarnationId(self.workers.last().map_or(1, |worker| worker.id.get() + 1));
+        self.workers.push(Worker {
+            id,
+            slower,
+            loads,
+            loading: !loads.is_zero(),
+            held: BTreeMap::new(),
+            busy: None,
+        });
+    }
+
+    /// The oldest one dies, and the master hears of it.
+    fn kill(&mut self) {
+        let worker = self.workers.remove(0);
+        self.books.worker_gone(worker.id);
+    }
+
+    /// Everybody who may hold more asks; answers when somebody should look again.
+    fn ask(&mut self) -> Option<Duration> {
+        let crew: Vec<_> = self.workers.iter().map(|worker| worker.id).collect();
+        let mut again = None;
+        for worker in &mut self.workers {
+            // A worker that opens a job asks for nothing meanwhile.
+            while !worker.loading || (worker.held.is_empty() && worker.busy.is_none()) {
+                let grant = self.books.lease(self.now, &mut self.ids, worker.id, &crew, 0);
+                let grant = grant.map_or_else(
+                    || {
+                        let copy = self.books.copy(self.now, &mut self.ids, worker.id, 0);
+                        self.copies += u32::from(copy.is_ok());
+                        copy
+                    },
+                    Ok,
+                );
+                match grant {
+                    Ok(grant) => {
+                        let run = grant.run.start.get()..grant.run.end.get();
+                        worker.held.insert(run.start, (grant.lease, run.start, run.end));
+                    }
+                    Err(from) => {
+                        again = again.into_iter().chain(from).min();
+                        break;
+                    }
+                }
+            }
+        }
+        again
+    }
+
+    /// Whoever can begin a microbatch does.
+    fn begin(&mut self) {
+        let applied = self.books.step_at(self.books.watermark().get()).get();
+        for worker in self.workers.iter_mut().filter(|worker| worker.busy.is_none()) {
+            let Some((&first, &(lease, next, _))) = worker.held.first_key_value() else { continue };
+            let step = |microbatch| self.books.step_at(microbatch).get();
+            // All steps before this one are needed; those of the lease itself are there.
+            if step(next).saturating_sub(self.books.ahead()).min(step(first)) <= applied {
+                self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let percent = 100 - self.noise + (self.random >> 33) % (2 * self.noise + 1);
+                let time = MICROBATCH * worker.slower * percent as u32 / 100;
+                worker.busy = Some((lease, self.now + std::mem::take(&mut worker.loads) + time));
+            }
+        }
+    }
+
+    /// Until `until` or the end of the job.
+    fn run(&mut self, until: Duration) {
+        while self.now < until && !self.books.is_done() {
+            let again = self.ask();
+            self.begin();
+            let ends = self.workers.iter().filter_map(|worker| Some(worker.busy?.1)).min();
+            let tick = TICK * (self.now.as_nanos() / TICK.as_nanos() + 1) as u32;
+            self.now = [Some(until), Some(tick), ends, again].into_iter().flatten().min().expect("a tick");
+            self.books.expire(self.now);
+            for index in 0..self.workers.len() {
+                let worker = &mut self.workers[index];
+                let Some((lease, _)) = worker.busy.take_if(|(_, until)| *until <= self.now) else { continue };
+                worker.loading = false;
+                let Some((&first, work)) = worker.held.iter_mut().find(|(_, work)| work.0 == lease) else {
+                    continue;
+                };
+                work.1 += 1;
+                if work.1 == work.2 {
+                    worker.held.remove(&first);
+                    let completed = self.books.complete(self.now, worker.id, lease).expect("a good lease");
+                    for (other, lease) in completed.beaten {
+                        for worker in self.workers.iter_mut().filter(|worker| worker.id == other) {
+                            worker.held.retain(|_, work| work.0 != lease);
+                        }
+                    }
+                }
+            }
+            let step = self.books.step_at(self.books.watermark().get()).get();
+            self.steps.resize(step as usize, self.now);
+        }
+    }
+
+    /// Microbatches per second until the end of the job.
+    fn throughput(mut self) -> f64 {
+        self.run(Duration::from_secs(3600));
+        assert!(self.books.is_done());
+        self.books.done() as f64 / self.now.as_secs_f64()
+    }
+
+    /// The longest time between two completed steps, from this one on.
+    fn pause_since(&self, step: usize) -> Duration {
+        self.steps[step..].windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_worker_that_is_ten_times_slower_does_not_slow_the_other_three() {
+    for delay in [Some(0), Some(1), Some(3), None] {
+        for (m, noise) in [4, 8, 16, 32].into_iter().flat_map(|m| [(m, 0), (m, 30)]) {
+            let throughput = |slower: &[u32]| {
+                let mut fleet = Fleet::new(m, 150, delay, slower);
+                fleet.noise = noise;
+                fleet.throughput()
+            };
+            let (without, with) = (throughput(&[1, 1, 1]), throughput(&[1, 1, 10, 1]));
+            let ratio = with / without;
+            println!(
+                "M {m}, delay {delay:?}, noise {noise} %: {with:.0} of {without:.0} microbatches/s, {ratio:.3}"
+            );
+            assert!(ratio >= 0.9, "M {m}, delay {delay:?}, noise {noise} %: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn equal_workers_get_equal_shares_and_no_copies_whatever_the_noise() {
+    for (m, noise, least) in [(4, 0, 398.0), (8, 0, 398.0), (8, 30, 340.0), (32, 0, 398.0), (32, 30, 365.0)] {
+        let mut fleet = Fleet::new(m, 200, Some(0), &[1, 1, 1, 1]);
+        fleet.noise = noise;
+        fleet.run(Duration::from_secs(3600));
+        let throughput = fleet.books.done() as f64 / fleet.now.as_secs_f64();
+        assert!(throughput >= least, "M {m}, noise {noise} %: {throughput} of 400 microbatches/s");
+        assert!(fleet.copies <= 2, "M {m}, noise {noise} %: {} copies", fleet.copies);
+    }
+}
+
+#[test]
+fn a_worker_that_dies_and_one_that_joins_hold_up_nobody() {
+    for m in [4, 8, 16, 32] {
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]);
+        fleet.run(Duration::from_millis(2003));
+        let calm = fleet.pause_since(10);
+        let step = fleet.steps.len();
+        fleet.kill();
+        fleet.run(Duration::from_secs(4));
+        // What three need for a step, and what the dead one had begun.
+        let three = MICROBATCH * m.div_ceil(3);
+        let killed = fleet.pause_since(step - 1);
+        assert!(killed <= three + calm, "M {m}: {killed:?} after a death");
+        let step = fleet.steps.len();
+        fleet.join(1, Duration::from_millis(200));
+        fleet.run(Duration::from_secs(6));
+        let joined = fleet.pause_since(step - 1);
+        assert!(joined <= three + 2 * MICROBATCH, "M {m}: {joined:?} after a join, {three:?} is usual");
+    }
+}
+
+#[test]
+fn a_fleet_that_loses_and_gains_a_worker_every_five_seconds_works_on() {
+    for m in [4, 8, 16, 32] {
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]);
+        for _ in 0..6 {
+            fleet.run(fleet.now + Duration::from_secs(5));
+            fleet.kill();
+            fleet.join(1, Duration::from_millis(100));
+        }
+        let throughput = fleet.books.done() as f64 / fleet.now.as_secs_f64();
+        assert!(throughput >= 0.97 * 400.0, "M {m}: {throughput} of 400 microbatches/s");
+    }
+}
+
+#[test]
+fn a_slow_worker_comes_back_when_it_is_fast_again_and_is_alone_when_the_others_die() {
+    for m in [4, 8, 32] {
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 10, 1]);
+        fleet.run(Duration::from_secs(10));
+        fleet.workers[2].slower = 1;
+        fleet.run(Duration::from_secs(16));
+        let before = fleet.books.done();
+        fleet.run(Duration::from_secs(18));
+        assert!(fleet.books.done() - before >= 760, "M {m}: {} of 800", fleet.books.done() - before);
+        fleet.workers[0].slower = 10;
+        fleet.run(Duration::from_secs(20));
+        for _ in 0..3 {
+            fleet.workers.rotate_left(1);
+            fleet.kill();
+        }
+        let before = fleet.books.done();
+        fleet.run(Duration::from_secs(30));
+        assert!(fleet.books.done() - before >= 64, "M {m}: {} of 100", fleet.books.done() - before);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_worker_that_stands_still_holds_up_a_step_by_little_more_than_a_copy(
+        m in 1u32..40, workers in 2usize..6, who in 0usize..6, at in 500u64..1500, delay in 0u32..2,
+    ) {
+        let mut fleet = Fleet::new(m, 10_000, Some(delay), &vec![1; workers]);
+        fleet.run(Duration::from_millis(at));
+        let calm = fleet.pause_since(2);
+        fleet.workers[who % workers].slower = 1_000_000;
+        fleet.run(Duration::from_millis(at + 3000));
+        // It is late after its lease, or three times that if it was slow lately; then as long again as a copy takes; then the copy.
+        // So for each step that it may hold.
+        let lease = MICROBATCH * m.div_ceil(workers as u32);
+        let bound = calm.max(2 * lease) + (delay + 1) * 5 * lease + MICROBATCH;
+        let pause = fleet.pause_since(2);
+        prop_assert!(pause <= bound, "{pause:?} instead of {calm:?}, at most {bound:?}");
+        prop_assert!(fleet.steps.len() > 2);
+    }
+}
