@@ -45,18 +45,13 @@ async fn a_killed_workers_lease_is_granted_to_another_at_once() {
 
 #[tokio::test]
 async fn whoever_is_beaten_by_a_copy_hears_of_it_without_asking() {
-    let (cluster, _ps, mut a, lease) = training(&job(|_| ())).await;
+    let (cluster, _ps, mut a, lease) = training(&job(|spec| spec.epochs = 20)).await;
     a.do_task(&lease).await;
-    let held = a.lease().await;
+    let held = a.until_training().await;
     let mut b = Worker::join(&cluster, "b").await;
-    // Once nothing else is left, it gets what `a` holds and does not compute.
-    let copy = loop {
-        let lease = b.lease().await;
-        if lease.task == held.task {
-            break lease;
-        }
-        b.do_task(&lease).await;
-    };
+    // All else waits for what `a` holds and does not compute.
+    let copy = b.until_training().await;
+    assert_eq!((microbatches(&copy), copy.attempt), (microbatches(&held), 2));
     b.do_task(&copy).await;
     assert_eq!(a.reply().await.leases_lost, [held.id]);
     assert_eq!(cluster.master.metrics().leases_copied, 1);
