@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use proto::spec::WORKERS_MAX;
 use worker::device::Choice;
 
 /// Train deep-learning models on parameter servers with workers that may join, leave or die at any moment.
@@ -50,6 +51,12 @@ pub(crate) enum Command {
     Status(Status),
     /// Follow a job until it ends; exit code 0 if it succeeds
     Watch(Watch),
+    /// Set how many workers take part in a job; that changes its speed, never the trained bits
+    Scale(Scale),
+    /// Hold a job: nothing new is handed out, what its workers hold is finished
+    Pause(Pause),
+    /// Let a paused job go on
+    Resume(Resume),
     /// Stop a job; what is trained so far is exported first
     Cancel(Cancel),
     /// Write the results of a job that ended into a folder
@@ -209,6 +216,43 @@ pub(crate) struct Watch {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct Scale {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Workers that take part from now on, 1 to 65536; others stand by, and while there are fewer the job goes on with those
+    /// that it has, as far as fleet.workers.min allows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(crate) workers: u32,
+    /// Print the job as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pause {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print the job as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Resume {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print the job as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct Cancel {
     /// The job's number, NAME-ID, or name (its newest job)
     pub(crate) job: String,
@@ -283,6 +327,8 @@ mod tests {
         assert!(wrong("ebb run job.toml --workers 0").contains("1..=256"));
         assert!(wrong("ebb worker --device gpu").contains("cuda:N"));
         assert!(wrong("ebb status").contains("<JOB>"));
+        assert!(wrong("ebb scale digits").contains("--workers <N>"));
+        assert!(wrong("ebb scale digits --workers 0").contains("1..=65536"));
         assert!(wrong("ebb jobs --master-timeout soon").contains("--master-timeout"));
         assert!(wrong("ebb submit job.toml --out o").contains("--follow"));
     }

@@ -75,6 +75,34 @@ impl Client {
             .await
     }
 
+    /// Sets how many workers take part in a job.
+    ///
+    /// # Errors
+    /// No such job, one that is ending or has ended, or no master.
+    pub(crate) async fn scale(&self, job: &str, workers: u32) -> Result<pb::JobStatus> {
+        let request = pb::ScaleRequest { job: job.to_owned(), workers };
+        self.call(async |mut jobs| Ok(jobs.scale(request.clone()).await.map_err(failure)?.into_inner())).await
+    }
+
+    /// Holds a job.
+    ///
+    /// # Errors
+    /// No such job, one that is ending or has ended, or no master.
+    pub(crate) async fn pause(&self, job: &str) -> Result<pb::JobStatus> {
+        let request = pb::PauseRequest { job: job.to_owned() };
+        self.call(async |mut jobs| Ok(jobs.pause(request.clone()).await.map_err(failure)?.into_inner())).await
+    }
+
+    /// Lets a paused job go on.
+    ///
+    /// # Errors
+    /// No such job, one that is ending or has ended, or no master.
+    pub(crate) async fn resume(&self, job: &str) -> Result<pb::JobStatus> {
+        let request = pb::ResumeRequest { job: job.to_owned() };
+        self.call(async |mut jobs| Ok(jobs.resume(request.clone()).await.map_err(failure)?.into_inner()))
+            .await
+    }
+
     /// The job's events after number `after`.
     ///
     /// # Errors

@@ -69,6 +69,19 @@ impl Fake {
         })))
     }
 
+    /// A master whose job trains, with 3 workers.
+    pub(crate) fn running() -> Self {
+        let fake = Self::new();
+        fake.script().status = pb::JobStatus {
+            state: pb::JobState::Running.into(),
+            reason: "workers train".to_owned(),
+            workers: 3,
+            artifacts: Vec::new(),
+            ..succeeded()
+        };
+        fake
+    }
+
     /// The script, to change it or to look at it.
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -90,6 +103,26 @@ impl Fake {
             return Ok(script);
         }
         Err(Failure::new(Kind::NotFound, format!("no job `{job}`; `ebb jobs` lists all")).into())
+    }
+}
+
+impl Fake {
+    /// Changes the job unless it has ended.
+    fn change(
+        &self,
+        job: &str,
+        changed: &str,
+        change: impl FnOnce(&mut pb::JobStatus),
+    ) -> Result<Response<pb::JobStatus>, Status> {
+        let mut script = self.find(job)?;
+        let status = &mut script.status;
+        let (state, name) = (status.state(), &status.name);
+        if crate::report::is_end(status.state) {
+            let message = format!("{name} cannot be {changed} any more, it is {}", state.name());
+            return Err(Failure::new(Kind::Ended, message).into());
+        }
+        change(status);
+        Ok(Response::new(status.clone()))
     }
 }
 
@@ -181,6 +214,28 @@ impl Jobs for Fake {
         script.status.state = pb::JobState::Cancelled.into();
         script.status.reason = "a user stopped it".to_owned();
         Ok(Response::new(script.status.clone()))
+    }
+
+    async fn scale(&self, request: Request<pb::ScaleRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        let pb::ScaleRequest { job, workers } = request.into_inner();
+        self.change(&job, "scaled", |status| {
+            (status.workers_min, status.workers_max) = (1, workers);
+            (status.workers, status.workers_standby) = (workers.min(3), 3 - workers.min(3));
+        })
+    }
+
+    async fn pause(&self, request: Request<pb::PauseRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        self.change(&request.into_inner().job, "paused", |status| {
+            status.state = pb::JobState::Paused.into();
+            status.reason = "a user paused it".to_owned();
+        })
+    }
+
+    async fn resume(&self, request: Request<pb::ResumeRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        self.change(&request.into_inner().job, "resumed", |status| {
+            status.state = pb::JobState::Running.into();
+            status.reason = "workers train".to_owned();
+        })
     }
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {

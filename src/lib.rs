@@ -28,11 +28,14 @@ mod jobs;
 mod local;
 mod master;
 mod out;
+mod pause;
 pub mod pipe;
 mod progress;
 mod ps;
 mod report;
+mod resume;
 mod run;
+mod scale;
 mod screen;
 mod signals;
 mod status;
@@ -141,6 +144,9 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Worker(args) => worker::run(args, app).await,
         Command::Jobs(args) => jobs::run(args, app).await,
         Command::Status(args) => status::run(args, app).await,
+        Command::Scale(args) => scale::run(args, app).await,
+        Command::Pause(args) => pause::run(args, app).await,
+        Command::Resume(args) => resume::run(args, app).await,
         Command::Cancel(args) => cancel::run(args, app).await,
         Command::Fetch(args) => fetch::run(args, app).await,
         Command::Completions(args) => completions::run(&args, app),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proto::pb;
 use proto::pb::event::Kind;
 
-use crate::report::{count, duration, metrics, rate, state_with_reason, value};
+use crate::report::{count, duration, metrics, rate, state_with_reason, value, workers};
 use crate::screen::Screen;
 
 /// The progress of one job.
@@ -16,7 +16,11 @@ use crate::screen::Screen;
 pub(crate) struct Progress {
     screen: Screen,
     live: bool,
+    /// A user holds the job; steps that its workers held then still come.
+    paused: bool,
+    /// Since when the pace is measured: the first step, or the first after a change of the job's state.
     first: Option<Mark>,
+    /// The newest plain line, since the same.
     shown: Option<Mark>,
 }
 
@@ -37,7 +41,7 @@ impl Progress {
     /// Shows a job on `screen`, until it is dropped.
     pub(crate) fn new(screen: Screen) -> Self {
         let live = screen.start_live();
-        Self { screen, live, first: None, shown: None }
+        Self { screen, live, paused: false, first: None, shown: None }
     }
 
     /// Shows an event.
@@ -49,12 +53,17 @@ impl Progress {
             }
             if let Kind::State(state) = kind {
                 self.screen.set_live(None, state_with_reason(state.state, ""));
+                self.paused = state.state() == pb::JobState::Paused;
+                (self.first, self.shown) = (None, None);
             }
             return;
         };
         let now = Mark { unix_ms: event.unix_ms, step: train.step };
         let first = *self.first.get_or_insert(now);
-        let text = training(train, time_left(first, now, train.steps));
+        let mut text = training(train, time_left(first, now, train.steps));
+        if self.paused {
+            text.insert_str(0, "paused, ");
+        }
         if self.live {
             self.screen.set_live(Some((train.step + 1, train.steps)), text);
         } else if self.shown.is_none_or(|shown| is_due(first, shown, now, train.steps)) {
@@ -75,7 +84,7 @@ fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
         train.steps,
         value(train.loss),
         rate(train.samples_per_second),
-        count(train.workers.into(), "worker", "workers")
+        workers(train.workers, train.workers_standby)
     )
 }
 
@@ -141,6 +150,43 @@ mod tests {
             training(&train, Some(Duration::from_secs(90))),
             "epoch 2/2, step 3/4, loss 0.5000, 1 min 30 s left, 100 samples/s, 3 workers"
         );
+    }
+
+    #[test]
+    fn the_training_line_names_who_stands_by() {
+        let Some(Kind::Train(mut train)) = train(2).kind else { unreachable!() };
+        train.workers_standby = 2;
+        assert!(training(&train, None).ends_with(", 3 workers (+2 standing by)"));
+    }
+
+    #[test]
+    fn a_pause_is_shown_and_does_not_slow_the_pace() {
+        let screen = Screen::default();
+        let mut progress = Progress::new(screen.clone());
+        progress.live = false;
+        let at = |mut event: pb::Event, unix_ms: u64| {
+            event.unix_ms = unix_ms;
+            if let Some(Kind::Train(train)) = &mut event.kind {
+                train.steps = 10;
+            }
+            event
+        };
+        for event in [
+            at(train(0), 0),
+            at(train(1), 1_000),
+            at(state(4, pb::JobState::Paused, "a user paused it"), 1_500),
+            at(train(2), 2_000),
+            at(state(6, pb::JobState::Running, "workers train"), 3_600_000),
+            at(train(3), 3_601_000),
+            at(train(4), 3_602_000),
+        ] {
+            progress.event(&event);
+        }
+        let lines = screen.lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        assert_eq!(lines[2], "paused: a user paused it");
+        assert!(lines[3].starts_with("paused, epoch 2/2, step 3/10"), "{lines:?}");
+        assert_eq!(lines[4], "running: workers train");
+        assert!(lines[6].contains("step 5/10") && lines[6].contains("5.0 s left"), "{lines:?}");
     }
 
     #[test]

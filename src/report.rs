@@ -65,6 +65,24 @@ pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
+/// `3 workers (+2 standing by)`.
+pub(crate) fn workers(taking_part: u32, standing_by: u32) -> String {
+    format!("{}{}", count(taking_part.into(), "worker", "workers"), standby(standing_by, " standing by"))
+}
+
+fn standby(number: u32, words: &str) -> String {
+    if number == 0 { String::new() } else { format!(" (+{number}{words})") }
+}
+
+/// Who takes part in a job and who might: `2 workers (+1 standing by), wants 1 to 2`.
+pub(crate) fn workers_wanted(status: &pb::JobStatus) -> String {
+    let now = workers(status.workers, status.workers_standby);
+    match (status.workers_min, status.workers_max) {
+        (min, max) if min == max => format!("{now}, wants {max}"),
+        (min, max) => format!("{now}, wants {min} to {max}"),
+    }
+}
+
 /// `loss 0.0812, accuracy 0.9750`, the loss first.
 pub(crate) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
     let loss = metrics.get_key_value("loss");
@@ -95,7 +113,11 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
             status.leases_expired
         ),
     );
-    line("workers", format!("{} now, {} so far", status.workers, status.workers_seen));
+    let workers = Some(workers_wanted(status)).filter(|_| !is_end(status.state));
+    line(
+        "workers",
+        workers.into_iter().chain([format!("{} so far", status.workers_seen)]).collect::<Vec<_>>().join("; "),
+    );
     line(
         "time",
         format!(
@@ -129,7 +151,7 @@ pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
             state(job.state).to_owned(),
             if job.steps == 0 { "-".to_owned() } else { format!("{}/{}", job.steps_done, job.steps) },
             job.loss.map_or_else(|| "-".to_owned(), value),
-            job.workers.to_string(),
+            format!("{}{}", job.workers, standby(job.workers_standby, "")),
             duration(Duration::from_millis(job.wall_ms)),
             job.reason.lines().next().unwrap_or_default().to_owned(),
         ]
@@ -163,6 +185,9 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "duplicates_dropped": status.duplicates_dropped,
         "leases_expired": status.leases_expired,
         "workers": status.workers,
+        "workers_standby": status.workers_standby,
+        "workers_min": status.workers_min,
+        "workers_max": status.workers_max,
         "workers_seen": status.workers_seen,
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
@@ -280,6 +305,27 @@ mod tests {
         let columns: Vec<_> =
             text.lines().map(|line| line.find("STATE").or(line.find("succ")).or(line.find("pend"))).collect();
         assert_eq!(columns, [Some(23); 3], "{text}");
+    }
+
+    #[test]
+    fn standby_is_shown_where_there_is_some_and_bounds_as_long_as_they_count() {
+        let mut job = pb::JobStatus {
+            state: pb::JobState::Paused.into(),
+            reason: "a user paused it".to_owned(),
+            workers: 1,
+            workers_standby: 2,
+            workers_min: 1,
+            workers_max: 1,
+            ..succeeded()
+        };
+        let text = status(&job);
+        assert!(text.contains("paused: a user paused it"), "{text}");
+        assert!(text.contains("workers    1 worker (+2 standing by), wants 1; 3 so far"), "{text}");
+        assert!(table(std::slice::from_ref(&job)).contains("  1 (+2)  "));
+        (job.workers, job.workers_standby, job.workers_max) = (3, 0, 4);
+        assert_eq!(workers_wanted(&job), "3 workers, wants 1 to 4");
+        job.state = pb::JobState::Failed.into();
+        assert!(status(&job).contains("workers    3 so far"));
     }
 
     #[test]

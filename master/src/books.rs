@@ -417,13 +417,23 @@ impl Books {
         self.jobs.get_mut(&id)
     }
 
-    pub(crate) fn status(&self, now: Now, job: &Job) -> pb::JobStatus {
-        job.status(now, self.fleet.workers_live())
+    /// Changes the job that a user names; answers how it is then.
+    pub(crate) fn change(
+        &mut self,
+        now: Now,
+        name: &str,
+        change: impl FnOnce(&mut Job, &Membership) -> Result<(), Failure>,
+    ) -> Result<pb::JobStatus, Failure> {
+        let id = self.find(name)?.id;
+        let job = self.jobs.get_mut(&id).expect("it was just found");
+        change(job, &self.fleet)?;
+        self.news = true;
+        Ok(job.status(now))
     }
 
     /// Oldest first.
     pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
-        self.jobs.values().map(|job| self.status(now, job)).collect()
+        self.jobs.values().map(|job| job.status(now)).collect()
     }
 
     fn settings(&self) -> Settings {

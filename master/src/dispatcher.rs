@@ -280,6 +280,14 @@ impl Dispatcher {
         MicrobatchId([returned, held].into_iter().flatten().fold(self.next, u64::min))
     }
 
+    /// Whether the holder of some work waits for work that came back: a step needs all those before it but `delay`.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        let Some(delay) = self.delay else { return false };
+        let returned = self.returned.keys().next().map(|&first| self.step_at(first));
+        let held = self.runs.values().next_back().map(|run| self.step_at(run.end - 1));
+        returned.zip(held).is_some_and(|(returned, held)| returned.get() + u64::from(delay) < held.get())
+    }
+
     /// How many microbatches are done.
     pub(crate) fn done(&self) -> u64 {
         let returned = self.returned.iter().map(|(first, returned)| returned.end - first).sum::<u64>();

@@ -12,9 +12,12 @@
 //! Every recovery goes through the same door as the beginning: partitions are opened, version 0 arrives, the ps are asked what
 //! they have applied, and the books are made of that (`recovery`).
 //!
-//! While there are too few workers or ps the first four wait, which a user sees as `Pending`. How the job ends is decided once,
+//! While there are too few workers or ps the first four wait, which a user sees as `Pending`, and a user may hold them, which is
+//! `Paused`: nothing new is handed out, what is held is finished (`control`). How the job ends is decided once,
 //! when it is stopped or trained to its end; what goes wrong after that is added to the reason.
 
+mod control;
+mod crew;
 mod ending;
 mod evaluations;
 mod index;
@@ -41,6 +44,7 @@ use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
 
+use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
 use self::index::{Facts, Index};
 use self::partitions::Partitions;
@@ -69,6 +73,8 @@ pub(crate) struct Job {
     end: Option<End>,
     /// What the fleet lacks for it, at the last look.
     waits: Option<String>,
+    /// A user holds it.
+    paused: bool,
     /// Everything but training.
     queue: TaskQueue<Work>,
     index: Index,
@@ -78,8 +84,7 @@ pub(crate) struct Job {
     era: Era,
     /// Of before the loss, while a lost ps is replaced.
     training: Option<Training>,
-    /// The workers that take part, oldest first; the others stand by.
-    crew: Vec<IncarnationId>,
+    crew: Crew,
     times: status::Times,
     numbers: status::Numbers,
     effects: Vec<Effect>,
@@ -161,6 +166,7 @@ impl Job {
         let limits = limits(&spec, settings);
         let mut queue = TaskQueue::new(limits);
         let index = Index::new(&spec);
+        let crew = Crew::new(spec.fleet.workers);
         index.work().into_iter().for_each(|work| queue.push(work));
         let mut job = Self {
             id,
@@ -172,13 +178,14 @@ impl Job {
             phase: Phase::Indexing,
             end: None,
             waits: None,
+            paused: false,
             queue,
             index,
             facts: None,
             partitions: None,
             era: Era(0),
             training: None,
-            crew: Vec::new(),
+            crew,
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
             effects: Vec::new(),
@@ -203,8 +210,7 @@ impl Job {
 
     /// The fleet changed, or may have, or time has passed.
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
-        let max = self.spec.fleet.workers.max as usize;
-        self.crew = fleet.workers().take(max).collect();
+        self.crew.choose(fleet.workers());
         self.watch_ps(now, fleet);
         self.waits = self.lacks(fleet);
         self.tell_state(now);
@@ -236,13 +242,17 @@ impl Job {
         count
     }
 
-    /// Why it cannot go on although its phase would.
-    fn waits(&self) -> Option<&str> {
-        let can_wait = matches!(
+    /// Whether its end is not decided yet, so that it may wait, be paused and be scaled.
+    const fn goes_on(&self) -> bool {
+        matches!(
             self.phase,
             Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } | Phase::Training
-        );
-        self.waits.as_deref().filter(|_| can_wait)
+        )
+    }
+
+    /// Why it cannot go on although its phase would.
+    fn waits(&self) -> Option<&str> {
+        self.waits.as_deref().filter(|_| self.goes_on())
     }
 
     fn lacks(&self, fleet: &Membership) -> Option<String> {
@@ -250,7 +260,7 @@ impl Job {
         let lack = |what: &str, have: u32, want: u32| {
             (have < want).then(|| format!("{what} ({have} of {want} live)"))
         };
-        let workers = lack("workers", fleet.workers().count() as u32, self.spec.fleet.workers.min);
+        let workers = lack("workers", self.crew.live(), self.crew.bounds().min);
         let ps = match &self.partitions {
             Some(partitions) => partitions.lack(fleet),
             None => lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps),
@@ -339,7 +349,7 @@ impl Job {
     /// Some microbatches are done.
     fn on_trained(&mut self, now: Now) {
         let Some(training) = &mut self.training else { return };
-        let (events, shards) = training.advance(now.since_start, self.crew.len() as u32);
+        let (events, shards) = training.advance(self.times.training(now), &self.crew);
         shards.into_iter().for_each(|shard| self.queue.push(Work::Evaluate(shard)));
         events.into_iter().for_each(|event| self.log.append(now.unix_ms, Event::Train(event)));
         self.maybe_trained_out(now);

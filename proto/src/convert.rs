@@ -13,6 +13,7 @@ use crate::parameters::{Address, Outcome, Pull, Pushed, Target, Want};
 use crate::pb;
 use crate::placement::Layout;
 use crate::plan::Plan;
+use crate::spec::WORKERS_MAX;
 use crate::tensor::{Chunk, DType, Role, TensorSpec};
 use crate::tree::{Node, StepNode};
 
@@ -289,6 +290,19 @@ pub fn artifact_name(name: &str) -> Result<()> {
         "a plain file name of 1 to 128 bytes",
         format!("`{}`", name.escape_debug()),
     ))
+}
+
+/// How many workers shall take part in a job.
+///
+/// # Errors
+/// 0, or above [`WORKERS_MAX`].
+pub fn workers(request: &pb::ScaleRequest) -> Result<u32> {
+    let workers = request.workers;
+    if (1..=WORKERS_MAX).contains(&workers) {
+        return Ok(workers);
+    }
+    let expected = format!("1 to {WORKERS_MAX}; to train with nobody for a while, pause the job");
+    Err(field("ScaleRequest", "workers", &expected, workers))
 }
 
 /// Walks a partition's layout beside a stream of its chunks.

@@ -301,6 +301,9 @@ impl Default for FleetSpec {
     }
 }
 
+/// Workers that may take part in one job: as many as a step may have microbatches.
+pub const WORKERS_MAX: u32 = 65_536;
+
 /// Bounds of the number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -481,8 +484,8 @@ impl JobSpec {
         check(delay.is_none_or(|delay| delay <= 64), "consistency.delay: at most 64".to_owned());
         let WorkersSpec { min, max } = self.fleet.workers;
         check(
-            (1..=max).contains(&min),
-            format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max"),
+            (1..=max).contains(&min) && max <= WORKERS_MAX,
+            format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
         );
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
         check(

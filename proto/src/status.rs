@@ -14,6 +14,8 @@ pub enum Kind {
     Malformed,
     /// No such job, partition or file here (any more).
     NotFound,
+    /// The job is ending or has ended: nothing can be changed about it any more.
+    Ended,
     /// The sender works in an older era, or a lease or incarnation that ended: it must ask the master anew.
     Fenced,
     /// The version is no longer kept: its steps are applied, the sender's work is a duplicate.
@@ -31,9 +33,10 @@ pub enum Kind {
 }
 
 /// The table: kind, its name on the wire, its gRPC code, whether to try again.
-const TABLE: [(Kind, &str, Code, bool); 9] = [
+const TABLE: [(Kind, &str, Code, bool); 10] = [
     (Kind::Malformed, "malformed", Code::InvalidArgument, false),
     (Kind::NotFound, "not-found", Code::NotFound, false),
+    (Kind::Ended, "ended", Code::FailedPrecondition, false),
     (Kind::Fenced, "fenced", Code::FailedPrecondition, false),
     (Kind::Gone, "gone", Code::OutOfRange, false),
     (Kind::NotYet, "not-yet", Code::Unavailable, true),

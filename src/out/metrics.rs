@@ -75,6 +75,7 @@ pub(crate) mod tests {
             learning_rate: 0.1,
             steps: 4,
             epochs: 2,
+            workers_standby: 0,
         };
         event(step + 2, Kind::Train(train))
     }

@@ -25,21 +25,47 @@ impl Job {
         worker: IncarnationId,
         held_elsewhere: usize,
     ) -> Option<pb::Lease> {
-        if self.waits().is_some() || !self.crew.contains(&worker) {
+        if !self.crew.contains(worker) {
             return None;
+        }
+        if self.rests() {
+            return self.lease_waited_for(now, ids, worker, held_elsewhere);
         }
         // Measuring and exporting go before training: somebody waits for them.
         let lease = match self.queue.lease(now.since_start, ids, worker) {
             Some(grant) => self.task_lease(now, &grant),
-            None => {
-                let trains = matches!(self.phase, Phase::Training);
-                let books = &mut self.training.as_mut().filter(|_| trains)?.books;
-                let grant = books.lease(now.since_start, ids, worker, &self.crew, held_elsewhere)?;
-                self.train_lease(now, &grant)
-            }
+            None => return self.next_run(now, ids, worker, held_elsewhere),
         };
         self.numbers.workers_seen.insert(worker);
         Some(lease)
+    }
+
+    /// The next microbatches to train.
+    fn next_run(
+        &mut self,
+        now: Now,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        held_elsewhere: usize,
+    ) -> Option<pb::Lease> {
+        let trains = matches!(self.phase, Phase::Training);
+        let books = &mut self.training.as_mut().filter(|_| trains)?.books;
+        let grant = books.lease(now.since_start, ids, worker, self.crew.members(), held_elsewhere)?;
+        self.numbers.workers_seen.insert(worker);
+        Some(self.train_lease(now, &grant))
+    }
+
+    /// What a job that rests still hands out: work that came back and that other holders wait for. Without it they would hold
+    /// their leases for as long as the job rests, and do nothing for other jobs meanwhile.
+    fn lease_waited_for(
+        &mut self,
+        now: Now,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        held_elsewhere: usize,
+    ) -> Option<pb::Lease> {
+        self.dispatcher()?.is_waited_for().then_some(())?;
+        self.next_run(now, ids, worker, held_elsewhere)
     }
 
     /// A copy of a straggler's lease, for a worker that finds nothing else in any job.
@@ -53,7 +79,7 @@ impl Job {
         worker: IncarnationId,
         held_elsewhere: usize,
     ) -> Result<pb::Lease, Option<Duration>> {
-        if self.waits().is_some() || !self.crew.contains(&worker) {
+        if !self.crew.contains(worker) {
             return Err(None);
         }
         let books = self.dispatcher().ok_or(None)?;

@@ -11,6 +11,7 @@ use proto::spec::JobSpec;
 
 use super::ending::End;
 use super::partitions::Partitions;
+use super::status::millis;
 use super::{Job, Phase, Settings};
 use crate::clock::Now;
 use crate::events::EventLog;
@@ -30,7 +31,7 @@ impl Job {
     }
 
     fn record(&self, now: Now) -> pb::JobRecord {
-        let ended = self.is_ended().then(|| self.status(now, 0));
+        let ended = self.is_ended().then(|| self.status(now));
         let (train, validation) = self.index.found().unwrap_or_default();
         let placed = self.partitions.as_ref().filter(|partitions| partitions.number() > 0);
         let ending = self.end.as_ref().filter(|_| !self.is_ended());
@@ -48,9 +49,11 @@ impl Job {
             final_metrics: self.numbers.final_metrics.clone(),
             leases_expired: self.numbers.leases_expired,
             workers_seen: self.numbers.workers_seen(),
-            training_ms: self.times.training_ms(now),
+            training_ms: millis(self.times.training(now)),
             ending: ending.map(|end| pb::Ending { state: end.state.into(), reason: end.reason.clone() }),
             ended,
+            paused: self.paused,
+            scaled_to: self.crew.scaled_to(),
         }
     }
 
@@ -75,6 +78,8 @@ impl Job {
         job.era = Era(record.era);
         job.epochs_measured = Epoch(record.epochs_measured);
         job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });
+        job.paused = record.paused;
+        record.scaled_to.into_iter().for_each(|workers| job.crew.scale(workers));
         if let Some(status) = record.ended {
             job.output.clone_from(&status.artifacts);
             job.end = Some(End { state: status.state(), reason: status.reason.clone() });

@@ -157,9 +157,8 @@ impl Job {
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
-        let measured = self.epochs_measured;
-        let training = Training::new(&self.spec, facts, limits, now.since_start, &applied, before, measured);
-        self.training = Some(training);
+        let (measured, trained) = (self.epochs_measured, self.times.training(now));
+        self.training = Some(Training::new(&self.spec, facts, limits, trained, &applied, before, measured));
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);

@@ -8,6 +8,7 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 
+use super::crew::Crew;
 use super::{Effect, Job, Phase};
 use crate::clock::Now;
 
@@ -27,6 +28,13 @@ pub(super) struct Times {
 }
 
 impl Times {
+    /// How long it was in `Running` so far.
+    pub(super) fn training(&self, now: Now) -> Duration {
+        let until = self.ended.unwrap_or(now.since_start);
+        let running = self.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
+        self.training + running
+    }
+
     pub(super) const fn submitted(now: Now) -> Self {
         Self {
             submitted: now.since_start,
@@ -48,13 +56,6 @@ impl Times {
 
     pub(super) const fn submitted_unix_ms(&self) -> u64 {
         self.submitted_unix_ms
-    }
-
-    /// Time in `Running` so far.
-    pub(super) fn training_ms(&self, now: Now) -> u64 {
-        let until = self.ended.unwrap_or(now.since_start);
-        let running = self.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
-        millis(self.training + running)
     }
 }
 
@@ -115,6 +116,9 @@ impl Job {
 
     /// Where it is in its life, and why.
     pub(crate) fn state(&self) -> (JobState, String) {
+        if self.paused() {
+            return (JobState::Paused, "a user paused it; what its workers hold is finished".to_owned());
+        }
         if let Some(waits) = self.waits() {
             return (JobState::Pending, waits.to_owned());
         }
@@ -147,10 +151,8 @@ impl Job {
             return;
         }
         let (state, reason) = told.clone();
-        let since = if state == JobState::Running { Some(now.since_start) } else { None };
-        if let Some(running) = std::mem::replace(&mut self.times.running_since, since) {
-            self.times.training += now.since_start.saturating_sub(running);
-        }
+        self.times.training = self.times.training(now);
+        self.times.running_since = (state == JobState::Running).then_some(now.since_start);
         if self.is_ended() {
             self.times.ended = Some(now.since_start);
         }
@@ -161,13 +163,14 @@ impl Job {
     }
 
     /// Everything that a user may ask.
-    pub(crate) fn status(&self, now: Now, workers_live: u32) -> pb::JobStatus {
+    pub(crate) fn status(&self, now: Now) -> pb::JobStatus {
         if let Some(status) = &self.final_status {
             return status.clone();
         }
         let (state, reason) = self.state();
         let Self { times, numbers, .. } = self;
         let until = times.ended.unwrap_or(now.since_start);
+        let crew = Some(&self.crew).filter(|_| !self.is_ended());
         let training = self.training.as_ref();
         let books = training.map(|training| &training.books);
         let ledger = numbers.ledger.as_ref();
@@ -192,13 +195,16 @@ impl Job {
                 .unwrap_or(0),
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
             leases_expired: numbers.leases_expired,
-            workers: workers_live,
+            workers: crew.map_or(0, Crew::len),
             workers_seen: numbers.workers_seen() as u32,
             wall_ms: millis(times.earlier + until.saturating_sub(times.submitted)),
-            training_ms: times.training_ms(now),
+            training_ms: millis(times.training(now)),
             loss: training.and_then(|training| training.losses.newest()),
             final_metrics: numbers.final_metrics.clone(),
             artifacts: if self.is_ended() { self.output.clone() } else { Vec::new() },
+            workers_standby: crew.map_or(0, Crew::standby),
+            workers_min: self.crew.bounds().min,
+            workers_max: self.crew.bounds().max,
         }
     }
 
@@ -217,6 +223,6 @@ impl Job {
     }
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

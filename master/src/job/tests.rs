@@ -1,5 +1,7 @@
 //! A job with a scripted fleet: every way it can go, without a clock or a network.
 
+mod control;
+
 use std::path::Path;
 
 use proto::ids::Step;
@@ -181,7 +183,7 @@ impl World {
     }
 
     fn status(&self) -> pb::JobStatus {
-        self.job.status(self.now, 1)
+        self.job.status(self.now)
     }
 }
 

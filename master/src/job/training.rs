@@ -9,6 +9,7 @@ use proto::plan::Plan;
 use proto::spec::{JobSpec, Order};
 use proto::status::{Failure, Kind};
 
+use super::crew::Crew;
 use super::ended;
 use super::evaluations::Evaluations;
 use super::index::Facts;
@@ -35,12 +36,13 @@ impl Training {
     /// one the master was started again, or nothing is trained yet. All epochs before `measured` were measured.
     ///
     /// In canonical order the whole job was rewound, so what comes after is told and measured again, with the same numbers. In
-    /// arrival order only one partition was, and what was told of a step or an epoch stays told.
+    /// arrival order only one partition was, and what was told of a step or an epoch stays told. `trained`: see
+    /// [`advance`](Self::advance).
     pub(super) fn new(
         spec: &JobSpec,
         facts: &Facts,
         limits: Limits,
-        now: Duration,
+        trained: Duration,
         applied: &Applied,
         mut before: Option<Self>,
         measured: Epoch,
@@ -50,7 +52,7 @@ impl Training {
         books.speeds =
             before.as_mut().map(|before| std::mem::take(&mut before.books.speeds)).unwrap_or_default();
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
-        let from_here = || Losses::new(plan, watermark, now);
+        let from_here = || Losses::new(plan, watermark, trained);
         let (losses, evaluations) = match before {
             None => {
                 (from_here(), Evaluations::new(plan, facts.validation, spec.model.metrics.clone(), measured))
@@ -129,15 +131,16 @@ impl Training {
         Ok(())
     }
 
-    /// Brings losses and evaluations up to the books: events to tell, shards to measure.
-    pub(super) fn advance(&mut self, now: Duration, workers: u32) -> (Vec<pb::TrainEvent>, Vec<Shard>) {
+    /// Brings losses and evaluations up to the books: events to tell, shards to measure. `trained`: how long the job trained so
+    /// far, pauses left out, so that they do not look like slowness.
+    pub(super) fn advance(&mut self, trained: Duration, crew: &Crew) -> (Vec<pb::TrainEvent>, Vec<Shard>) {
         let watermark = self.watermark();
-        let told = self.losses.advance(now, watermark);
-        let events = told.into_iter().map(|told| self.event(told, workers)).collect();
+        let told = self.losses.advance(trained, watermark);
+        let events = told.into_iter().map(|told| self.event(told, crew)).collect();
         (events, self.evaluations.begin(watermark))
     }
 
-    fn event(&self, told: Told, workers: u32) -> pb::TrainEvent {
+    fn event(&self, told: Told, crew: &Crew) -> pb::TrainEvent {
         let Told { step, loss, samples, samples_per_second } = told;
         let steps = self.plan.steps();
         let factor = self.optimizer.schedule.factor(step.get(), steps);
@@ -147,7 +150,8 @@ impl Training {
             loss,
             samples,
             samples_per_second,
-            workers,
+            workers: crew.len(),
+            workers_standby: crew.standby(),
             learning_rate: self.optimizer.learning_rate * factor,
             steps,
             epochs: self.plan.epochs,

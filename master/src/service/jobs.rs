@@ -15,6 +15,10 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
+use crate::books::Books;
+use crate::clock::Now;
+use crate::job::Job;
+use crate::membership::Membership;
 use crate::server::Shared;
 
 /// The file that a job with a script brings.
@@ -32,6 +36,18 @@ pub(crate) struct JobsService {
 impl JobsService {
     pub(crate) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
+    }
+
+    /// What a user wants of a job; answered once it would survive a restart.
+    async fn change(
+        &self,
+        job: &str,
+        change: impl FnOnce(&mut Job, Now, &Membership) -> Result<(), Failure> + Send,
+    ) -> Result<Response<pb::JobStatus>, Status> {
+        let change = |books: &mut Books, now| books.change(now, job, |job, fleet| change(job, now, fleet));
+        let status = self.shared.act(change)?;
+        self.shared.durable().await;
+        Ok(Response::new(status))
     }
 }
 
@@ -87,7 +103,7 @@ impl Jobs for JobsService {
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| Ok::<_, Failure>(books.status(now, books.find(&name)?)))?;
+        let status = self.shared.act(|books, now| books.find(&name).map(|job| job.status(now)))?;
         Ok(Response::new(status))
     }
 
@@ -105,21 +121,31 @@ impl Jobs for JobsService {
     }
 
     async fn cancel(&self, request: Request<pb::CancelRequest>) -> Result<Response<pb::JobStatus>, Status> {
-        let pb::CancelRequest { job: name, force } = request.into_inner();
-        let status = self.shared.act(|books, now| {
-            let id = books.find(&name)?.id;
-            if let Some(job) = books.job_mut(id) {
-                job.cancel(now, force);
-            }
-            Ok::<_, Failure>(books.status(now, books.job(id)?))
-        })?;
-        self.shared.durable().await;
-        Ok(Response::new(status))
+        let pb::CancelRequest { job, force } = request.into_inner();
+        let cancel = |job: &mut Job, now, _: &Membership| {
+            job.cancel(now, force);
+            Ok(())
+        };
+        self.change(&job, cancel).await
+    }
+
+    async fn scale(&self, request: Request<pb::ScaleRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        let request = request.into_inner();
+        let workers = proto::convert::workers(&request).map_err(Failure::from)?;
+        self.change(&request.job, |job, now, fleet| job.scale(now, workers, fleet)).await
+    }
+
+    async fn pause(&self, request: Request<pb::PauseRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        self.change(&request.into_inner().job, |job, now, _| job.pause(now)).await
+    }
+
+    async fn resume(&self, request: Request<pb::ResumeRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        self.change(&request.into_inner().job, |job, now, _| job.resume(now)).await
     }
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
         let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| Ok::<_, Failure>(books.status(now, books.find(&name)?)))?;
+        let status = self.shared.act(|books, now| books.find(&name).map(|job| job.status(now)))?;
         if status.artifacts.is_empty() {
             let state = status.state().name();
             let message = format!("job {} has no files; it is {state}: {}", status.name, status.reason);

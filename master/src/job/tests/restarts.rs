@@ -87,6 +87,18 @@ fn a_job_that_was_being_stopped_is_stopped() {
 }
 
 #[test]
+fn what_a_user_set_stays_set() {
+    let mut world = World::training(parse(""), 3);
+    world.job.scale(world.now, 2, &world.fleet).expect("it goes on");
+    world.job.pause(world.now).expect("it goes on");
+    world.start_again();
+    world.come_back("p", 1);
+    world.survey(&[1]);
+    let status = world.status();
+    assert_eq!((world.state(), status.workers, status.workers_standby), (JobState::Paused, 2, 1));
+}
+
+#[test]
 fn what_was_measured_is_not_measured_again() {
     let mut world = World::training(parse(""), 1);
     while world.status().final_metrics.is_empty() {
@@ -111,8 +123,7 @@ fn a_job_that_had_ended_is_shown_as_it_was() {
     let before = world.status();
     world.start_again();
     assert!(world.job.is_ended() && world.job.take_record(world.now).is_none());
-    let shown = world.status();
-    assert_eq!(pb::JobStatus { workers: before.workers, ..shown }, before);
+    assert_eq!(world.status(), before);
     assert_eq!(world.job.log.after(0, usize::MAX).len() as u64, *world.job.log.numbers().end());
 }
 

@@ -1,0 +1,54 @@
+//! `ebb pause`: holds a job until `ebb resume`.
+
+use anyhow::Result;
+
+use crate::App;
+use crate::args;
+use crate::report;
+
+/// # Errors
+/// No such job, one that is ending or has ended, or the master does not answer.
+pub(crate) async fn run(args: args::Pause, app: &App) -> Result<()> {
+    let status = app.client(&args.reach)?.pause(&args.job).await?;
+    if args.json {
+        return app.screen.print(&report::json(&status).to_string());
+    }
+    let state = report::state_with_reason(status.state, &status.reason);
+    let resume = app.command("resume", &status.name, &args.reach);
+    app.screen.print(&format!("{} {state}; it goes on with: {resume}", status.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fake::{Fake, reach};
+
+    fn args(job: &str, json: bool) -> args::Pause {
+        args::Pause { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
+    }
+
+    #[tokio::test]
+    async fn pausing_says_how_the_job_goes_on() {
+        let fake = Fake::running();
+        for _ in 0..2 {
+            let app = fake.app();
+            run(args("3", false), &app).await.unwrap();
+            let expected = "line-3 paused: a user paused it; it goes on with: ebb resume line-3";
+            assert_eq!(app.facts(), expected);
+        }
+        let app = fake.app();
+        run(args("line", true), &app).await.unwrap();
+        assert!(app.facts().contains(r#""status":"paused""#), "{}", app.facts());
+    }
+
+    #[tokio::test]
+    async fn a_job_that_ended_or_is_unknown_is_an_error() {
+        let fake = Fake::new();
+        let error = run(args("line", false), &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("line-3 cannot be paused any more, it is succeeded"), "{error}");
+        let error = run(args("square", false), &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("no job `square`"), "{error}");
+    }
+}
