@@ -134,6 +134,14 @@ async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream
     }))
 }
 
+/// The end of a master, if there is one: what it counted.
+pub(crate) fn count_leases(master: &Mutex<Option<master::Master>>) {
+    if let Some(metrics) = master.lock().unwrap().take().map(|master| master.metrics()) {
+        checks::add("leases granted", metrics.leases_granted);
+        checks::add("leases copied", metrics.leases_copied);
+    }
+}
+
 async fn run_master(
     options: master::Options,
     rate: f64,
@@ -141,7 +149,7 @@ async fn run_master(
     handle: Arc<Mutex<Option<master::Master>>>,
 ) -> Result<(), Failed> {
     // The one that crashed held the folder.
-    drop(handle.lock().unwrap().take());
+    count_leases(&handle);
     let master =
         master::Master::open_with(options, dialer(), Arc::new(journal), master::Clock::at_rate(rate)).await?;
     *handle.lock().unwrap() = Some(master.clone());

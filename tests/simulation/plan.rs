@@ -1,5 +1,7 @@
 //! One run in numbers: the job, the cluster, and how likely what goes wrong. A function of its seed.
 
+use std::time::Duration;
+
 use ebbflow::random::Keyed;
 
 /// One run. Chances are per simulated 100 ms and per process (or per pair of processes, for what happens between two).
@@ -116,6 +118,12 @@ impl Plan {
             loss: f64::from(dice.chance(0.002)),
             until_ms: dice.range(0, 20_000),
         }
+    }
+
+    /// How long its slowest worker would compute alone; twice, because some of it may be computed again.
+    pub(crate) fn alone(&self) -> Duration {
+        let microbatches = self.epochs * self.records.div_ceil(self.micro);
+        Duration::from_millis(2 * microbatches * self.slow_compute_ms.max(self.compute_ms))
     }
 
     pub(crate) fn is_canonical(&self) -> bool {

@@ -20,7 +20,7 @@ use crate::faults::Faults;
 use crate::plan::Plan;
 use crate::{ambient, checks, serial};
 
-/// Simulated time that a job may take after the last fault.
+/// Simulated time that a job may take after the last fault, beside what its computing takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Simulated time is cut into these: what happens within one has an order but the same time.
@@ -103,7 +103,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
         .max_message_latency(Duration::from_millis(plan.latency_ms))
         .fail_rate(plan.loss)
         .repair_rate(0.3)
-        .simulation_duration(Duration::from_millis(plan.until_ms) + PATIENCE)
+        .simulation_duration(Duration::from_millis(plan.until_ms) + PATIENCE + plan.alone())
         .tcp_capacity(4096)
         .build();
     let cluster = Cluster::new(plan, folder.to_owned());
@@ -125,9 +125,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
             }
         }
     }
-    let metrics = cluster.master.lock().unwrap().as_ref().expect("it runs").metrics();
-    checks::add("leases granted", metrics.leases_granted);
-    checks::add("leases copied", metrics.leases_copied);
+    cluster::count_leases(&cluster.master);
     let seen = std::mem::take(&mut *seen.lock().unwrap());
     // The end of a process is no part of the run: nothing more is checked, and nothing needs to be closed in order.
     std::mem::forget(sim);
