@@ -35,8 +35,8 @@ mod tests {
         for _ in 0..2 {
             let app = fake.app();
             run(args("3", false), &app).await.unwrap();
-            let expected = "line-3 paused: a user paused it; it goes on with: ebb resume line-3";
-            assert_eq!(app.facts(), expected);
+            let expected = format!("it goes on with: {} resume line-3", app.program());
+            assert_eq!(app.facts(), format!("line-3 paused: a user paused it; {expected}"));
         }
         let app = fake.app();
         run(args("line", true), &app).await.unwrap();
