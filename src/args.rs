@@ -221,8 +221,7 @@ pub(crate) struct Scale {
     pub(crate) job: String,
     #[command(flatten)]
     pub(crate) reach: Reach,
-    /// Workers that take part from now on, 1 to 65536; others stand by, and while there are fewer the job goes on with those
-    /// that it has, as far as fleet.workers.min allows
+    /// Workers that take part at most, 1 to 65536; the others stand by. N are enough where fleet.workers.min is above N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(crate) workers: u32,
     /// Print the job as one JSON object on stdout
