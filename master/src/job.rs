@@ -242,17 +242,17 @@ impl Job {
         count
     }
 
-    /// Whether its end is not decided yet, so that it may wait, be paused and be scaled.
-    const fn goes_on(&self) -> bool {
+    /// Why it cannot go on although its phase would.
+    fn waits(&self) -> Option<&str> {
+        self.waits.as_deref().filter(|_| self.needs_fleet())
+    }
+
+    /// Whether training is ahead or under way.
+    const fn needs_fleet(&self) -> bool {
         matches!(
             self.phase,
             Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } | Phase::Training
         )
-    }
-
-    /// Why it cannot go on although its phase would.
-    fn waits(&self) -> Option<&str> {
-        self.waits.as_deref().filter(|_| self.goes_on())
     }
 
     fn lacks(&self, fleet: &Membership) -> Option<String> {

@@ -59,14 +59,19 @@ impl Job {
         Ok(())
     }
 
-    /// Whether a user holds it; what is ending ends.
-    pub(super) const fn paused(&self) -> bool {
+    /// Whether a user holds it; what is ending ends, also when it has to find its way back first (see `record`).
+    pub(super) fn paused(&self) -> bool {
         self.paused && self.goes_on()
     }
 
     /// Whether nothing new is handed out, because a user holds it or the fleet lacks something.
     pub(super) fn rests(&self) -> bool {
         self.paused() || self.waits().is_some()
+    }
+
+    /// Whether it trains or will, and its end is not decided.
+    fn goes_on(&self) -> bool {
+        self.needs_fleet() && !self.ends_early()
     }
 
     fn may_be(&self, changed: &str) -> Result<(), Failure> {

@@ -99,6 +99,20 @@ fn what_a_user_set_stays_set() {
 }
 
 #[test]
+fn a_paused_job_that_was_being_stopped_is_stopped_and_cannot_be_paused_again() {
+    let mut world = World::training(parse(""), 1);
+    world.lease(0).expect("work");
+    world.job.pause(world.now).expect("it goes on");
+    world.job.cancel(world.now, false);
+    world.start_again();
+    assert_ne!(world.state(), JobState::Paused);
+    assert_eq!(world.job.pause(world.now).unwrap_err().kind, Kind::Ended);
+    world.come_back("p", 1);
+    world.survey(&[1]);
+    assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
+}
+
+#[test]
 fn what_was_measured_is_not_measured_again() {
     let mut world = World::training(parse(""), 1);
     while world.status().final_metrics.is_empty() {
