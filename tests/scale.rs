@@ -38,6 +38,7 @@ impl User {
 
     /// Looks until the job is as it should be.
     fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        #[expect(clippy::disallowed_methods, reason = "the deadline of a wait for real processes")]
         let begin = Instant::now();
         loop {
             let status = self.ask("status", &[]);

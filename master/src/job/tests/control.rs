@@ -244,7 +244,7 @@ proptest! {
         let finish = [Act::Resume, Act::Scale(2), Act::Join, Act::Join];
         let rest = (0..1000).flat_map(|_| (0..99).map(Act::Lease).chain((0..9).map(Act::Complete)));
         for act in acts.into_iter().chain(finish).chain(rest) {
-            if world.job.training.as_ref().is_some_and(|training| training.is_done()) {
+            if world.job.training.as_ref().is_some_and(Training::is_done) {
                 break;
             }
             match act {
