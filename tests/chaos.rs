@@ -1,149 +1,200 @@
-//! Both promises with real processes: workers are killed, stopped for a while, drained and added at random while a job runs.
+//! Both promises with real processes: workers are killed, stopped for 10 s, drained and added at random while a job runs.
 //!
-//! What happens when is drawn from a seed that is printed; when exactly it meets the job is the machine's choice.
+//! `cargo xtask test` runs one scenario of each mode, `cargo xtask chaos [--seed S]` all of {sync, pipelined} x {3, 5 workers} x
+//! {1, 2, 3 ps} and longer. The bits are those of MNIST's script model where there is libtorch and the data, else of digits' MLP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod harness;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 
-use ebbflow::random::Keyed;
-use harness::{Cluster, events, model, root, summary, text};
+use harness::chaos::{Chaos, Fault};
+use harness::{Cluster, mnist, mnist_sets, model, root, summary, text};
 
-/// Workers at most; one always lives.
-const WORKERS_MAX: usize = 5;
+/// Records of the oracle's data.
+const RECORDS: u64 = 1024;
 
-struct Chaos {
-    keyed: Keyed,
-    cluster: Cluster,
-    /// Stopped workers and how many rounds they still stand still.
-    stopped: Vec<(usize, u32)>,
-    /// Workers that were killed or drained.
-    gone: Vec<usize>,
-    done: Vec<String>,
+/// One job under chaos.
+#[derive(Clone, Copy, Debug)]
+struct Scenario {
+    mode: &'static str,
+    workers: usize,
+    ps: usize,
 }
 
-impl Chaos {
-    fn new(seed: u64, cluster: Cluster) -> Self {
-        println!("chaos from seed {seed}");
-        let keyed = Keyed::new(seed, "chaos", 0);
-        Self { keyed, cluster, stopped: Vec::new(), gone: Vec::new(), done: Vec::new() }
+const fn scenario(mode: &'static str, workers: usize, ps: usize) -> Scenario {
+    Scenario { mode, workers, ps }
+}
+
+/// What is asked of this run of the tests.
+struct Asked {
+    whole: bool,
+    seed: u64,
+}
+
+impl Asked {
+    #[expect(clippy::disallowed_methods, reason = "the chore's wishes come through the environment")]
+    fn read() -> Self {
+        let seed = std::env::var("EBB_CHAOS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+        Self { whole: std::env::var_os("EBB_CHAOS_WHOLE").is_some(), seed }
     }
 
-    /// Strikes every few hundred milliseconds until the job has ended.
-    fn rage(&mut self, job: &mut Child, out: &Path) {
-        while job.try_wait().unwrap().is_none() {
-            // The rhythm of the faults, not a wait for a state.
-            std::thread::park_timeout(Duration::from_millis(250 + self.keyed.next_u64() % 250));
-            if out.join("metrics.jsonl").exists() && !events(out, "train").is_empty() {
-                self.strike();
-            }
-        }
+    /// The whole matrix of a mode, or the one scenario that stands for it.
+    fn scenarios(&self, one: Scenario) -> Vec<Scenario> {
+        let all = [3, 5].into_iter().flat_map(|workers| [1, 2, 3].map(|ps| scenario(one.mode, workers, ps)));
+        if self.whole { all.collect() } else { vec![one] }
     }
 
-    fn strike(&mut self) {
-        for (worker, rounds) in &mut self.stopped {
-            *rounds -= 1;
-            if *rounds == 0 {
-                self.cluster.workers[*worker].signal("CONT");
-            }
-        }
-        self.stopped.retain(|(_, rounds)| *rounds > 0);
-        let busy = |worker: &usize| {
-            !self.gone.contains(worker) && self.stopped.iter().all(|(stopped, _)| stopped != worker)
-        };
-        let busy: Vec<usize> = (0..self.cluster.workers.len()).filter(busy).collect();
-        let action = self.keyed.next_u64() % 4;
-        if busy.len() < 2 || (action == 0 && busy.len() < WORKERS_MAX) {
-            self.done.push("add".to_owned());
-            self.cluster.add_worker();
-            return;
-        }
-        let worker = busy[self.keyed.next_u64() as usize % busy.len()];
-        let signal = ["KILL", "KILL", "STOP", "TERM"][action as usize];
-        self.done.push(format!("{signal} worker-{worker}"));
-        self.cluster.workers[worker].signal(signal);
-        match signal {
-            "STOP" => self.stopped.push((worker, 8)),
-            _ => self.gone.push(worker),
-        }
+    /// A job lasts 15 to 30 s on two cores that have nothing else to do, and 30 to 60 s in the whole matrix.
+    const fn epochs(&self, short: u64) -> u64 {
+        if self.whole { 2 * short } else { short }
+    }
+
+    /// Faults that a run must have seen, or it was too short to show anything.
+    const fn faults_min(&self) -> u32 {
+        if self.whole { 10 } else { 6 }
     }
 }
 
-/// Runs a job under chaos and answers its folder.
-fn run(chaos: &mut Chaos, job: &Path, sets: &[String]) -> PathBuf {
-    let out = chaos.cluster.dir.path().join("out");
-    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let mut submission = chaos.cluster.submission(job, &out, &sets);
-    let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    chaos.rage(&mut child, &out);
-    let output = child.wait_with_output().unwrap();
-    println!("{} faults: {}", chaos.done.len(), chaos.done.join(", "));
-    println!("{}", summary(&out));
+impl Scenario {
+    /// Runs a job under chaos, checks what holds of every job, prints a line of the table and answers the job's folder.
+    fn run(&self, asked: &Asked, program: &Path, job: &Path, sets: &[String]) -> (Chaos, PathBuf) {
+        let Self { mode, workers, ps } = *self;
+        let mut chaos = Chaos::new(asked.seed, Cluster::of(program, ps, workers));
+        let out = chaos.cluster.dir.path().join("out");
+        let mut sets = sets.to_vec();
+        sets.extend([format!("consistency.mode={mode}"), format!("fleet.ps={ps}")]);
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let mut submission = chaos.cluster.submission(job, &out, &sets);
+        let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        chaos.rage(&mut child, &out);
+        let output = child.wait_with_output().unwrap();
+        println!("{self:?}, seed {}: {chaos}", asked.seed);
+        assert!(output.status.success(), "{}", text(&output));
+        self.tell(&chaos, &out);
+        chaos.check(&out);
+        let summary = summary(&out);
+        for counter in ["duplicates_dropped", "leases_expired"] {
+            assert!(summary[counter].as_u64() > Some(0), "{counter} is 0: the faults met no work\n{summary}");
+        }
+        let faults: u32 = chaos.faults.values().sum();
+        assert!(faults >= asked.faults_min(), "{faults} faults: the job was too short, give it more epochs");
+        assert!(chaos.returned > 0, "no stopped worker came back to work in time");
+        (chaos, out)
+    }
+
+    fn tell(&self, chaos: &Chaos, out: &Path) {
+        let Self { mode, workers, ps } = self;
+        let summary = summary(out);
+        let [kill, stop, drain, add] =
+            [Fault::Kill, Fault::Stop, Fault::Drain, Fault::Add].map(|fault| chaos.count(fault));
+        let number = |name: &str| summary[name].as_u64().unwrap_or_default();
+        let sha = &summary["model_sha256"].as_str().unwrap_or_default()[..12];
+        println!(
+            "| mode | workers | ps | kill | stop | drain | add | seen | duplicates | expired | wall s | sha256 |\n\
+             | {mode} | {workers} | {ps} | {kill} | {stop} | {drain} | {add} | {} | {} | {} | {:.1} | {sha} |",
+            number("workers_seen"),
+            number("duplicates_dropped"),
+            number("leases_expired"),
+            summary["wall_seconds"].as_f64().unwrap_or_default(),
+        );
+    }
+}
+
+/// The model of an undisturbed run with one worker and one ps is the model of every run under chaos.
+fn same_bits(one: Scenario) {
+    let asked = Asked::read();
+    let torch = cfg!(feature = "torch").then(mnist).flatten();
+    let (job, epochs, mut sets) = match torch {
+        Some(data) => (root().join("examples/mnist/job.toml"), asked.epochs(9), mnist_sets(&data)),
+        None => (root().join("examples/digits/job.toml"), asked.epochs(400), Vec::new()),
+    };
+    sets.push(format!("epochs={epochs}"));
+    if one.mode == "pipelined" {
+        sets.push("consistency.delay=2".to_owned());
+    }
+    let calm = tempfile::tempdir().unwrap();
+    let calm = calm.path().join("out");
+    let mode = format!("consistency.mode={}", one.mode);
+    let output =
+        harness::ebb(["run", "--workers", "1", "--ps", "1", "--device", "cpu", "--set", &mode, "--out"])
+            .arg(&calm)
+            .arg(&job)
+            .args(sets.iter().flat_map(|set| ["--set", set]))
+            .output()
+            .unwrap();
     assert!(output.status.success(), "{}", text(&output));
-    out
+    let (bits, undisturbed) = (model(&calm), summary(&calm));
+    println!("undisturbed: {undisturbed}");
+    for scenario in asked.scenarios(one) {
+        let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
+        let (_chaos, out) = scenario.run(&asked, program, &job, &sets);
+        let disturbed = summary(&out);
+        assert!(model(&out) == bits, "{scenario:?}: other bits than the undisturbed run: {disturbed}");
+        assert_eq!(disturbed["model_sha256"], undisturbed["model_sha256"]);
+    }
 }
 
 #[test]
-fn killed_stopped_drained_and_added_workers_do_not_change_the_model() {
-    let job = root().join("examples/digits/job.toml");
-    let epochs = "epochs=150";
-    for mode in ["sync", "pipelined"] {
-        let mode = format!("consistency.mode={mode}");
-        let calm = tempfile::tempdir().unwrap();
-        let calm_out = calm.path().join("out");
-        let args = ["run", "--workers", "1", "--ps", "1", "--set", epochs, "--set", &mode, "--out"];
-        let output = harness::ebb(args).arg(&calm_out).arg(&job).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        let mut chaos = Chaos::new(7, Cluster::start(2, 3));
-        let out = run(&mut chaos, &job, &[epochs.to_owned(), mode.clone()]);
-        assert!(
-            model(&out) == model(&calm_out),
-            "{mode}: other bits than an undisturbed run with 1 worker and 1 ps"
-        );
-        assert!(chaos.done.len() >= 5, "the job ended before the chaos began: {:?}", chaos.done);
-    }
+fn killed_stopped_drained_and_added_workers_do_not_change_the_model_in_sync() {
+    same_bits(scenario("sync", 3, 2));
+}
+
+#[test]
+fn killed_stopped_drained_and_added_workers_do_not_change_the_model_in_pipelined() {
+    same_bits(scenario("pipelined", 5, 3));
 }
 
 #[test]
 fn every_record_is_counted_once_an_epoch_in_all_modes() {
-    let program = harness::example("oracle");
-    let (records, epochs) = (1024, 60);
+    let asked = Asked::read();
+    let epochs = asked.epochs(80);
     let folder = tempfile::tempdir().unwrap();
-    let data: String = (0..records).map(|record| format!("{record},0\n")).collect();
+    let data: String = (0..RECORDS).map(|record| format!("{record},0\n")).collect();
     std::fs::write(folder.path().join("data.csv"), data).unwrap();
     let job = folder.path().join("job.toml");
+    // 4 ms for each of 128 microbatches an epoch: about 5 epochs a second with 3 workers, on any machine.
     std::fs::write(
         &job,
         format!(
             r#"
 name = "oracle"
 epochs = {epochs}
-model = {{ builtin = "oracle", options = {{ records = {records} }}, loss = "mse" }}
+model = {{ builtin = "paced", options = {{ of = "oracle", millis = 4, records = {RECORDS} }}, loss = "mse" }}
 data = {{ format = "csv", header = false, train = {{ features = ["data.csv"] }} }}
 batch = {{ micro = 8, effective = 32 }}
 optimizer = {{ kind = "sgd", learning_rate = 4.0 }}
-fleet = {{ ps = 2 }}
-limits = {{ deaths_max = 1000, lease = "3s" }}
 "#
         ),
     )
     .unwrap();
-    for mode in ["sync", "pipelined", "bounded", "async"] {
-        let mut chaos = Chaos::new(11, Cluster::of(&program, 2, 3));
-        let out = run(&mut chaos, &job, &[format!("consistency.mode={mode}")]);
-        let file = model(&out);
-        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
-        let counts = tensors.tensor("counts").unwrap();
-        for (record, raw) in counts.data().as_chunks::<4>().0.iter().enumerate() {
-            let count = f32::from_le_bytes(*raw);
-            assert!(
-                (count - epochs as f32).abs() < 1e-3,
-                "{mode}: record {record} counts {count}, not {epochs}"
-            );
-        }
-        assert_eq!(summary(&out)["samples_applied"], records * epochs, "{mode}");
+    for scenario in [
+        scenario("sync", 3, 1),
+        scenario("pipelined", 5, 2),
+        scenario("bounded", 3, 3),
+        scenario("async", 5, 1),
+    ] {
+        let (_chaos, out) = scenario.run(&asked, &harness::example("oracle"), &job, &[]);
+        let counts = counts(&model(&out));
+        assert_eq!(
+            counts,
+            BTreeMap::from([(epochs, RECORDS)]),
+            "{scenario:?}: counts and how many records have them"
+        );
+        assert_eq!(summary(&out)["samples_applied"], RECORDS * epochs, "{scenario:?}");
     }
+}
+
+/// How many records were counted how often.
+fn counts(model: &[u8]) -> BTreeMap<u64, u64> {
+    let tensors = safetensors::SafeTensors::deserialize(model).unwrap();
+    let mut counts = BTreeMap::new();
+    for raw in tensors.tensor("counts").unwrap().data().as_chunks::<4>().0 {
+        let count = f32::from_le_bytes(*raw);
+        assert!((count - count.round()).abs() < 1e-3, "{count} is no count");
+        *counts.entry(count.round() as u64).or_default() += 1;
+    }
+    counts
 }

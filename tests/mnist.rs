@@ -7,17 +7,11 @@ mod harness;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::{Cluster, mnist, model, root, summary, text};
+use harness::{Cluster, mnist, mnist_sets, model, root, summary, text};
 
 fn submit(cluster: &Cluster, data: &Path, out: &str, sets: &[&str]) -> PathBuf {
     let out = cluster.dir.path().join(out);
-    let file = |name: &str| data.join(name).display().to_string();
-    let (images, labels) = (file("t10k-images-idx3-ubyte.gz"), file("t10k-labels-idx1-ubyte.gz"));
-    let mut more = Vec::new();
-    for set in ["train", "validation"] {
-        more.push(format!("data.{set}.features=[\"{images}\"]"));
-        more.push(format!("data.{set}.labels=[\"{labels}\"]"));
-    }
+    let mut more = mnist_sets(data);
     more.extend(sets.iter().map(|&set| set.to_owned()));
     let more: Vec<&str> = more.iter().flat_map(|set| ["--set", set]).collect();
     let output = cluster.submit(&root().join("examples/mnist/job.toml"), &out, &more);

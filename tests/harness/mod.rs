@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it, as a module of its own")]
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
+pub mod chaos;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -54,6 +56,9 @@ pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> St
     text(&output)
 }
 
+/// Lines of a process's log that a failed test shows.
+const LOG_LINES_SHOWN: usize = 200;
+
 /// A running role.
 pub struct Process {
     pub child: Child,
@@ -62,9 +67,24 @@ pub struct Process {
 
 impl Process {
     fn start(path: &Path, log: PathBuf, args: &[&str]) -> Self {
+        Self::start_with(path, log, args, &[])
+    }
+
+    fn start_with(path: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = fs::File::create(&log).expect("the log can be written");
-        let child = program(path, args).stdout(Stdio::piped()).stderr(file).spawn().expect("ebb starts");
-        Self { child, log }
+        let mut command = program(path, args);
+        // A worker says which leases it finished: the evidence that it takes part.
+        command
+            .env("EBB_LOG", "info,worker=debug")
+            .envs(environment.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(file);
+        Self { child: command.spawn().expect("ebb starts"), log }
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The URL in the line that a server prints when it is ready.
@@ -75,7 +95,7 @@ impl Process {
                 return line[at..].trim().to_owned();
             }
         }
-        panic!("no ready line; it said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+        panic!("no ready line; it said:\n{}", self.log());
     }
 
     /// Sends a signal by its name, e.g. `KILL`.
@@ -91,7 +111,10 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- {}\n{}", self.log.display(), fs::read_to_string(&self.log).unwrap_or_default());
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
+            eprintln!("--- {}\n{tail}", self.log.display());
         }
     }
 }
@@ -161,11 +184,16 @@ impl Cluster {
     }
 
     pub fn add_worker(&mut self) {
+        self.add_worker_with(&[]);
+    }
+
+    /// A worker with more in its environment.
+    pub fn add_worker_with(&mut self, environment: &[(&str, &str)]) {
         let index = self.workers.len();
         let log = self.dir.path().join(format!("worker-{index}.log"));
         let name = format!("worker-{index}");
         let args = ["worker", "--master", &self.url, "--name", &name, "--device", "cpu"];
-        self.workers.push(Process::start(&self.program, log, &args));
+        self.workers.push(Process::start_with(&self.program, log, &args, environment));
     }
 
     /// `ebb submit JOB --follow --out OUT`, with further arguments, to its end.
@@ -211,6 +239,16 @@ pub fn mnist() -> Option<PathBuf> {
         skipped("no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR");
     }
     found
+}
+
+/// What the example's job file must be told to find MNIST in `data`.
+pub fn mnist_sets(data: &Path) -> Vec<String> {
+    let file = |name: &str| data.join(name).display().to_string();
+    let (images, labels) = (file("t10k-images-idx3-ubyte.gz"), file("t10k-labels-idx1-ubyte.gz"));
+    let sets = ["train", "validation"].map(|set| {
+        [format!("data.{set}.features=[\"{images}\"]"), format!("data.{set}.labels=[\"{labels}\"]")]
+    });
+    sets.concat()
 }
 
 /// A Python with PyTorch, NumPy and safetensors: `EBB_PYTHON`, or `python3`.

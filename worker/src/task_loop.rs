@@ -488,7 +488,9 @@ async fn report(
     result: Result<Report>,
 ) -> Result<()> {
     let reported = match result {
-        Ok(report) => master.complete(incarnation, lease, report).await.map(drop),
+        Ok(report) => master.complete(incarnation, lease, report).await.map(|accepted| {
+            tracing::debug!(%lease, accepted, "task reported");
+        }),
         Err(error) => Err(error),
     };
     let reported = match reported {

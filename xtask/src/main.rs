@@ -1,6 +1,7 @@
 //! Project chores, as `cargo xtask CHORE`: what a newcomer, a maintainer and the CI type, with nothing to install first
 //! but Rust, a C++ compiler and Python 3 with pip.
 
+mod chaos;
 mod check;
 mod install;
 mod libtorch;
@@ -20,6 +21,7 @@ enum Chore {
     Run(run::Args),
     Test(check::Args),
     Sim(sim::Args),
+    Chaos(chaos::Args),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Chore::Run(args) => run::run(&args),
         Chore::Test(args) => check::run(&args),
         Chore::Sim(args) => sim::run(&args),
+        Chore::Chaos(args) => chaos::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,219 @@
+//! A fleet under chaos: a script, drawn from a seed, that kills, stops, drains and adds workers while a job runs.
+//!
+//! What happens when is the seed's choice; when exactly it meets the job is the machine's. The first fault is a stop, so that
+//! the worker wakes up while the job still runs; a worker that woke up is left alone until it has worked again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use ebbflow::random::Keyed;
+
+use super::{Cluster, events};
+
+/// How long a stopped worker stands still: twice the master's patience (`death`, 5 s), so its leases are given away.
+pub const STOP: Duration = Duration::from_secs(10);
+
+/// How long a draining worker may take (`worker::Options::drain`), and a second for the process to end.
+pub const DRAIN: Duration = Duration::from_secs(11);
+
+/// What a worker logs when the master knows it.
+const REGISTERED: &str = "registered with the master";
+
+/// What the script does to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    Kill,
+    Stop,
+    Drain,
+    Add,
+}
+
+/// Where a worker is in its life, as the script made it.
+enum Life {
+    /// It has not registered yet: a signal would meet a program that does not listen.
+    Starts,
+    Works,
+    Stopped(Instant),
+    /// It woke up, with a log of this length, and has not been seen working again.
+    Woken(Instant, usize),
+    Killed,
+    Draining(Instant),
+    /// It drained: how it ended and how long it took.
+    Drained(ExitStatus, Duration),
+}
+
+/// A cluster and what is done to its workers.
+pub struct Chaos {
+    pub cluster: Cluster,
+    /// As many workers as the script aims at.
+    workers: usize,
+    keyed: Keyed,
+    lives: Vec<Life>,
+    pub faults: BTreeMap<Fault, u32>,
+    /// Workers that were seen working again after a stop.
+    pub returned: u32,
+    log: Vec<String>,
+}
+
+impl Chaos {
+    /// The workers of `cluster` are those that the script keeps up by adding.
+    pub fn new(seed: u64, cluster: Cluster) -> Self {
+        let workers = cluster.workers.len();
+        let lives = (0..workers).map(|_| Life::Starts).collect();
+        let (faults, log) = (BTreeMap::new(), Vec::new());
+        Self { cluster, workers, keyed: Keyed::new(seed, "chaos", 0), lives, faults, returned: 0, log }
+    }
+
+    /// Strikes every second or two until `job` has ended.
+    pub fn rage(&mut self, job: &mut Child, out: &Path) {
+        let mut next = None;
+        while job.try_wait().expect("the job's process").is_none() {
+            // The rhythm of the faults, not a wait for a state.
+            std::thread::park_timeout(Duration::from_millis(50));
+            self.look();
+            let now = now();
+            if next.is_none() && out.join("metrics.jsonl").exists() && !events(out, "train").is_empty() {
+                next = Some(now);
+            }
+            if next.is_some_and(|next| next <= now) {
+                self.strike();
+                next = Some(now + Duration::from_millis(1000 + self.keyed.next_u64() % 1000));
+            }
+        }
+        self.look();
+    }
+
+    /// Notices who woke up, works again or has left.
+    fn look(&mut self) {
+        for (worker, life) in self.lives.iter_mut().enumerate() {
+            let process = &mut self.cluster.workers[worker];
+            match *life {
+                Life::Stopped(since) if since.elapsed() >= STOP => {
+                    *life = Life::Woken(now(), process.log().len());
+                    process.signal("CONT");
+                }
+                Life::Starts if process.log().contains(REGISTERED) => *life = Life::Works,
+                Life::Woken(_, before) if works_again(&process.log()[before..]) => {
+                    *life = Life::Works;
+                    self.returned += 1;
+                }
+                Life::Draining(since) => {
+                    if let Some(status) = process.child.try_wait().expect("a worker's process") {
+                        *life = Life::Drained(status, since.elapsed());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn strike(&mut self) {
+        let present =
+            |life: &&Life| matches!(life, Life::Starts | Life::Works | Life::Stopped(_) | Life::Woken(..));
+        let present = self.lives.iter().filter(present).count();
+        let at_work = |(worker, life): (usize, &Life)| matches!(life, Life::Works).then_some(worker);
+        let at_work: Vec<usize> = self.lives.iter().enumerate().filter_map(at_work).collect();
+        let draw = self.keyed.next_u64();
+        let victim = at_work.get((draw >> 8) as usize % at_work.len().max(1)).copied();
+        // One always works, so that the job goes on; the more are missing, the likelier one is added.
+        let missing = self.workers.saturating_sub(present) as u64;
+        let (fault, worker) = match victim {
+            Some(worker) if at_work.len() > 1 && draw % 4 >= 2 * missing => {
+                let fault = match self.faults.is_empty() {
+                    true => Fault::Stop,
+                    false => [Fault::Kill, Fault::Kill, Fault::Stop, Fault::Drain][(draw >> 4) as usize % 4],
+                };
+                (fault, worker)
+            }
+            _ => (Fault::Add, self.lives.len()),
+        };
+        match fault {
+            Fault::Kill => {
+                self.cluster.workers[worker].signal("KILL");
+                self.lives[worker] = Life::Killed;
+            }
+            Fault::Stop => {
+                self.cluster.workers[worker].signal("STOP");
+                self.lives[worker] = Life::Stopped(now());
+            }
+            Fault::Drain => {
+                self.cluster.workers[worker].signal("TERM");
+                self.lives[worker] = Life::Draining(now());
+            }
+            Fault::Add => {
+                self.cluster.add_worker();
+                self.lives.push(Life::Starts);
+            }
+        }
+        *self.faults.entry(fault).or_default() += 1;
+        self.log.push(format!("{fault} worker-{worker}"));
+    }
+
+    pub fn count(&self, fault: Fault) -> u32 {
+        self.faults.get(&fault).copied().unwrap_or(0)
+    }
+
+    /// What must hold of every worker, whatever else the job is checked for.
+    pub fn check(&self, out: &Path) {
+        let fleet: Vec<String> = events(out, "fleet")
+            .iter()
+            .map(|event| event["reason"].as_str().unwrap_or("").to_owned())
+            .collect();
+        let last =
+            |worker: usize| fleet.iter().rfind(|reason| reason.contains(&format!("`worker-{worker}` ")));
+        for (worker, life) in self.lives.iter().enumerate() {
+            match life {
+                Life::Drained(status, took) => {
+                    assert!(status.success(), "worker-{worker} drained and ended with {status}");
+                    assert!(*took <= DRAIN, "worker-{worker} took {took:?} to drain");
+                }
+                Life::Draining(since) => {
+                    assert!(since.elapsed() <= DRAIN, "worker-{worker} drains since {:?}", since.elapsed());
+                }
+                // Its broken connection says so at once; silence would cost the others 5 s.
+                Life::Killed => assert!(
+                    last(worker).is_none_or(|reason| !reason.contains("sent no heartbeat")),
+                    "worker-{worker} was killed, and the master waited for its heartbeat"
+                ),
+                Life::Woken(since, _) => assert!(
+                    since.elapsed() < STOP,
+                    "worker-{worker} woke up {:?} before the end and never worked again; its log:\n{}",
+                    since.elapsed(),
+                    self.cluster.workers[worker].log()
+                ),
+                Life::Starts | Life::Works | Life::Stopped(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether a worker that stood still is a new member whose work counts, by what it logged since: a line for each
+/// registration and each lease that it finished.
+fn works_again(log: &str) -> bool {
+    log.find(REGISTERED).is_some_and(|at| log[at..].contains("accepted=true"))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the script acts on real processes in real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Drain => "drain",
+            Self::Add => "add",
+        })
+    }
+}
+
+impl fmt::Display for Chaos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.log.join(", "))
+    }
+}

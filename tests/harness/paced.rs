@@ -1,0 +1,100 @@
+//! The network `paced`: another network that takes a fixed time for each microbatch, and can say when it computed which.
+//!
+//! The time is slept away, so that many workers on few cores do not slow each other down: what is left is Ebbflow's own.
+//! `builtin = "paced", options = { of = "mlp", millis = 20, trace = "DIR", hidden = [16] }`: the rest goes to the network `of`.
+//! A worker's trace is `DIR/PID`, one line a microbatch, `BEGIN END KEY`: microseconds since 1970 and the microbatch's key.
+//! A worker whose environment says `PACED_FACTOR=10` takes 10 times as long.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ebbflow::data::Batch;
+use ebbflow::model::{Evaluation, Gradients, Model, Registry};
+use ebbflow::tensor::{TensorSpec, Values};
+use serde::Deserialize;
+
+struct Paced {
+    inner: Box<dyn Model>,
+    takes: Duration,
+    trace: Option<File>,
+}
+
+#[derive(Deserialize)]
+struct Options {
+    of: String,
+    millis: u64,
+    trace: Option<PathBuf>,
+    /// Of the network `of`.
+    #[serde(flatten)]
+    rest: serde_json::Map<String, serde_json::Value>,
+}
+
+/// `registry` and `paced`.
+pub(crate) fn with_paced(registry: Registry) -> Registry {
+    let known = registry.clone();
+    registry.with("paced", move |context| {
+        let options: Options = context.options()?;
+        let mut spec = (*context.spec).clone();
+        spec.model.builtin = Some(options.of);
+        spec.model.options = options.rest;
+        let inner = known.build(&ebbflow::model::Context { spec: Arc::new(spec), ..context.clone() })?;
+        let trace = |dir: PathBuf| {
+            let path = dir.join(std::process::id().to_string());
+            File::options().create(true).append(true).open(path).expect("the trace can be written")
+        };
+        Ok(Box::new(Paced {
+            inner,
+            takes: Duration::from_millis(options.millis) * factor(),
+            trace: options.trace.map(trace),
+        }))
+    })
+}
+
+#[expect(clippy::disallowed_methods, reason = "one worker of several is told to be slow")]
+fn factor() -> u32 {
+    std::env::var("PACED_FACTOR").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
+#[expect(clippy::disallowed_methods, reason = "traces of several processes share the wall clock")]
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
+}
+
+impl Model for Paced {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.inner.tensors()
+    }
+
+    fn initial(&mut self, seed: u64) -> ebbflow::Result<Vec<Values>> {
+        self.inner.initial(seed)
+    }
+
+    fn load(&mut self, weights: &[Values]) -> ebbflow::Result<()> {
+        self.inner.load(weights)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the compute time is slept away")]
+    fn gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
+        let begin = now();
+        let gradients = self.inner.gradients(batch, key)?;
+        std::thread::sleep((begin + self.takes).saturating_sub(now()));
+        if let Some(trace) = &mut self.trace {
+            let line = format!("{} {} {key}\n", begin.as_micros(), now().as_micros());
+            // One write: a process that is killed leaves whole lines.
+            trace.write_all(line.as_bytes()).expect("the trace can be written");
+        }
+        Ok(gradients)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> ebbflow::Result<Evaluation> {
+        self.inner.evaluate(batch)
+    }
+
+    fn export(&mut self) -> ebbflow::Result<BTreeMap<String, Vec<u8>>> {
+        self.inner.export()
+    }
+}
