@@ -1,0 +1,327 @@
+//! What it costs when workers die, join, are slow and leave: real processes on loopback, everything but compute left to them.
+//!
+//! Four workers train digits' MLP in `sync` with 8 microbatches a step. Each microbatch takes 20 ms, most of it slept away
+//! (`tests/harness/paced.rs`): two cores do not limit, and what is measured is Ebbflow's own. In `sync` a step is begun when the
+//! one before it was applied, so the workers' traces show when each step was applied.
+//!
+//! Expected, with c = 20 ms, M = 8, W = 4 and nothing but compute taking time; a step takes c M / W = 40 ms:
+//!
+//! | figure                     | limit | because                                                              |
+//! | -------------------------- | ----- | -------------------------------------------------------------------- |
+//! | killed and added each 5 s  | 0.99  | 40 ms of the survivors' 5 s wait for what the dead worker held       |
+//! | pause after a SIGKILL      | 40 ms | the microbatches it held, M / W = 2, computed by one survivor        |
+//! | pause when a worker joins  | 0     | nobody waits for it                                                  |
+//! | join to first applied      | 80 ms | half a step to find work, its share of a step, the step's rest       |
+//! | one slowed 10 times        | 1     | the other three take its work over                                   |
+//! | drain: SIGTERM to exit     | 10 ms | half a microbatch                                                    |
+//! | pause when a worker drains | 20 ms | the other microbatch of its share, computed by one that stays        |
+//!
+//! Pauses are against the median step before the event, so a step that takes longer because one worker is missing counts, too.
+//! `cargo bench --bench elastic` takes 4 minutes; without `--bench` one tiny round of each runs, which shows that it works.
+#![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
+
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
+#[path = "../../tests/harness/paced.rs"]
+mod paced;
+mod report;
+mod trace;
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use harness::Cluster;
+use report::{Figure, Target, median};
+use trace::Trace;
+
+/// As `ebb` has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const COMPUTE_MS: u64 = 20;
+const PER_STEP: u64 = 8;
+const PER_EPOCH: u64 = 128;
+const EPOCHS: u64 = 3000;
+const SEED: u64 = 13;
+const WORKERS: usize = 4;
+
+/// How long and how often.
+struct Scale {
+    rounds: u32,
+    /// An undisturbed stretch, and one with two events.
+    stretch: Duration,
+}
+
+fn main() -> ExitCode {
+    // The bench is its own fleet: `ebb` with one more network.
+    let verbs = ["master", "ps", "worker"];
+    if std::env::args().nth(1).is_some_and(|first| verbs.contains(&first.as_str())) {
+        return ebbflow::main(paced::with_paced(ebbflow::model::Registry::default()));
+    }
+    let full = std::env::args().any(|arg| arg == "--bench");
+    let scale = match full {
+        true => Scale { rounds: 5, stretch: Duration::from_secs(10) },
+        false => Scale { rounds: 1, stretch: Duration::from_secs(2) },
+    };
+    let mut figures = kills_and_joins(&scale);
+    figures.extend(slow(&scale));
+    figures.extend(drains(&scale));
+    report::print(&figures);
+    if full {
+        report::write(&figures, &harness::root().join("target/bench/elastic.json"));
+    }
+    ExitCode::SUCCESS
+}
+
+/// A cluster that trains, and what was done to it.
+struct Fleet {
+    cluster: Cluster,
+    traces: PathBuf,
+    /// Life of each worker, by its index; the end is far away while it lives.
+    lives: Vec<Range<Duration>>,
+}
+
+impl Fleet {
+    /// Starts it and waits until all its workers compute.
+    fn start(workers: usize) -> Self {
+        let program = std::env::current_exe().expect("this program");
+        let cluster = Cluster::of(&program, 2, workers);
+        let traces = cluster.dir.path().join("traces");
+        fs::create_dir(&traces).expect("the traces' folder");
+        let job = cluster.dir.path().join("job.toml");
+        fs::write(&job, job_file(&traces)).expect("the job file");
+        harness::succeed(["submit".as_ref(), "--master".as_ref(), cluster.url.as_ref(), job.as_os_str()]);
+        let lives = vec![now()..Duration::MAX; workers];
+        let fleet = Self { cluster, traces, lives };
+        (0..workers).for_each(|worker| fleet.wait_for(worker));
+        fleet
+    }
+
+    /// Waits until a worker has computed something.
+    fn wait_for(&self, worker: usize) {
+        let trace = self.traces.join(self.pid(worker).to_string());
+        while fs::metadata(&trace).is_ok_and(|file| file.len() == 0) || !trace.exists() {
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn pid(&self, worker: usize) -> u32 {
+        self.cluster.workers[worker].child.id()
+    }
+
+    /// The worker that lives longest.
+    fn oldest(&self) -> usize {
+        self.lives.iter().position(|life| life.end == Duration::MAX).expect("a live worker")
+    }
+
+    fn kill(&mut self, worker: usize) -> Duration {
+        let at = now();
+        self.cluster.workers[worker].child.kill().expect("the worker lives");
+        self.lives[worker].end = at;
+        at
+    }
+
+    fn add(&mut self, environment: &[(&str, &str)]) -> (usize, Duration) {
+        let at = now();
+        self.cluster.add_worker_with(environment);
+        self.lives.push(at..Duration::MAX);
+        (self.lives.len() - 1, at)
+    }
+
+    /// Seconds that workers lived in `window`, together.
+    fn lived(&self, window: &Range<Duration>) -> f64 {
+        let overlap =
+            |life: &Range<Duration>| life.end.min(window.end).saturating_sub(life.start.max(window.start));
+        self.lives.iter().map(|life| overlap(life).as_secs_f64()).sum()
+    }
+
+    fn trace(&self) -> Trace {
+        Trace::read(&self.traces, SEED, EPOCHS * PER_EPOCH, PER_STEP)
+    }
+}
+
+fn job_file(traces: &Path) -> String {
+    let data = harness::root().join("examples/digits");
+    let micro = 8;
+    format!(
+        r#"
+name = "elastic"
+epochs = {EPOCHS}
+seed = {SEED}
+fleet = {{ ps = 2 }}
+limits = {{ deaths_max = 1000 }}
+[model]
+builtin = "paced"
+options = {{ of = "mlp", engine = "pure", hidden = [128], millis = {COMPUTE_MS}, trace = "{}" }}
+[data]
+format = "idx"
+[data.train]
+features = ["{}"]
+labels = ["{}"]
+records = [0, {}]
+[batch]
+micro = {micro}
+effective = {}
+[optimizer]
+kind = "sgd"
+learning_rate = 0.01
+"#,
+        traces.display(),
+        data.join("images.idx3.gz").display(),
+        data.join("labels.idx1.gz").display(),
+        micro * PER_EPOCH,
+        micro * PER_STEP,
+    )
+}
+
+/// Rows 1 to 4.
+fn kills_and_joins(scale: &Scale) -> Vec<Figure> {
+    let mut fleet = Fleet::start(WORKERS);
+    let half = scale.stretch / 4;
+    let (mut stretches, mut kills, mut joins) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..scale.rounds {
+        let calm = during(|| sleep(scale.stretch));
+        let disturbed = during(|| {
+            for _ in 0..2 {
+                kills.push((fleet.kill(fleet.oldest()), calm.clone()));
+                sleep(half);
+                joins.push(fleet.add(&[]));
+                sleep(half);
+            }
+        });
+        // In a short round the last one may not have begun.
+        fleet.wait_for(fleet.lives.len() - 1);
+        stretches.push((calm, disturbed));
+    }
+    let trace = fleet.trace();
+    let rate = |window: &Range<Duration>| trace.progress(window) as f64 / fleet.lived(window);
+    let kept = stretches.iter().map(|(calm, disturbed)| rate(disturbed) / rate(calm)).collect();
+    let noise = stretches.iter().map(|(calm, _)| {
+        let quarter = calm.start..calm.start + half;
+        longest(&trace, &quarter) - median_ms(&trace, calm)
+    });
+    let noise: Vec<f64> = noise.collect();
+    let after = |at: Duration| at..at + half;
+    let pauses =
+        kills.iter().map(|(at, calm)| longest(&trace, &after(*at)) - median_ms(&trace, calm)).collect();
+    let repeated: Vec<_> = kills.iter().map(|(at, _)| trace.repeated(&after(*at))).collect();
+    let (twice, redone): (Vec<_>, Vec<_>) =
+        repeated.iter().map(|&(twice, redone)| (twice as f64, redone as f64)).unzip();
+    let join_pauses = joins.iter().map(|&(_, at)| {
+        let before = at - half + half / 5..at;
+        (longest(&trace, &after(at)) - median_ms(&trace, &before)).max(0.0)
+    });
+    let join_pauses = join_pauses.collect();
+    let firsts: Vec<_> =
+        joins.iter().filter_map(|&(worker, at)| Some((trace.first_of(fleet.pid(worker))?, at))).collect();
+    let begun = firsts.iter().map(|(first, at)| ms(first.begin - *at)).collect();
+    let applied =
+        firsts.iter().filter_map(|(first, at)| Some(ms(trace.applied(trace.step(first.microbatch))? - *at)));
+    let applied = applied.collect();
+    let held = (COMPUTE_MS * PER_STEP / WORKERS as u64) as f64;
+    vec![
+        Figure::new(
+            "killed and added each 5 s: samples/s per live worker, of calm",
+            "ratio",
+            kept,
+            0.99,
+            Some(Target::AtLeast(0.95)),
+        ),
+        Figure::new("longest step of a calm stretch, beyond its median", "ms", noise, 0.0, None),
+        Figure::new("pause after a SIGKILL", "ms", pauses, held, Some(Target::Below(100.0 + held))),
+        Figure::new("microbatches computed twice after a SIGKILL", "", twice, 0.0, None),
+        Figure::new("  of them of steps that were applied", "", redone, 0.0, Some(Target::Below(1.0))),
+        Figure::new(
+            "pause of the others when a worker joins",
+            "ms",
+            join_pauses,
+            0.0,
+            Some(Target::Below(50.0)),
+        ),
+        Figure::new("join to first microbatch begun", "ms", begun, held / 2.0, None),
+        Figure::new("join to first applied gradient", "ms", applied, 2.0 * held, Some(Target::Below(300.0))),
+    ]
+}
+
+/// Row 5.
+fn slow(scale: &Scale) -> Vec<Figure> {
+    let mut fleet = Fleet::start(WORKERS - 1);
+    let stretch = scale.stretch / 2;
+    let mut stretches = Vec::new();
+    for _ in 0..scale.rounds {
+        let alone = during(|| sleep(stretch));
+        let (slow, _) = fleet.add(&[("PACED_FACTOR", "10")]);
+        fleet.wait_for(slow);
+        stretches.push((alone, during(|| sleep(stretch))));
+        fleet.kill(slow);
+        sleep(stretch / 5);
+    }
+    let trace = fleet.trace();
+    let rate =
+        |window: &Range<Duration>| trace.progress(window) as f64 / (window.end - window.start).as_secs_f64();
+    let kept = stretches.iter().map(|(alone, with)| rate(with) / rate(alone)).collect();
+    vec![Figure::new(
+        "one of 4 slowed 10 times: samples/s, of the other 3 alone",
+        "ratio",
+        kept,
+        1.0,
+        Some(Target::AtLeast(0.8)),
+    )]
+}
+
+/// Row 6.
+fn drains(scale: &Scale) -> Vec<Figure> {
+    let mut fleet = Fleet::start(WORKERS);
+    let half = scale.stretch / 4;
+    let mut drains = Vec::new();
+    for _ in 0..scale.rounds {
+        let calm = during(|| sleep(half));
+        let worker = fleet.oldest();
+        let at = now();
+        fleet.cluster.workers[worker].signal("TERM");
+        let status = fleet.cluster.workers[worker].child.wait().expect("the worker ends");
+        assert!(status.success(), "a drained worker ended with {status}");
+        let took = now() - at;
+        fleet.lives[worker].end = at + took;
+        sleep(half);
+        drains.push((at, took, calm));
+        let (joined, _) = fleet.add(&[]);
+        fleet.wait_for(joined);
+    }
+    let trace = fleet.trace();
+    let took = drains.iter().map(|(_, took, _)| ms(*took)).collect();
+    let pause = |(at, _, calm): &(Duration, Duration, Range<Duration>)| {
+        longest(&trace, &(*at..*at + half)) - median_ms(&trace, calm)
+    };
+    let pauses = drains.iter().map(pause).collect();
+    vec![
+        Figure::new("drain: SIGTERM to exit", "ms", took, COMPUTE_MS as f64 / 2.0, None),
+        Figure::new("pause of the others when a worker drains", "ms", pauses, COMPUTE_MS as f64, None),
+    ]
+}
+
+fn longest(trace: &Trace, window: &Range<Duration>) -> f64 {
+    trace.intervals(window).into_iter().max().map_or(f64::NAN, ms)
+}
+
+fn median_ms(trace: &Trace, window: &Range<Duration>) -> f64 {
+    median(&trace.intervals(window).into_iter().map(ms).collect::<Vec<_>>())
+}
+
+fn during(act: impl FnOnce()) -> Range<Duration> {
+    let start = now();
+    act();
+    start..now()
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

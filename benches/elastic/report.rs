@@ -1,0 +1,96 @@
+//! What the bench says: a table for people, `target/bench/elastic.json` for programs.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+/// One row.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) name: &'static str,
+    /// Median of the samples.
+    value: f64,
+    unit: &'static str,
+    /// What the row would be if everything but the workers' compute were free.
+    limit_or_peer: f64,
+    /// `value / limit_or_peer`; none for a limit of 0.
+    ratio: Option<f64>,
+    target: Option<Target>,
+    samples: Vec<f64>,
+}
+
+/// What the value shall be.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Target {
+    AtLeast(f64),
+    Below(f64),
+}
+
+impl Figure {
+    pub(crate) fn new(
+        name: &'static str,
+        unit: &'static str,
+        samples: Vec<f64>,
+        limit: f64,
+        target: Option<Target>,
+    ) -> Self {
+        let value = median(&samples);
+        let ratio = (limit != 0.0).then_some(value / limit);
+        Self { name, value, unit, limit_or_peer: limit, ratio, target, samples }
+    }
+
+    fn line(&self) -> String {
+        let number = |value: f64| match self.unit {
+            "ratio" => format!("{value:.3}"),
+            _ => format!("{value:.1}"),
+        };
+        let (target, met) = match self.target {
+            Some(Target::AtLeast(bound)) => (format!(">= {}", number(bound)), self.value >= bound),
+            Some(Target::Below(bound)) => (format!("< {}", number(bound)), self.value < bound),
+            None => ("-".to_owned(), true),
+        };
+        let extreme =
+            |pick: fn(f64, f64) -> f64| self.samples.iter().copied().reduce(pick).unwrap_or(f64::NAN);
+        format!(
+            "{:<58} {:>9} {:>8} .. {:<8} {:<6} {:>8} {:>9} {:>3}  {}",
+            self.name,
+            number(self.value),
+            number(extreme(f64::min)),
+            number(extreme(f64::max)),
+            self.unit,
+            number(self.limit_or_peer),
+            target,
+            self.samples.len(),
+            if met { "" } else { "MISSED" },
+        )
+    }
+}
+
+pub(crate) fn print(figures: &[Figure]) {
+    println!(
+        "{:<58} {:>9} {:>8}    {:<8} {:<6} {:>8} {:>9} {:>3}",
+        "", "median", "least", "most", "", "limit", "target", "n"
+    );
+    figures.iter().for_each(|figure| println!("{}", figure.line()));
+}
+
+pub(crate) fn write(figures: &[Figure], path: &Path) {
+    let json = serde_json::to_string_pretty(figures).expect("figures are JSON");
+    fs::create_dir_all(path.parent().expect("a folder")).expect("the bench's folder can be made");
+    fs::write(path, json + "\n").expect("the bench's results can be written");
+    println!("{}", path.display());
+}
+
+/// NaN of nothing.
+pub(crate) fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}

@@ -1,0 +1,97 @@
+//! Who computed which microbatch when, read from the traces that workers write (`tests/harness/paced.rs`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+/// One computed microbatch. Times since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Computed {
+    pub(crate) worker: u32,
+    pub(crate) microbatch: u64,
+    pub(crate) begin: Duration,
+    pub(crate) end: Duration,
+}
+
+/// All that was computed, by the time of its end.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    computed: Vec<Computed>,
+    /// When the first microbatch of each step was begun. In `sync` that is when the step before it was applied.
+    begun: BTreeMap<u64, Duration>,
+    per_step: u64,
+}
+
+impl Trace {
+    /// Reads the traces in `folder` of a job with `microbatches` of `per_step` each, whose seed is `seed`.
+    pub(crate) fn read(folder: &Path, seed: u64, microbatches: u64, per_step: u64) -> Self {
+        let key = |id| (ebbflow::random::key(seed, "dropout", id), id);
+        let ids: HashMap<u64, u64> = (0..microbatches).map(key).collect();
+        let mut computed = Vec::new();
+        for entry in fs::read_dir(folder).expect("the traces' folder") {
+            let path = entry.expect("a trace").path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let worker = name.and_then(|name| name.parse().ok()).expect("a trace has its process's id");
+            for line in fs::read_to_string(&path).expect("a trace").lines() {
+                let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
+                let [begin, end, key] = numbers[..] else { panic!("{}: `{line}`", path.display()) };
+                // Key 0 is the trial of whoever describes the model.
+                let Some(&microbatch) = ids.get(&key) else { continue };
+                computed.push(Computed {
+                    worker,
+                    microbatch,
+                    begin: Duration::from_micros(begin),
+                    end: Duration::from_micros(end),
+                });
+            }
+        }
+        computed.sort_by_key(|one| one.end);
+        let mut begun: BTreeMap<u64, Duration> = BTreeMap::new();
+        for one in &computed {
+            let first = begun.entry(one.microbatch / per_step).or_insert(one.begin);
+            *first = one.begin.min(*first);
+        }
+        Self { computed, begun, per_step }
+    }
+
+    pub(crate) fn step(&self, microbatch: u64) -> u64 {
+        microbatch / self.per_step
+    }
+
+    /// When `step` was applied, seen by who begins the next.
+    pub(crate) fn applied(&self, step: u64) -> Option<Duration> {
+        self.begun.get(&(step + 1)).copied()
+    }
+
+    /// Time between one applied step and the next, for those applied in `window`.
+    pub(crate) fn intervals(&self, window: &Range<Duration>) -> Vec<Duration> {
+        let pairs = self.begun.values().zip(self.begun.values().skip(1));
+        pairs.filter(|(_, to)| window.contains(*to)).map(|(&from, &to)| to.saturating_sub(from)).collect()
+    }
+
+    /// Microbatches whose first computation ended in `window`.
+    pub(crate) fn progress(&self, window: &Range<Duration>) -> usize {
+        let mut seen = BTreeSet::new();
+        let first = self.computed.iter().filter(|one| seen.insert(one.microbatch));
+        first.filter(|one| window.contains(&one.end)).count()
+    }
+
+    /// Computations that ended in `window` of microbatches that were computed before; and those of them whose step was
+    /// applied before they began.
+    pub(crate) fn repeated(&self, window: &Range<Duration>) -> (usize, usize) {
+        let mut seen = BTreeSet::new();
+        let again = self.computed.iter().filter(|one| !seen.insert(one.microbatch));
+        let again: Vec<_> = again.filter(|one| window.contains(&one.end)).collect();
+        let late = |one: &&&Computed| {
+            self.applied(self.step(one.microbatch)).is_some_and(|applied| applied < one.begin)
+        };
+        (again.len(), again.iter().filter(late).count())
+    }
+
+    /// What a worker computed first.
+    pub(crate) fn first_of(&self, worker: u32) -> Option<Computed> {
+        self.computed.iter().find(|one| one.worker == worker).copied()
+    }
+}
