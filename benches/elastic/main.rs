@@ -17,7 +17,7 @@
 //! | pause when a worker drains | 20 ms | the other microbatch of its share, computed by one that stays        |
 //!
 //! Pauses are against the median step before the event, so a step that takes longer because one worker is missing counts, too.
-//! `cargo bench --bench elastic` takes 4 minutes; without `--bench` one tiny round of each runs, which shows that it works.
+//! `cargo bench --no-default-features --bench elastic` takes 3 minutes; without `--bench` one tiny round of each runs, which shows that it works.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 #[path = "../../tests/harness/mod.rs"]
