@@ -3,9 +3,11 @@
 //! It travels between processes as JSON of these same structures, so a job file, the wire and the code have one schema.
 //! Unknown keys are errors that name the nearest known key; contradictions are reported all at once.
 
+mod checkpoint;
 mod duration;
 mod file;
 mod records;
+mod validate;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::checkpoint::CheckpointSpec;
 pub use self::file::parse;
 pub use self::records::Records;
 use crate::error::{Error, Result};
@@ -320,20 +323,6 @@ impl Default for WorkersSpec {
     }
 }
 
-/// When the state is saved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckpointSpec {
-    /// Where: a path or an object-store URL.
-    pub url: String,
-    /// After so many steps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub every_steps: Option<u64>,
-    /// How many to keep. Default 3.
-    #[serde(default = "three")]
-    pub keep: u32,
-}
-
 /// Time-outs and how often to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -385,9 +374,6 @@ pub enum WireValue {
     F16,
 }
 
-/// Longest duration of any limit.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 impl JobSpec {
     /// Reads the wire form and checks it.
     ///
@@ -414,136 +400,9 @@ impl JobSpec {
             epochs: self.epochs,
         }
     }
-
-    /// Checks what the types cannot.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] with every violation, not just the first.
-    pub fn validate(&self) -> Result<()> {
-        let mut wrong = Vec::new();
-        let mut check = |ok: bool, message: String| {
-            if !ok {
-                wrong.push(message);
-            }
-        };
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        check(
-            (1..=64).contains(&self.name.len()) && self.name.chars().all(plain),
-            format!("name: `{}` is not 1 to 64 letters, digits, `-`, `_` or `.`", self.name),
-        );
-        check(self.epochs > 0, "epochs: 0 would train nothing; set 1 or more".to_owned());
-        check(
-            self.model.script.is_some() != self.model.builtin.is_some(),
-            "model: give either `script` (a TorchScript file) or `builtin` (a network's name), not both or neither".to_owned(),
-        );
-        check(
-            self.model.script.is_none() || self.model.options.is_empty(),
-            "model.options: a script has none; they belong to a builtin network".to_owned(),
-        );
-        check(
-            self.model.loss != Loss::Module || self.model.script.is_some(),
-            "model.loss: \"module\" needs a script that returns its loss".to_owned(),
-        );
-        check(
-            !self.model.metrics.contains(&Metric::Mae) || !self.model.loss.wants_classes(),
-            "model.metrics: \"mae\" compares values; this loss has class labels, use \"accuracy\"".to_owned(),
-        );
-        check(
-            !self.model.metrics.contains(&Metric::Accuracy) || self.model.loss != Loss::Mse,
-            "model.metrics: \"accuracy\" needs classes; this loss compares values, use \"mae\"".to_owned(),
-        );
-        self.data.validate(&mut check);
-        let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
-        check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());
-        check(
-            effective >= micro,
-            format!(
-                "batch.effective = {effective} is below batch.micro = {micro}; an update needs at least one microbatch"
-            ),
-        );
-        check(
-            micro == 0 || effective / micro.max(1) <= 65_536,
-            format!(
-                "batch: effective / micro = {} microbatches per step, at most 65536",
-                effective / micro.max(1)
-            ),
-        );
-        for message in self.optimizer.validate().err().map(|invalid| invalid.violations).unwrap_or_default() {
-            check(false, message);
-        }
-        let (mode, delay) = (self.consistency.mode, self.consistency.delay);
-        let takes_delay = matches!(mode, Mode::Pipelined | Mode::Bounded);
-        check(
-            delay.is_none() || takes_delay,
-            "consistency.delay: only `pipelined` and `bounded` have one; change mode or remove it".to_owned(),
-        );
-        check(
-            mode != Mode::Pipelined || delay != Some(0),
-            "consistency.delay: `pipelined` needs 1 or more; without delay it is mode = \"sync\"".to_owned(),
-        );
-        check(delay.is_none_or(|delay| delay <= 64), "consistency.delay: at most 64".to_owned());
-        let WorkersSpec { min, max } = self.fleet.workers;
-        check(
-            (1..=max).contains(&min) && max <= WORKERS_MAX,
-            format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
-        );
-        check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
-        check(
-            self.checkpoint.is_none(),
-            "checkpoint: this version writes none yet; remove the section".to_owned(),
-        );
-        let LimitsSpec { lease, attempts_max, deaths_max, pull_timeout, pull_attempts_max } = self.limits;
-        check(
-            (Duration::from_millis(100)..=DAY).contains(&lease),
-            "limits.lease: from 100ms to 24h".to_owned(),
-        );
-        check(
-            (Duration::from_millis(100)..=DAY).contains(&pull_timeout),
-            "limits.pull_timeout: from 100ms to 24h".to_owned(),
-        );
-        check(
-            attempts_max > 0 && deaths_max > 0 && (1..=10_000).contains(&pull_attempts_max),
-            "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more, pull_attempts_max at most 10000".to_owned(),
-        );
-        check(self.wire.value == WireValue::F32, "wire.value: this version sends f32 only".to_owned());
-        if wrong.is_empty() { Ok(()) } else { Err(Error::Invalid(wrong)) }
-    }
 }
 
 impl DataSpec {
-    fn validate(&self, check: &mut impl FnMut(bool, String)) {
-        self.train.validate("data.train", self.format, check);
-        if let Some(validation) = &self.validation {
-            validation.validate("data.validation", self.format, check);
-        }
-        check(
-            self.validation.is_none() || self.validation_fraction.is_none(),
-            "data: give either `validation` (files) or `validation_fraction`, not both".to_owned(),
-        );
-        if let Some(fraction) = self.validation_fraction {
-            check(
-                fraction > 0.0 && fraction < 1.0,
-                format!("data.validation_fraction = {fraction}: must be between 0 and 1"),
-            );
-        }
-        let is_csv = self.format == Format::Csv;
-        check(
-            self.label.is_none() || is_csv,
-            "data.label: only CSV has a label column; remove it or set format = \"csv\"".to_owned(),
-        );
-        let Normalize { scale, mean, std } = self.normalize;
-        check(
-            [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,
-            format!(
-                "data.normalize: scale = {scale}, mean = {mean}, std = {std}; must be finite, scale and std not 0"
-            ),
-        );
-        check(
-            self.shape.as_ref().is_none_or(|shape| !shape.is_empty() && !shape.contains(&0)),
-            "data.shape: needs at least one dimension and none of size 0".to_owned(),
-        );
-    }
-
     /// The files of a data set, when it has files of its own.
     pub fn files(&self, set: DataSet) -> Option<&FilesSpec> {
         match set {
@@ -563,30 +422,6 @@ impl DataSpec {
     }
 }
 
-impl FilesSpec {
-    fn validate(&self, key: &str, format: Format, check: &mut impl FnMut(bool, String)) {
-        let (features, labels) = (self.features.len(), self.labels.len());
-        check(features > 0, format!("{key}.features: needs at least one file"));
-        if format == Format::Csv {
-            check(
-                labels == 0,
-                format!("{key}.labels: in CSV the label is a column of the features file; remove it"),
-            );
-        } else {
-            check(
-                features == labels,
-                format!("{key}: {features} files of features, {labels} of labels; each needs its partner"),
-            );
-        }
-        if let Some((begin, end)) = self.records {
-            check(begin < end, format!("{key}.records = [{begin}, {end}]: the range is empty"));
-        }
-        for file in self.features.iter().chain(&self.labels) {
-            check(!file.contains("://"), format!("{key}: `{file}` is a URL; this version reads local paths"));
-        }
-    }
-}
-
 /// Which records of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataSet {
@@ -601,8 +436,4 @@ pub type Metrics = BTreeMap<String, f64>;
 
 const fn yes() -> bool {
     true
-}
-
-const fn three() -> u32 {
-    3
 }

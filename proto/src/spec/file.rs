@@ -29,8 +29,17 @@ pub fn parse(text: &str, path: &Path, overrides: &[String]) -> Result<JobSpec> {
 
 fn finish(mut spec: JobSpec, path: &Path) -> Result<JobSpec> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    spec.data.base = Some(std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    if let Some(checkpoint) = &mut spec.checkpoint {
+        checkpoint.settle(&folder);
+    }
+    spec.data.base = Some(folder);
     spec.validate()?;
+    if spec.checkpoint.is_some() {
+        // The ps write their partitions, and no master makes checkpoints of them yet.
+        let message = "checkpoint: this version writes none yet; remove the section";
+        return Err(Error::Invalid(vec![message.to_owned()]));
+    }
     Ok(spec)
 }
 
