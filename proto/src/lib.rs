@@ -2,10 +2,11 @@
 //!
 //! The wire schema ([`pb`]), the job's specification ([`spec`]), the numbering of its work ([`plan`]), the order of
 //! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`channel`],
-//! [`convert`]), and what errors mean ([`status`], [`retry`]). Roles meet here and nowhere else.
+//! [`convert`]), how a job's state rests ([`checkpoint`]), and what errors mean ([`status`], [`retry`]). Roles meet here and nowhere else.
 
 pub mod artifact;
 pub mod channel;
+pub mod checkpoint;
 pub mod convert;
 pub mod error;
 pub mod ids;

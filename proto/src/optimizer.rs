@@ -128,6 +128,18 @@ pub enum Rule {
     },
 }
 
+impl Rule {
+    /// Names of the optimizer's slots: those of PyTorch's `optimizer.state_dict()`.
+    pub const fn slot_names(&self) -> &'static [&'static str] {
+        match self {
+            Self::Sgd { .. } => &[],
+            Self::Momentum { .. } => &["momentum_buffer"],
+            Self::Adam { .. } => &["exp_avg", "exp_avg_sq"],
+            Self::Adagrad { .. } => &["sum"],
+        }
+    }
+}
+
 /// Everything that is wrong with an [`OptimizerSpec`], not only the first of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", violations.join("; "))]

@@ -8,12 +8,15 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{Epoch, MicrobatchId, Step, Version};
 use crate::random;
 use crate::tree::Node;
 
 /// The shape of a job's sequence of microbatches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Training records of one epoch; at least 1.
     pub records: u64,

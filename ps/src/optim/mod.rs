@@ -80,13 +80,8 @@ impl Optimizer {
 
     /// Names of the slots, in the order of [`update`](Self::update)'s argument: those of PyTorch's
     /// `optimizer.state_dict()`.
-    pub fn slot_names(&self) -> &'static [&'static str] {
-        match self.rule {
-            Rule::Sgd { .. } => &[],
-            Rule::Momentum { .. } => &["momentum_buffer"],
-            Rule::Adam { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Adagrad { .. } => &["sum"],
-        }
+    pub const fn slot_names(&self) -> &'static [&'static str] {
+        self.rule.slot_names()
     }
 
     /// What every element of slot number `slot` is before the first step.

@@ -1,0 +1,400 @@
+//! The manifest of a checkpoint: what was saved, which files hold it, and whether a job can go on from it.
+//!
+//! ```text
+//! {"format":1,"crc32c":"0a1b2c3d","checkpoint":{
+//!   "job": "digits",
+//!   ...
+//! }}
+//! ```
+//!
+//! The checksum is that of the text after `"checkpoint":`, up to the last brace.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AppliedSteps, Error, Result};
+use crate::ids::{Era, PartitionId, Version};
+use crate::optimizer::OptimizerKind;
+use crate::plan::Plan;
+use crate::spec::{Consistency, JobSpec, Order};
+use crate::tensor::TensorSpec;
+
+/// The format that this program writes.
+pub const FORMAT: u64 = 1;
+
+/// Most partitions of a checkpoint, as of a job.
+const FILES_MAX: usize = 1024;
+
+/// A whole checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Name of the job.
+    pub job: String,
+    /// [`digest`] of its specification. For people: a job may go on with other settings, as far as [`check`](Self::check) lets it.
+    pub digest: String,
+    /// Steps that each partition had applied.
+    pub version: Version,
+    /// The oldest version whose weights are saved: a job with a delay computes its next steps from them.
+    pub oldest: Version,
+    /// Rewinds of the job before.
+    pub era: Era,
+    /// When updates were applied.
+    #[serde(with = "WrittenOrder")]
+    pub order: Order,
+    /// The numbers of its microbatches.
+    pub plan: Plan,
+    /// The model, in the model's order.
+    pub tensors: Vec<TensorSpec>,
+    /// Update rule.
+    pub optimizer: OptimizerKind,
+    /// Its slots.
+    pub slots: Vec<String>,
+    /// One for each partition, in their order.
+    pub files: Vec<File>,
+    /// When it was complete, in seconds since 1970.
+    pub created_unix_secs: u64,
+}
+
+/// How an [`Order`] is written. In a job file it has no name of its own.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Order", rename_all = "snake_case")]
+enum WrittenOrder {
+    Canonical,
+    Arrival,
+}
+
+/// What one partition saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Its name, in the manifest's folder.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Checksum of its header, which has those of the values.
+    pub crc32c: u32,
+    /// Which steps the partition had applied.
+    pub applied: AppliedSteps,
+}
+
+/// What a job needs of a checkpoint to go on from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs<'a> {
+    /// Its tensors, in the model's order.
+    pub tensors: &'a [TensorSpec],
+    /// Its numbers.
+    pub plan: &'a Plan,
+    /// Its specification.
+    pub spec: &'a JobSpec,
+    /// The version to go on from.
+    pub version: Version,
+}
+
+impl Manifest {
+    /// As it is written.
+    pub fn encode(&self) -> String {
+        let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
+        format!("{}{body}{END}", begin(crc32c::crc32c(body.as_bytes())))
+    }
+
+    /// Reads what was [encoded](Self::encode); `file` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::Future`] for a format that this program does not know, otherwise [`Error::Damaged`] with what is wrong.
+    pub fn decode(file: &str, bytes: &[u8]) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u64,
+        }
+        let wrong = |what: String| Error::Damaged { file: file.to_owned(), what };
+        let json = |error: serde_json::Error| wrong(error.to_string());
+        let Format { format } = serde_json::from_slice(bytes).map_err(json)?;
+        if format > FORMAT {
+            return Err(Error::Future { file: file.to_owned(), found: format, known: FORMAT });
+        }
+        let begin_bytes = begin(0).len();
+        let body = bytes.get(begin_bytes..).and_then(|rest| rest.strip_suffix(END.as_bytes()));
+        let body = body.ok_or_else(|| wrong("it is no manifest".to_owned()))?;
+        let expected = begin(crc32c::crc32c(body));
+        if bytes[..begin_bytes] != *expected.as_bytes() {
+            let found = String::from_utf8_lossy(&bytes[..begin_bytes]);
+            return Err(wrong(format!("it begins with {found}, its content needs {expected}")));
+        }
+        let manifest: Self = serde_json::from_slice(body).map_err(json)?;
+        manifest.validate().map_err(|what| wrong(what.to_owned()))?;
+        Ok(manifest)
+    }
+
+    /// What this program would not have written.
+    fn validate(&self) -> Result<(), &'static str> {
+        let Plan { records, micro, microbatches_per_step, epochs } = self.plan;
+        let plan = records > 0 && micro > 0 && microbatches_per_step > 0 && epochs > 0;
+        // So that no product of the numbering overflows.
+        let plan = plan && u128::from(records) * u128::from(epochs) < 1 << 62;
+        if !plan || self.version > self.plan.final_version() || self.oldest > self.version {
+            return Err("plan and version contradict each other");
+        }
+        if !(1..=FILES_MAX).contains(&self.files.len()) {
+            return Err("expected 1 to 1024 files");
+        }
+        for file in &self.files {
+            if crate::convert::artifact_name(&file.name).is_err() {
+                return Err("a file's name leads out of the folder");
+            }
+            if !file.applied.is_valid(self.version, self.plan.steps()) {
+                return Err("a file's applied steps are not as many as the version says");
+            }
+            if self.order == Order::Canonical && !file.applied.above.is_empty() {
+                return Err("a file's applied steps are not in canonical order");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a job can go on from here with the bits that it would have had.
+    ///
+    /// # Errors
+    /// [`Error::Differs`] with the first thing that it cannot.
+    pub fn check(&self, file: &str, needs: &Needs<'_>) -> Result<()> {
+        let Needs { tensors, plan, spec, version } = *needs;
+        let same = |what, expected: String, found: String| {
+            let file = file.to_owned();
+            if expected == found { Ok(()) } else { Err(Error::Differs { file, what, expected, found }) }
+        };
+        let numbers = |plan: &Plan| {
+            format!("{} records, micro {}, M {}", plan.records, plan.micro, plan.microbatches_per_step)
+        };
+        same("version", version.to_string(), self.version.to_string())?;
+        let shown = |tensor: Option<&TensorSpec>| {
+            tensor.map_or_else(
+                || "none".to_owned(),
+                |tensor| format!("{:?} `{}` {:?}", tensor.role, tensor.name, tensor.shape),
+            )
+        };
+        for index in 0..tensors.len().max(self.tensors.len()) {
+            same("tensor", shown(tensors.get(index)), shown(self.tensors.get(index)))?;
+        }
+        same("plan", numbers(plan), numbers(&self.plan))?;
+        let last = plan.final_version();
+        if self.version > last {
+            same("version", format!("at most {last}"), self.version.to_string())?;
+        }
+        same("optimizer", spec.optimizer.kind.to_string(), self.optimizer.to_string())?;
+        let slots = spec.optimizer.validate().map(|rule| rule.slot_names()).unwrap_or_default();
+        same("slots of the optimizer", slots.join(", "), self.slots.join(", "))?;
+        let Consistency { order, delay } = spec.consistency.resolve();
+        same("order", format!("{order:?}"), format!("{:?}", self.order))?;
+        let oldest = oldest(order, delay, version);
+        if self.oldest > oldest {
+            same("delay: oldest version of the weights", oldest.to_string(), self.oldest.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Which steps partition number `partition` of `partitions` has applied when it is restored from here.
+    ///
+    /// In canonical order all have the same. In arrival order each partition has applied its own; then only the same number of
+    /// partitions can be restored, unless all happen to agree.
+    ///
+    /// # Errors
+    /// [`Error::LedgersDiffer`].
+    pub fn applied(&self, file: &str, partition: PartitionId, partitions: u32) -> Result<AppliedSteps> {
+        let first = &self.files[0].applied;
+        if self.files.iter().all(|file| file.applied == *first) {
+            return Ok(first.clone());
+        }
+        match self.files.get(partition.index()) {
+            Some(file) if self.files.len() == partitions as usize => Ok(file.applied.clone()),
+            _ => Err(Error::LedgersDiffer {
+                file: file.to_owned(),
+                saved: self.files.len(),
+                wanted: partitions as usize,
+            }),
+        }
+    }
+}
+
+/// The oldest version whose weights the steps after `version` are computed from.
+pub fn oldest(order: Order, delay: Option<u32>, version: Version) -> Version {
+    match order {
+        Order::Canonical => Version(version.get().saturating_sub(u64::from(delay.unwrap_or(0)))),
+        Order::Arrival => version,
+    }
+}
+
+/// SHA-256 of what decides the trained bits of a job: not its name, its fleet, its limits, or where its files lie.
+pub fn digest(spec: &JobSpec) -> String {
+    let mut spec = spec.clone();
+    spec.name = String::new();
+    spec.fleet = crate::spec::FleetSpec::default();
+    spec.limits = crate::spec::LimitsSpec::default();
+    spec.checkpoint = None;
+    spec.data.base = None;
+    crate::artifact::sha256_hex(spec.to_json().as_bytes())
+}
+
+const END: &str = "}\n";
+
+fn begin(crc32c: u32) -> String {
+    format!("{{\"format\":{FORMAT},\"crc32c\":\"{crc32c:08x}\",\"checkpoint\":")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::Step;
+
+    const SPEC: &str = r#"{
+        "name": "digits", "epochs": 4, "model": { "builtin": "linear" },
+        "data": { "format": "idx", "train": { "features": ["x"], "labels": ["y"] } },
+        "batch": { "micro": 2 }, "optimizer": { "kind": "adam", "learning_rate": 0.1 },
+        "consistency": { "mode": "pipelined", "delay": 2 }
+    }"#;
+
+    fn applied(watermark: u64, above: &[u64]) -> AppliedSteps {
+        AppliedSteps { watermark: Step(watermark), above: above.iter().copied().map(Step).collect() }
+    }
+
+    fn manifest(order: Order, ledgers: &[AppliedSteps]) -> Manifest {
+        let spec = JobSpec::from_json(SPEC).unwrap();
+        let file = |(index, applied): (usize, &AppliedSteps)| File {
+            name: super::super::file_name(PartitionId(index as u32), ledgers.len() as u32, 77),
+            bytes: 1000,
+            crc32c: 77,
+            applied: applied.clone(),
+        };
+        Manifest {
+            job: spec.name.clone(),
+            digest: digest(&spec),
+            version: ledgers[0].version(),
+            oldest: Version(ledgers[0].version().get().saturating_sub(2)),
+            era: Era(1),
+            order,
+            plan: spec.plan(20),
+            tensors: vec![TensorSpec::parameter("weight", [3, 2]), TensorSpec::counter("n", [])],
+            optimizer: OptimizerKind::Adam,
+            slots: vec!["exp_avg".to_owned(), "exp_avg_sq".to_owned()],
+            files: ledgers.iter().enumerate().map(file).collect(),
+            created_unix_secs: 1_700_000_000,
+        }
+    }
+
+    fn manifests() -> impl Strategy<Value = Manifest> {
+        (proptest::collection::vec(proptest::collection::btree_set(0u64..40, 7), 1..4)).prop_map(|ledgers| {
+            let ledger = |mut steps: BTreeSet<u64>| {
+                let watermark = (0..).find(|step| !steps.remove(step)).unwrap();
+                applied(watermark, &steps.into_iter().collect::<Vec<_>>())
+            };
+            manifest(Order::Arrival, &ledgers.into_iter().map(ledger).collect::<Vec<_>>())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_manifest_is_read_as_it_was_written(manifest in manifests()) {
+            prop_assert_eq!(Manifest::decode("m", manifest.encode().as_bytes()).unwrap(), manifest);
+        }
+
+        #[test]
+        fn every_flipped_byte_is_found(manifest in manifests(), at in any::<prop::sample::Index>(), flip in 1u8..) {
+            let mut bytes = manifest.encode().into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] ^= flip;
+            let error = Manifest::decode("m", &bytes).unwrap_err();
+            prop_assert!(matches!(error, Error::Damaged { .. } | Error::Future { .. }), "{}", error);
+        }
+
+        #[test]
+        fn every_truncation_is_found(manifest in manifests(), at in any::<prop::sample::Index>()) {
+            let bytes = manifest.encode().into_bytes();
+            prop_assert!(Manifest::decode("m", &bytes[..at.index(bytes.len())]).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(Manifest::decode("m", &bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn a_later_format_is_named_whatever_else_it_has() {
+        let error = Manifest::decode("m", br#"{"format":2,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 2, known: 1 });
+    }
+
+    #[test]
+    fn a_manifest_that_nobody_wrote_is_refused_even_with_its_checksum() {
+        let good = manifest(Order::Canonical, &[applied(7, &[])]);
+        let refused = |change: fn(&mut Manifest)| {
+            let mut other = good.clone();
+            change(&mut other);
+            Manifest::decode("m", other.encode().as_bytes()).unwrap_err().to_string()
+        };
+        assert!(refused(|m| m.files[0].name = "../x".to_owned()).contains("out of the folder"));
+        assert!(refused(|m| m.files.clear()).contains("1 to 1024 files"));
+        assert!(refused(|m| m.version = Version(8)).contains("not as many as the version"));
+        assert!(refused(|m| m.files[0].applied = applied(6, &[8])).contains("canonical order"));
+        assert!(refused(|m| m.plan.micro = 0).contains("plan"));
+        assert!(refused(|m| m.plan.records = u64::MAX).contains("plan"));
+    }
+
+    #[test]
+    fn another_job_is_told_what_differs() {
+        let manifest = manifest(Order::Canonical, &[applied(7, &[])]);
+        let spec = JobSpec::from_json(SPEC).unwrap();
+        let (tensors, plan) = (manifest.tensors.clone(), spec.plan(20));
+        let check = |tensors: &[TensorSpec], plan: &Plan, spec: &JobSpec, version| {
+            let needs = Needs { tensors, plan, spec, version: Version(version) };
+            manifest.check("m", &needs).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&tensors, &plan, &spec, 7), Ok(()));
+        assert_eq!(check(&tensors, &Plan { epochs: 9, ..plan }, &spec, 7), Ok(()), "it may train longer");
+        let with = |from: &str, to: &str| JobSpec::from_json(&SPEC.replace(from, to)).unwrap();
+        let other = [TensorSpec::parameter("weight", [2, 3]), tensors[1].clone()];
+        for (checked, part) in [
+            (check(&tensors, &plan, &spec, 6), "version: expected 6, found 7"),
+            (
+                check(&other, &plan, &spec, 7),
+                "expected Parameter `weight` [2, 3], found Parameter `weight` [3, 2]",
+            ),
+            (check(&tensors[..1], &plan, &spec, 7), "expected none, found Counter `n` []"),
+            (check(&tensors, &Plan { micro: 5, ..plan }, &spec, 7), "plan: expected 20 records, micro 5"),
+            (check(&tensors, &plan, &with("adam", "adagrad"), 7), "optimizer: expected adagrad, found adam"),
+            (
+                check(&tensors, &plan, &with("\"delay\": 2", "\"delay\": 3"), 7),
+                "oldest version of the weights: expected 4",
+            ),
+            (
+                check(&tensors, &plan, &with("pipelined", "bounded"), 7),
+                "order: expected Arrival, found Canonical",
+            ),
+        ] {
+            assert!(checked.clone().unwrap_err().contains(part), "{checked:?}");
+        }
+        let pipelined_to_sync = with("\"pipelined\", \"delay\": 2", "\"sync\"");
+        assert_eq!(check(&tensors, &plan, &pipelined_to_sync, 7), Ok(()), "it has all that sync needs");
+    }
+
+    #[test]
+    fn in_arrival_order_another_number_of_partitions_needs_equal_ledgers() {
+        let same = manifest(Order::Arrival, &[applied(5, &[7]), applied(5, &[7])]);
+        assert_eq!(same.applied("m", PartitionId(2), 3), Ok(applied(5, &[7])));
+        let own = manifest(Order::Arrival, &[applied(5, &[7]), applied(6, &[])]);
+        assert_eq!(own.applied("m", PartitionId(1), 2), Ok(applied(6, &[])));
+        assert!(own.applied("m", PartitionId(1), 3).unwrap_err().to_string().contains("fleet.ps = 2"));
+    }
+
+    #[test]
+    fn the_digest_is_of_what_decides_the_bits() {
+        let spec = JobSpec::from_json(SPEC).unwrap();
+        let fleet =
+            JobSpec::from_json(&SPEC.replace("\"batch\"", "\"fleet\": { \"ps\": 3 }, \"batch\"")).unwrap();
+        let rate = JobSpec::from_json(&SPEC.replace("0.1", "0.2")).unwrap();
+        assert_eq!(digest(&spec), digest(&fleet));
+        assert_ne!(digest(&spec), digest(&rate));
+    }
+}

@@ -1,0 +1,327 @@
+//! The edge to where checkpoints lie: a folder on a local disk, in an object store, or in the memory of this process.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+
+use super::{Error, Result};
+
+/// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
+pub const PART_BYTES: usize = 8 << 20;
+
+/// Opens stores by their URLs. Clones share what lies in `memory://`.
+#[derive(Clone, Default)]
+pub struct Stores {
+    memory: Arc<InMemory>,
+    settings: Arc<BTreeMap<String, String>>,
+    instead: Option<Arc<dyn ObjectStore>>,
+}
+
+impl Stores {
+    /// With the settings of object stores (credentials, regions, endpoints) under their usual names, such as `AWS_REGION`.
+    pub fn new(settings: BTreeMap<String, String>) -> Self {
+        Self { settings: Arc::new(settings), ..Self::default() }
+    }
+
+    /// Every URL leads to a path in `store`: for tests and simulated faults.
+    pub fn only(store: Arc<dyn ObjectStore>) -> Self {
+        Self { instead: Some(store), ..Self::default() }
+    }
+
+    /// The folder that a URL or an absolute path names. Nothing is looked up yet.
+    ///
+    /// # Errors
+    /// [`Error::Url`].
+    pub fn open(&self, url: &str) -> Result<Folder> {
+        let wrong = |reason: String| Error::Url { url: url.to_owned(), reason };
+        let (store, path): (Arc<dyn ObjectStore>, _) = match url.split_once("://") {
+            None => {
+                let path = Path::from_absolute_path(url).map_err(|error| wrong(error.to_string()))?;
+                (local(), path)
+            }
+            Some((scheme, rest)) => {
+                let parsed = url::Url::parse(url).map_err(|error| wrong(error.to_string()))?;
+                if scheme == "memory" {
+                    (self.memory.clone(), Path::from(rest))
+                } else {
+                    let settings = self.settings.iter().map(|(key, value)| (key, value.clone()));
+                    let opened = object_store::parse_url_opts(&parsed, settings);
+                    let (store, path) = opened.map_err(|error| wrong(error.to_string()))?;
+                    (if scheme == "file" { local() } else { store.into() }, path)
+                }
+            }
+        };
+        Ok(Folder { store: self.instead.clone().unwrap_or(store), path, name: url.to_owned() })
+    }
+}
+
+/// Without the settings: they have secrets.
+impl fmt::Debug for Stores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stores").field("settings", &self.settings.keys()).finish_non_exhaustive()
+    }
+}
+
+/// Whatever is reported as written survives a loss of power.
+fn local() -> Arc<dyn ObjectStore> {
+    Arc::new(LocalFileSystem::new().with_fsync(true))
+}
+
+/// A folder of a store.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    name: String,
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
+    }
+}
+
+impl Folder {
+    /// A folder below, by names with `/` between them.
+    #[must_use]
+    pub fn below(&self, names: &str) -> Self {
+        let path = names.split('/').fold(self.path.clone(), Path::join);
+        Self { store: self.store.clone(), path, name: self.shown(names) }
+    }
+
+    /// How errors call a file of this folder.
+    pub fn shown(&self, file: &str) -> String {
+        format!("{}/{file}", self.name.trim_end_matches('/'))
+    }
+
+    /// Size of a file.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Store`].
+    pub async fn size(&self, file: &str) -> Result<u64> {
+        let meta = self.store.head(&self.at(file)).await;
+        Ok(meta.map_err(|error| self.failed("read", file, error))?.size)
+    }
+
+    /// A whole file of at most `bytes_max`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Store`], and [`Error::Damaged`] when it is larger.
+    pub async fn read(&self, file: &str, bytes_max: u64) -> Result<Bytes> {
+        let bytes = self.size(file).await?;
+        if bytes > bytes_max {
+            let what = format!("{bytes} bytes, at most {bytes_max} make sense");
+            return Err(Error::Damaged { file: self.shown(file), what });
+        }
+        // Not as a range: the empty one of an empty file is none.
+        let got = self.store.get(&self.at(file)).await.map_err(|error| self.failed("read", file, error))?;
+        got.bytes().await.map_err(|error| self.failed("read", file, error))
+    }
+
+    /// Parts of a file; neighbours are read in one go.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Store`], [`Error::Truncated`].
+    pub async fn ranges(&self, file: &str, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let read = self.store.get_ranges(&self.at(file), ranges).await;
+        let read = read.map_err(|error| self.failed("read", file, error))?;
+        for (range, bytes) in ranges.iter().zip(&read) {
+            let found_bytes = range.start + bytes.len() as u64;
+            if found_bytes != range.end {
+                let file = self.shown(file);
+                return Err(Error::Truncated { file, expected_bytes: range.end, found_bytes });
+            }
+        }
+        Ok(read)
+    }
+
+    /// Writes a small file whole: it is there with all its bytes, or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn write(&self, file: &str, bytes: Bytes) -> Result<()> {
+        let written = self.store.put(&self.at(file), bytes.into()).await;
+        written.map(drop).map_err(|error| self.failed("write", file, error))
+    }
+
+    /// Begins to write a large file. It is there when [`Upload::finish`] says so.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn upload(&self, file: &str) -> Result<Upload> {
+        let upload = self.store.put_multipart(&self.at(file)).await;
+        let upload = upload.map_err(|error| self.failed("write", file, error))?;
+        let parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        Ok(Upload { parts, folder: self.clone(), file: file.to_owned() })
+    }
+
+    /// Names of the files and folders directly in this folder.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn list(&self) -> Result<Vec<String>> {
+        let listed = self.store.list_with_delimiter(Some(&self.path)).await;
+        let listed = listed.map_err(|error| self.failed("list", "", error))?;
+        let files = listed.objects.into_iter().map(|object| object.location);
+        let names = files.chain(listed.common_prefixes);
+        Ok(names.filter_map(|path| path.filename().map(str::to_owned)).collect())
+    }
+
+    /// Removes this folder and all below it, `first` before anything else; what is gone already is fine.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn remove(&self, first: &str) -> Result<()> {
+        match self.store.delete(&self.at(first)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => return Err(self.failed("remove", first, error)),
+        }
+        let files: Vec<_> = self
+            .store
+            .list(Some(&self.path))
+            .map_ok(|object| object.location)
+            .try_collect()
+            .await
+            .map_err(|error| self.failed("list", "", error))?;
+        for file in files {
+            match self.store.delete(&file).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.failed("remove", file.as_ref(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, file: &str) -> Path {
+        self.path.clone().join(file)
+    }
+
+    fn failed(&self, what: &'static str, file: &str, error: object_store::Error) -> Error {
+        let file = self.shown(file);
+        match error {
+            object_store::Error::NotFound { .. } => Error::Missing { file },
+            error => Error::Store { what, file, reason: with_sources(&error) },
+        }
+    }
+}
+
+/// An error and what caused it: the store's own text often leaves the cause ("no space left on device") to its source.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// A large file that is being written. Dropped, it leaves nothing under its name.
+#[derive(Debug)]
+pub struct Upload {
+    parts: WriteMultipart,
+    folder: Folder,
+    file: String,
+}
+
+impl Upload {
+    /// Adds bytes, without a copy; waits while `parts_max` parts are on their way.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when an earlier part failed. The upload is to be dropped then.
+    pub async fn put(&mut self, bytes: Bytes, parts_max: usize) -> Result<()> {
+        self.parts.put(bytes);
+        let waited = self.parts.wait_for_capacity(parts_max).await;
+        waited.map_err(|error| self.folder.failed("write", &self.file, error))
+    }
+
+    /// Waits until the file is there, safe, under its name.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; then it is not.
+    pub async fn finish(self) -> Result<()> {
+        let finished = self.parts.finish().await;
+        finished.map(drop).map_err(|error| self.folder.failed("write", &self.file, error))
+    }
+
+    /// Gives up; best effort to leave no parts behind.
+    pub async fn abort(self) {
+        let _ = self.parts.abort().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn holds_what_was_written(stores: &Stores, url: &str) {
+        let folder = stores.open(url).unwrap().below("a job/v0000000003");
+        let large = Bytes::from((0..PART_BYTES + 10).map(|at| at as u8).collect::<Vec<_>>());
+        let mut upload = folder.upload("large").await.unwrap();
+        upload.put(large.slice(..7), 1).await.unwrap();
+        upload.put(large.slice(7..), 1).await.unwrap();
+        assert!(
+            matches!(folder.size("large").await, Err(Error::Missing { .. })),
+            "not before it is finished"
+        );
+        upload.finish().await.unwrap();
+        folder.write("small", Bytes::from_static(b"words")).await.unwrap();
+        let again = stores.open(url).unwrap().below("a job");
+        assert_eq!(again.list().await.unwrap(), ["v0000000003"]);
+        let again = again.below("v0000000003");
+        assert_eq!(again.size("large").await.unwrap(), large.len() as u64);
+        let ranges = again.ranges("large", &[3..9, 100..100 + 5, 9..10]).await.unwrap();
+        assert_eq!(ranges, [large.slice(3..9), large.slice(100..105), large.slice(9..10)]);
+        assert_eq!(again.read("small", 5).await.unwrap(), "words");
+        assert!(matches!(again.read("small", 4).await, Err(Error::Damaged { .. })));
+        assert!(matches!(again.read("none", 4).await, Err(Error::Missing { .. })));
+        again.remove("small").await.unwrap();
+        assert_eq!(again.list().await.unwrap(), [""; 0]);
+        again.remove("small").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_local_folder_holds_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("check points").to_str().unwrap().to_owned();
+        holds_what_was_written(&Stores::default(), &path).await;
+        let path = folder.path().join("url").to_str().unwrap().to_owned();
+        holds_what_was_written(&Stores::default(), &format!("file://{path}")).await;
+        assert!(std::path::Path::new(&path).join("a job").is_dir(), "a path that people find");
+    }
+
+    #[tokio::test]
+    async fn memory_holds_what_was_written_for_all_clones() {
+        let stores = Stores::default();
+        holds_what_was_written(&stores.clone(), "memory://somewhere").await;
+        let folder = stores.open("memory://somewhere").unwrap();
+        folder.write("x", Bytes::new()).await.unwrap();
+        assert_eq!(stores.clone().open("memory://somewhere").unwrap().list().await.unwrap(), ["x"]);
+        assert_eq!(Stores::default().open("memory://somewhere").unwrap().list().await.unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn urls_that_lead_nowhere_are_refused() {
+        for url in ["ftp://host/x", "s3://", "http://host/x"] {
+            let error = Stores::default().open(url).unwrap_err().to_string();
+            assert!(error.contains(url), "{error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let stores = Stores::new(BTreeMap::from([("AWS_SECRET_ACCESS_KEY".to_owned(), "hush".to_owned())]));
+        assert!(!format!("{stores:?}").contains("hush"));
+    }
+}
