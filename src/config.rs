@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, bail};
+use proto::checkpoint::store::Stores;
 
 /// Where a master listens unless told otherwise.
 const MASTER: &str = "http://127.0.0.1:4700";
@@ -21,6 +22,8 @@ pub(crate) struct Environment {
     pub(crate) program: String,
     /// This machine, for default names.
     host: String,
+    /// Object stores with their settings: `AWS_...`, `GOOGLE_...`, `AZURE_...`.
+    pub(crate) stores: Stores,
 }
 
 impl Environment {
@@ -36,6 +39,14 @@ impl Environment {
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some(),
             program: program.unwrap_or_else(|| "ebb".to_owned()),
+            stores: Stores::new(
+                std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                    .filter(|(name, _)| {
+                        ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|begin| name.starts_with(begin))
+                    })
+                    .collect(),
+            ),
             host: if host.trim().is_empty() { "localhost".to_owned() } else { host.trim().to_owned() },
         }
     }

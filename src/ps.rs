@@ -21,7 +21,7 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     if let Some(threads) = args.threads {
         options.threads = threads as usize;
     }
-    let ps = ps::Ps::new(options)?;
+    let ps = ps::Ps::with_stores(options, app.environment.stores.clone())?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
     ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
     Ok(())

@@ -194,6 +194,7 @@ impl Books {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
             jobs: self.live_jobs().map(|job| job.id.get()).collect(),
             newest_job: self.newest_job.get(),
+            reports_taken: Vec::new(),
         }
     }
 

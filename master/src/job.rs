@@ -302,6 +302,7 @@ impl Job {
                 tensors: partitions.tensors().iter().map(pb::TensorSpec::from).collect(),
                 plan: Some(facts.plan.into()),
                 spec_json: spec_json.clone(),
+                restore: None,
             };
             (address, request)
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::channel::PAYLOAD_BYTES;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
-use crate::parameters::{Address, Outcome, Pull, Pushed, Target, Want};
+use crate::parameters::{Address, Outcome, Pull, Pushed, Restore, Target, Want};
 use crate::pb;
 use crate::placement::Layout;
 use crate::plan::Plan;
@@ -84,6 +84,21 @@ impl From<&TensorSpec> for pb::TensorSpec {
 /// The first that is malformed.
 pub fn tensors(list: Vec<pb::TensorSpec>) -> Result<Vec<TensorSpec>> {
     list.into_iter().map(TensorSpec::try_from).collect()
+}
+
+impl TryFrom<pb::Restore> for Restore {
+    type Error = Error;
+
+    fn try_from(restore: pb::Restore) -> Result<Self> {
+        let pb::Restore { url, version } = restore;
+        if url.is_empty() {
+            return Err(field("Restore", "url", "a folder", "nothing"));
+        }
+        if version == 0 {
+            return Err(field("Restore", "version", "1 or more", version));
+        }
+        Ok(Self { url, version: Version(version) })
+    }
 }
 
 impl TryFrom<pb::Plan> for Plan {

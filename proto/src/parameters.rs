@@ -19,6 +19,15 @@ pub struct Address {
     pub era: Era,
 }
 
+/// A checkpoint that a partition is opened with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restore {
+    /// Folder that has its manifest.
+    pub url: String,
+    /// Its version, at least 1.
+    pub version: Version,
+}
+
 /// What a push brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {

@@ -53,8 +53,15 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
     let layout = Layout::new(tensors.clone(), 1).expect("a valid model");
     let spec = JobSpec::from_json(SPEC).expect("a valid specification");
     let ps = Ps::new(Options::default()).expect("valid options");
-    ps.open(Opening { address: ADDRESS, partitions: 1, tensors, plan: spec.plan(1 << 40), spec })
-        .expect("a valid opening");
+    ps.open(Opening {
+        address: ADDRESS,
+        partitions: 1,
+        tensors,
+        plan: spec.plan(1 << 40),
+        spec,
+        restore: None,
+    })
+    .expect("a valid opening");
     let chunk = |&id| {
         let values = Bytes::from(vec![0; layout.chunk_bytes(id) + 1]).slice(1..);
         Chunk { id, values }

@@ -18,6 +18,20 @@ pub(crate) fn opened(address: Address) {
     debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), "opened");
 }
 
+/// A partition has what its checkpoint says.
+pub(crate) fn restored(address: Address, ledger: &Ledger) {
+    let Address { job, partition, era } = address;
+    debug!(
+        target: TARGET,
+        job = job.get(),
+        partition = partition.get(),
+        era = era.get(),
+        version = ledger.version().get(),
+        watermark = ledger.watermark().get(),
+        "restored"
+    );
+}
+
 /// A node that a worker of era `sender` computed was added to its step, or dropped as a duplicate.
 pub(crate) fn taken_up(address: Address, sender: Era, step: Step, ledger: &Ledger, delay: Option<u32>) {
     let Address { job, partition, era } = address;

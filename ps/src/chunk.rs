@@ -173,17 +173,34 @@ fn take_up(values: &mut Values, bytes: &[u8]) {
 }
 
 /// A chunk's role and the optimizer's slots beside it: `[slot][element]`.
+///
+/// Slots change in place unless a checkpoint holds them: then the update takes copies, chunk by chunk, and changes those.
 #[derive(Debug)]
 pub struct Slots {
     role: Role,
-    values: Vec<Vec<f32>>,
+    values: Vec<Arc<Buffer>>,
 }
 
 impl Slots {
     /// The slots of a chunk of `len` elements before the first step. Only parameters have any.
-    pub fn new(role: Role, len: usize, optimizer: &Optimizer) -> Self {
+    pub fn new(role: Role, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
         let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
-        Self { role, values: (0..count).map(|slot| vec![optimizer.slot_initial(slot); len]).collect() }
+        let slot = |number| {
+            let mut slot = pool.take(DType::F32, len);
+            slot.as_f32_mut().expect("taken as floats").fill(optimizer.slot_initial(number));
+            Arc::new(slot)
+        };
+        Self { role, values: (0..count).map(slot).collect() }
+    }
+
+    /// The slots of a chunk as a checkpoint holds them.
+    pub const fn restored(role: Role, values: Vec<Arc<Buffer>>) -> Self {
+        Self { role, values }
+    }
+
+    /// The values now. As long as somebody holds them they do not change.
+    pub fn share(&self) -> impl Iterator<Item = Arc<Buffer>> {
+        self.values.iter().cloned()
     }
 
     /// Applies a step to the chunk: from `weights` and the step's `sum` to `next`, whose content before does not matter.
@@ -192,7 +209,8 @@ impl Slots {
         match (self.role, weights, next) {
             (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
                 let gradient = floats(sum.bytes(), &mut copy, step.pool);
-                step.update.apply(weights, gradient, &mut self.values, next);
+                let mut slots: Vec<_> = self.values.iter_mut().map(|slot| owned(slot, step.pool)).collect();
+                step.update.apply(weights, gradient, &mut slots, next);
             }
             (Role::State, _, Values::F32(next)) => {
                 state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);
@@ -203,6 +221,18 @@ impl Slots {
             }
         }
     }
+}
+
+/// The slot for writing; a copy takes its place when somebody else holds it too.
+fn owned<'a>(slot: &'a mut Arc<Buffer>, pool: &Pool) -> &'a mut [f32] {
+    if Arc::get_mut(slot).is_none() {
+        let mut copy = pool.take(DType::F32, slot.len());
+        let values = slot.as_f32().expect("slots are floats");
+        copy.as_f32_mut().expect("taken as floats").copy_from_slice(values);
+        *slot = Arc::new(copy);
+    }
+    let slot = Arc::get_mut(slot).expect("nobody else holds it");
+    slot.as_f32_mut().expect("slots are floats")
 }
 
 /// One step as its chunks see it.
@@ -298,7 +328,7 @@ mod tests {
         let weights = Values::F32(vec![1.0, 2.0, 3.0]);
         for role in [Role::Parameter, Role::State] {
             let next = [0, 1, 2, 3].map(|shift| {
-                let mut slots = Slots::new(role, 3, &optimizer);
+                let mut slots = Slots::new(role, 3, &optimizer, &pool);
                 let mut next = Values::F32(vec![f32::NAN; 3]);
                 slots.advance(&step, &weights, &received(&[0.5, -3.0, 41.0], shift), &mut next);
                 next
@@ -307,7 +337,40 @@ mod tests {
         }
         let mut next = Values::I64(vec![0]);
         let largest = Sum::Received(Bytes::from(17i64.to_le_bytes().to_vec()));
-        Slots::new(Role::Counter, 1, &optimizer).advance(&step, &Values::I64(vec![5]), &largest, &mut next);
+        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(
+            &step,
+            &Values::I64(vec![5]),
+            &largest,
+            &mut next,
+        );
         assert_eq!(next, Values::I64(vec![17]));
+    }
+
+    #[test]
+    fn slots_that_somebody_holds_are_copied_once_and_then_change_in_place() {
+        let pool = Pool::new(1 << 20);
+        let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
+        let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 1, pool: &pool };
+        let weights = Values::F32(vec![1.0, 2.0]);
+        let mut next = weights.clone();
+        let mut slots = Slots::new(Role::Parameter, 2, &optimizer, &pool);
+        let mut alone = Slots::new(Role::Parameter, 2, &optimizer, &pool);
+        slots.advance(&step, &weights, &received(&[0.5, 3.0], 0), &mut next);
+        alone.advance(&step, &weights, &received(&[0.5, 3.0], 0), &mut next);
+        let held: Vec<_> = slots.share().collect();
+        let before: Vec<Values> = held.iter().map(|slot| Values::clone(slot)).collect();
+        let allocated = pool.allocated();
+        for _ in 0..3 {
+            slots.advance(&step, &weights, &received(&[1.5, -3.0], 1), &mut next);
+            alone.advance(&step, &weights, &received(&[1.5, -3.0], 1), &mut next);
+        }
+        assert!(
+            held.iter().zip(&before).all(|(held, before)| ***held == *before),
+            "a checkpoint's do not change"
+        );
+        let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| **one == **other;
+        assert!(slots.share().zip(alone.share()).all(same), "holding them does not reach the values");
+        // Two copies, and one for gradients that are not aligned.
+        assert_eq!(pool.allocated(), allocated + 3);
     }
 }

@@ -167,6 +167,24 @@ pub enum Error {
         /// The step.
         step: Step,
     },
+    /// Version 0 for a partition that is not to begin with it.
+    #[error(
+        "push to {place}: version 0, but it was opened to go on from version {version} of `{url}`; wait until that is loaded"
+    )]
+    Restoring {
+        /// Where.
+        place: Place,
+        /// Its checkpoint.
+        url: String,
+        /// The version of that.
+        version: Version,
+    },
+    /// A job that does not say where its checkpoints go.
+    #[error("save {place}: its job has no checkpoints; give it a [checkpoint] section")]
+    NoCheckpoints {
+        /// Where.
+        place: Place,
+    },
     /// A push that does not come to its end.
     #[error("push to {place}: its chunks did not arrive within {waited:?} (push_timeout); send it again")]
     PushTimedOut {
@@ -255,13 +273,16 @@ impl Error {
             | Self::Contradiction { .. }
             | Self::PartitionTooLarge { .. }
             | Self::StepAhead { .. }
+            | Self::NoCheckpoints { .. }
             | Self::BeyondPlan { .. } => Kind::Malformed,
             Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
             Self::Fenced { .. } => Kind::Fenced,
             Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
-            Self::EraAhead { .. } | Self::NoWeights { .. } | Self::PushTimedOut { .. } | Self::Stopping => {
-                Kind::Unavailable
-            }
+            Self::EraAhead { .. }
+            | Self::NoWeights { .. }
+            | Self::Restoring { .. }
+            | Self::PushTimedOut { .. }
+            | Self::Stopping => Kind::Unavailable,
             Self::NotYet { .. } => Kind::NotYet,
             Self::Gone { .. } => Kind::Gone,
             Self::Options(_)

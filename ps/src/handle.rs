@@ -8,12 +8,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
 use proto::ids::{Era, JobId, PartitionId, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target};
 use proto::status::Failure;
 use proto::tensor::Chunk;
+use tokio::sync::watch;
 
+use crate::checkpoint::{Reported, Reports, restore};
 use crate::checks;
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
@@ -32,6 +35,8 @@ pub struct Ps(Arc<Inner>);
 struct Inner {
     options: Options,
     metrics: Arc<Metrics>,
+    stores: Stores,
+    reports: Reports,
     /// Few and seldom changed: written by open and close, read by everything else.
     partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
     /// Process start of the master that this ps is registered with; 0 without one.
@@ -44,10 +49,20 @@ impl Ps {
     /// # Errors
     /// [`Error::Options`] with everything that is wrong with the options.
     pub fn new(options: Options) -> Result<Self> {
+        Self::with_stores(options, Stores::default())
+    }
+
+    /// A ps without partitions whose checkpoints lie in these stores.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_stores(options: Options, stores: Stores) -> Result<Self> {
         options.validate()?;
         Ok(Self(Arc::new(Inner {
             options,
+            stores,
             metrics: Arc::default(),
+            reports: Reports::default(),
             partitions: RwLock::default(),
             master: AtomicU64::new(0),
         })))
@@ -63,9 +78,12 @@ impl Ps {
         &self.0.metrics
     }
 
-    /// Creates a partition, empty until version 0 is pushed; answers its version. Repeating an identical call changes
-    /// nothing. A newer era replaces the partition by an empty one; so does another process start of the master, whose
-    /// numbers of jobs begin anew.
+    /// Creates a partition, empty until version 0 is pushed or its checkpoint is loaded in the background; answers its version.
+    /// Repeating an identical call changes nothing. A newer era replaces the partition by an empty one; so does another process
+    /// start of the master, whose numbers of jobs begin anew, and another checkpoint when the one before cannot be loaded.
+    ///
+    /// # Panics
+    /// With a checkpoint and outside a runtime.
     ///
     /// # Errors
     /// The request contradicts itself or what is open, or a limit is reached. Then nothing has changed.
@@ -82,10 +100,12 @@ impl Ps {
                 return Err(Error::Fenced { place, sender: era, here });
             }
             if era == here {
-                return match difference(model.opening(), &opening) {
-                    None => Ok(model.applied().version),
-                    Some(what) => Err(Error::Differs { place, what }),
-                };
+                let applied = model.applied();
+                match difference(model.opening(), &opening) {
+                    None => return Ok(applied.version),
+                    Some(CHECKPOINT) if applied.restore_error.is_some() => {}
+                    Some(what) => return Err(Error::Differs { place, what }),
+                }
             }
         }
         let jobs_max = self.0.options.jobs_max;
@@ -94,9 +114,14 @@ impl Ps {
         if jobs.len() >= jobs_max && !jobs.contains(&job) {
             return Err(Error::JobsFull { job, jobs_max });
         }
-        let model = Arc::new(Model::new(opening, master, &self.0.options, self.0.metrics.clone())?);
+        let Inner { options, metrics, stores, reports, .. } = &*self.0;
+        let model = Model::new(opening, master, options, metrics.clone(), stores.clone(), reports.clone())?;
+        let model = Arc::new(model);
         checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
+        if let Some(checkpoint) = model.opening().restore.clone() {
+            tokio::spawn(restore::run(model.clone(), stores.clone(), checkpoint));
+        }
         match partitions.insert(place, model) {
             Some(before) if existing.is_some() => before.end(Life::Rewound(era)),
             Some(before) => before.end(Life::Closed),
@@ -152,6 +177,24 @@ impl Ps {
         Ok(models.iter().map(|model| model.applied()).collect())
     }
 
+    /// Asks for a checkpoint of a job at a coming version; says whether all its partitions here are below it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownJob`], [`Error::NoCheckpoints`].
+    pub fn save(&self, job: JobId, version: Version) -> Result<bool> {
+        self.models(job)?.iter().try_fold(true, |coming, model| Ok(model.save(version)? && coming))
+    }
+
+    /// How the writing of checkpoints ended, as far as the master has not taken it.
+    pub fn reports(&self) -> watch::Receiver<Reported> {
+        self.0.reports.changes()
+    }
+
+    /// The master has taken these reports.
+    pub(crate) fn reports_taken(&self, numbers: &[u64]) {
+        self.0.reports.taken(numbers);
+    }
+
     /// Lets go of a job's versions of an era, up to `version`, that were kept for evaluation.
     ///
     /// # Errors
@@ -172,6 +215,7 @@ impl Ps {
             let mut partitions = self.partitions_mut();
             partitions.extract_if(job_range(job), |_, _| true).collect()
         };
+        self.0.reports.forget(job);
         for (Place { partition, .. }, model) in closed {
             model.end(Life::Closed);
             self.0.metrics.partitions.sub(1);
@@ -190,7 +234,7 @@ impl Ps {
     }
 
     fn check_opening(&self, opening: &Opening) -> Result<()> {
-        let Opening { address, partitions, tensors, plan, spec } = opening;
+        let Opening { address, partitions, tensors, plan, spec, restore: _ } = opening;
         let place = Place { job: address.job, partition: address.partition };
         spec.validate()?;
         let contradiction = |what, expected: String, found: String| {
@@ -328,6 +372,9 @@ fn job_range(job: JobId) -> std::ops::RangeInclusive<Place> {
     Place { job, partition: PartitionId(0) }..=Place { job, partition: PartitionId(u32::MAX) }
 }
 
+/// How [`difference`] calls the checkpoint that a partition is opened with.
+const CHECKPOINT: &str = "checkpoint";
+
 /// The first part of two openings that differs.
 fn difference(one: &Opening, other: &Opening) -> Option<&'static str> {
     let parts = [
@@ -335,6 +382,7 @@ fn difference(one: &Opening, other: &Opening) -> Option<&'static str> {
         ("model", one.tensors == other.tensors),
         ("plan", one.plan == other.plan),
         ("specification", one.spec == other.spec),
+        (CHECKPOINT, one.restore == other.restore),
     ];
     parts.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }

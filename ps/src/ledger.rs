@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 
+use proto::checkpoint::AppliedSteps;
 use proto::ids::{Step, Version};
 use proto::plan::Plan;
 use proto::spec::Order;
@@ -38,6 +39,25 @@ impl Ledger {
             samples_applied: 0,
             duplicates_dropped: 0,
         }
+    }
+
+    /// What a checkpoint says is applied. The caller has checked it against the plan.
+    pub fn restored(plan: Plan, order: Order, applied: AppliedSteps) -> Self {
+        let AppliedSteps { watermark, above } = applied;
+        let microbatches: u64 = above.iter().map(|&step| u64::from(plan.of(step))).sum();
+        let samples: u64 = above.iter().map(|&step| plan.samples_of(step)).sum();
+        Self {
+            watermark,
+            above,
+            microbatches_applied: plan.first_of(watermark).get() + microbatches,
+            samples_applied: plan.samples_before(watermark) + samples,
+            ..Self::new(plan, order)
+        }
+    }
+
+    /// Which steps are applied, as a checkpoint says it.
+    pub fn applied_steps(&self) -> AppliedSteps {
+        AppliedSteps { watermark: self.watermark, above: self.above.clone() }
     }
 
     /// Whether a complete step may be applied now.
@@ -152,6 +172,8 @@ mod tests {
                 let lowest_missing = (0..).find(|step| !applied.contains(step)).unwrap();
                 prop_assert_eq!(ledger.watermark(), Step(lowest_missing));
                 prop_assert_eq!(ledger.version(), Version(applied.len() as u64));
+                let restored = Ledger::restored(plan, Order::Arrival, ledger.applied_steps());
+                prop_assert_eq!(&restored, &ledger);
                 for step in 0..plan.steps() {
                     prop_assert_eq!(ledger.is_applied(Step(step)), applied.contains(&step));
                     prop_assert_eq!(ledger.may_apply(Step(step)), !applied.contains(&step));

@@ -75,6 +75,9 @@ metrics! {
     pulls_waiting: "ebb_ps_pull_waiting" in "pulls", "Gauge: pulls that wait for a version.";
     updates: "ebb_ps_update_total" in "updates", "Steps applied, over all partitions.";
     update_nanos: "ebb_ps_update_nanoseconds_total" in "nanoseconds", "Time spent applying steps.";
+    saves: "ebb_ps_save_total" in "files", "Partitions' files of checkpoints that were written.";
+    saves_failed: "ebb_ps_save_failed_total" in "files", "Files of checkpoints that were skipped or could not be written.";
+    save_bytes: "ebb_ps_save_bytes_total" in "bytes", "Sizes of the files of checkpoints that were written.";
     partitions: "ebb_ps_partitions" in "partitions", "Gauge: partitions that are open.";
 }
 

@@ -10,12 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use proto::checkpoint::manifest::oldest;
+use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
-use proto::parameters::{Address, Outcome, Pulled, Pushed, Target, Want};
+use proto::parameters::{Address, Outcome, Pulled, Pushed, Restore, Target, Want};
 use proto::placement::Layout;
 use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
@@ -23,8 +26,11 @@ use proto::tensor::{Chunk, TensorSpec};
 use proto::tree::StepNode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use crate::aggregator::{Aggregator, Offer};
+use crate::checkpoint::restore::Restored;
+use crate::checkpoint::{Cut, Reports, Saver};
 use crate::checks;
 use crate::chunk::{Advance, Buffer, Pool, Slots, Sum};
 use crate::config::Options;
@@ -46,8 +52,10 @@ pub struct Opening {
     pub tensors: Vec<TensorSpec>,
     /// The job's sequence of microbatches.
     pub plan: Plan,
-    /// Optimizer and consistency are read from it.
+    /// Optimizer, consistency and checkpoints are read from it.
     pub spec: JobSpec,
+    /// The checkpoint to load; without one, version 0 is pushed.
+    pub restore: Option<Restore>,
 }
 
 /// What a partition has applied.
@@ -57,14 +65,16 @@ pub struct Applied {
     pub partition: PartitionId,
     /// Era it works in.
     pub era: Era,
-    /// Steps applied; `None` until version 0 is there.
+    /// Steps applied; `None` until version 0 is there, or the checkpoint is loaded.
     pub version: Option<Version>,
     /// The books.
     pub ledger: Ledger,
+    /// Why the checkpoint cannot be loaded.
+    pub restore_error: Option<String>,
 }
 
 /// The weights of one version, in the order of the partition's chunks.
-type Weights = Arc<[Arc<Buffer>]>;
+pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 
 /// What a node says about each chunk of the partition.
 type Sums = Vec<Sum>;
@@ -89,6 +99,10 @@ pub(crate) struct Model {
     slots: Mutex<Vec<Slots>>,
     /// Something changed: waiting pulls look again, in the order in which they came.
     changed: Notify,
+    /// Of a job with checkpoints.
+    saver: Option<Arc<Saver>>,
+    /// Cancelled when its life is not [`Life::Open`] any more.
+    ended: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -100,6 +114,8 @@ struct State {
     ready: BTreeMap<Step, Sums>,
     updating: bool,
     ledger: Ledger,
+    /// Why the checkpoint that it was opened with cannot be loaded.
+    restore_error: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +135,8 @@ impl Model {
         master: u64,
         options: &Options,
         metrics: Arc<Metrics>,
+        stores: Stores,
+        reports: Reports,
     ) -> Result<Self> {
         let Address { job, partition, .. } = opening.address;
         let place = Place { job, partition };
@@ -146,10 +164,28 @@ impl Model {
             ready: BTreeMap::new(),
             updating: false,
             ledger: Ledger::new(opening.plan, consistency.order),
+            restore_error: None,
         };
+        let ended = CancellationToken::new();
+        let saver = opening.spec.checkpoint.clone().map(|spec| {
+            Arc::new(Saver {
+                place,
+                era: opening.address.era,
+                job: opening.spec.name.clone(),
+                spec,
+                stores,
+                reports,
+                metrics: metrics.clone(),
+                ended: ended.clone(),
+                asked: Mutex::default(),
+                busy: AtomicBool::default(),
+            })
+        });
         Ok(Self {
             place,
             opening,
+            saver,
+            ended,
             master,
             layout,
             bytes,
@@ -185,7 +221,59 @@ impl Model {
     pub(crate) fn applied(&self) -> Applied {
         let state = self.state();
         let Address { partition, era, .. } = self.opening.address;
-        Applied { partition, era, version: state.version(), ledger: state.ledger.clone() }
+        let (version, ledger) = (state.version(), state.ledger.clone());
+        Applied { partition, era, version, ledger, restore_error: state.restore_error.clone() }
+    }
+
+    /// Which partition it is.
+    pub(crate) const fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Its update rule.
+    pub(crate) const fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// Its memory.
+    pub(crate) const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Cancelled when it takes no pushes and answers no pulls any more.
+    pub(crate) const fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    /// Asks for a checkpoint at a coming version; says whether it is still to come.
+    pub(crate) fn save(&self, version: Version) -> Result<bool> {
+        let saver = self.saver.as_ref().ok_or(Error::NoCheckpoints { place: self.place })?;
+        // Under the lock under which a new version is looked at, so that none passes unseen.
+        let state = self.state();
+        let coming = state.version().is_none_or(|now| now < version);
+        if coming {
+            saver.ask(version);
+        }
+        Ok(coming)
+    }
+
+    /// Takes up what its checkpoint has: it appears whole, and pulls that wait are answered.
+    pub(crate) fn restored(&self, restored: Restored) {
+        let Restored { weights, slots, applied } = restored;
+        let mut state = self.state();
+        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
+        state.ledger = Ledger::restored(self.opening.plan, self.consistency.order, applied);
+        for (version, weights) in weights {
+            drop(state.versions.insert(version, weights));
+        }
+        checks::restored(self.opening.address, &state.ledger);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Its checkpoint cannot be loaded. It stays empty until it is opened with another one.
+    pub(crate) fn restore_failed(&self, reason: String) {
+        self.state().restore_error = Some(reason);
     }
 
     /// Lets go of versions that were kept for evaluation.
@@ -197,6 +285,7 @@ impl Model {
     /// Refuses everything from now on; waiting pulls learn it.
     pub(crate) fn end(&self, life: Life) {
         self.state().life = life;
+        self.ended.cancel();
         self.changed.notify_waiters();
     }
 
@@ -280,7 +369,9 @@ impl Model {
 
     /// Whether a step may be worked on now: the bound of the steps in progress.
     fn check_progress(&self, state: &State, target: Target) -> Result<()> {
-        let Target::Node { node: StepNode { step, .. }, .. } = target else { return Ok(()) };
+        let Target::Node { node: StepNode { step, .. }, .. } = target else {
+            return self.check_initial(state);
+        };
         let (place, steps_max) = (self.place, self.steps_in_progress_max);
         let Some(version) = state.version() else { return Err(Error::NoWeights { place, step }) };
         match self.consistency {
@@ -298,6 +389,16 @@ impl Model {
         }
     }
 
+    /// Whether version 0 may be pushed: not to a partition that gets its weights from a checkpoint.
+    fn check_initial(&self, state: &State) -> Result<()> {
+        match (&self.opening.restore, state.version()) {
+            (Some(Restore { url, version }), None) => {
+                Err(Error::Restoring { place: self.place, url: url.clone(), version: *version })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn push_initial(&self, era: Era, values: &[Bytes]) -> Result<Pushed> {
         if let Some(repeated) = self.initial_repeated(era, &mut self.state())? {
             return Ok(repeated);
@@ -312,7 +413,10 @@ impl Model {
             })
             .collect();
         let slots = members()
-            .map(|&id| Slots::new(self.layout.tensor_of(id).role, self.layout.chunk(id).len, &self.optimizer))
+            .map(|&id| {
+                let (role, len) = (self.layout.tensor_of(id).role, self.layout.chunk(id).len);
+                Slots::new(role, len, &self.optimizer, &self.pool)
+            })
             .collect();
         let mut state = self.state();
         // Another one may have been faster. It brought the same values.
@@ -412,11 +516,34 @@ impl Model {
             state.ledger.apply(step);
             state.aggregator.forget(step);
             checks::applied(self.opening.address, step, version.next());
+            let cut = self.maybe_cut(&state);
             drop(state);
             self.changed.notify_waiters();
+            if let Some((saver, cut)) = cut {
+                saver.save(cut);
+            }
             // Now, outside the lock, their buffers go back to the pool.
             drop((gone, sums));
         }
+    }
+
+    /// The partition as it is now, when this version is to be saved. Only whoever updates may ask, between two updates.
+    fn maybe_cut(&self, state: &State) -> Option<(&Arc<Saver>, Cut)> {
+        let (version, saver) = (state.version()?, self.saver.as_ref()?);
+        if !saver.begins(&self.opening.plan, version) {
+            return None;
+        }
+        let Consistency { order, delay } = self.consistency;
+        let versions = (oldest(order, delay, version).get()..=version.get()).map(Version);
+        let weights = versions.map(|version| match state.versions.get(version) {
+            Kept::Here(weights) => (version, weights),
+            other => panic!("version {version} is needed by the next steps, and {other:?}"),
+        });
+        let weights: Vec<_> = weights.collect();
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let (partition, applied) = (self.opening.address.partition, state.ledger.applied_steps());
+        let cut = Cut::new(&self.layout, partition, &weights, &slots, self.optimizer.slot_names(), applied);
+        Some((saver, cut))
     }
 
     /// The update: weights of one version and a step's sums in, weights of the next version out.

@@ -57,6 +57,7 @@ where
         served = serve(ps.clone(), incoming, stopping) => served,
         failure = driver => Err(refused(failure)),
         never = close_ended_jobs(&ps, &session) => match never {},
+        never = report_checkpoints(&ps, &session) => match never {},
     }
 }
 
@@ -126,6 +127,34 @@ async fn close_ended_jobs(ps: &Ps, session: &Session) -> Infallible {
             (Ok(Some(_)), None) => {}
             // The session's driver is gone, and with it whoever could say anything.
             (Err(_), _) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Tells the master of checkpoints, at each heartbeat until it has taken what it was told. Never ends by itself.
+async fn report_checkpoints(ps: &Ps, session: &Session) -> Infallible {
+    let mut reports = ps.reports();
+    let mut replies = session.replies();
+    loop {
+        let replied = tokio::select! {
+            biased;
+            changed = reports.changed() => changed.map(|()| false),
+            changed = replies.changed() => changed.map(|()| true),
+        };
+        match replied {
+            Ok(true) => {
+                let taken = replies.borrow_and_update().reports_taken.clone();
+                ps.reports_taken(&taken);
+            }
+            Ok(false) => {
+                let reported = reports.borrow_and_update();
+                session.report(|beat| {
+                    reported.fill(beat);
+                    true
+                });
+            }
+            // The session's driver is gone, and with it whoever could listen.
+            Err(_) => return std::future::pending().await,
         }
     }
 }

@@ -99,6 +99,12 @@ impl pb::parameters_server::Parameters for Service {
         Ok(Response::new(pb::LedgerReply { partitions }))
     }
 
+    async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<pb::SaveReply>, Status> {
+        let pb::SaveRequest { job, version } = request.into_inner();
+        let coming = self.ps.save(JobId(job), Version(version))?;
+        Ok(Response::new(pb::SaveReply { coming }))
+    }
+
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
         let pb::UnpinRequest { job, era, version } = request.into_inner();
         self.ps.unpin(JobId(job), Era(era), Version(version))?;
@@ -123,11 +129,12 @@ fn opening(request: pb::OpenRequest) -> Result<Opening> {
         tensors: tensors(request.tensors)?,
         plan: plan.try_into()?,
         spec: JobSpec::from_json(&request.spec_json)?,
+        restore: request.restore.map(TryInto::try_into).transpose()?,
     })
 }
 
 fn partition_ledger(applied: Applied) -> pb::PartitionLedger {
-    let Applied { partition, era, version, ledger } = applied;
+    let Applied { partition, era, version, ledger, restore_error } = applied;
     pb::PartitionLedger {
         partition: partition.get(),
         era: era.get(),
@@ -137,5 +144,6 @@ fn partition_ledger(applied: Applied) -> pb::PartitionLedger {
         microbatches_applied: ledger.microbatches_applied(),
         samples_applied: ledger.samples_applied(),
         duplicates_dropped: ledger.duplicates_dropped(),
+        restore_error: restore_error.unwrap_or_default(),
     }
 }

@@ -110,6 +110,10 @@ impl Parameters for Service {
         Ok(Response::new(pb::LedgerReply { partitions }))
     }
 
+    async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<pb::SaveReply>, Status> {
+        Err(Status::unimplemented("save"))
+    }
+
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
         let pb::UnpinRequest { job, version, .. } = request.into_inner();
         self.0.lock().expect("unpoisoned").calls.push(format!("unpin {version} of job {job}"));

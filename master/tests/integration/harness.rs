@@ -223,7 +223,8 @@ impl Worker {
     pub(crate) async fn beat(&mut self, leases: &[&pb::Lease], draining: bool) -> pb::HeartbeatReply {
         let progress = |lease: &&pb::Lease| pb::LeaseProgress { lease: lease.id, microbatches_done: 0 };
         let leases = leases.iter().map(progress).collect();
-        let beat = pb::HeartbeatRequest { incarnation: self.incarnation, leases, draining };
+        let incarnation = self.incarnation;
+        let beat = pb::HeartbeatRequest { incarnation, leases, draining, ..Default::default() };
         self.beats.send(beat).await.expect("open");
         self.reply().await
     }

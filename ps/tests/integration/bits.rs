@@ -32,6 +32,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
             consistency: json!({ "mode": "pipelined", "delay": DELAY }),
             optimizer: json!({ "kind": kind, "learning_rate": 0.05, "schedule": { "kind": "cosine" } }),
             evaluates: false,
+            checkpoint: json!(null),
         },
     )
 }

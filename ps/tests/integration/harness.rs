@@ -40,6 +40,7 @@ pub(crate) struct Shape {
     pub(crate) consistency: serde_json::Value,
     pub(crate) optimizer: serde_json::Value,
     pub(crate) evaluates: bool,
+    pub(crate) checkpoint: serde_json::Value,
 }
 
 impl Default for Shape {
@@ -59,6 +60,7 @@ impl Default for Shape {
             consistency: json!({ "mode": "sync" }),
             optimizer: json!({ "kind": "adam", "learning_rate": 0.01 }),
             evaluates: false,
+            checkpoint: json!(null),
         }
     }
 }
@@ -76,6 +78,7 @@ impl Job {
             "optimizer": shape.optimizer,
             "consistency": shape.consistency,
             "fleet": { "ps": shape.partitions },
+            "checkpoint": shape.checkpoint,
         });
         let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
         let layout = Layout::new(shape.tensors, shape.partitions).expect("a valid model");
@@ -97,6 +100,7 @@ impl Job {
             tensors: self.layout.tensors().to_vec(),
             plan: self.plan,
             spec: self.spec.clone(),
+            restore: None,
         }
     }
 
@@ -109,6 +113,7 @@ impl Job {
             tensors: self.layout.tensors().iter().map(Into::into).collect(),
             plan: Some(self.plan.into()),
             spec_json: self.spec.to_json(),
+            restore: None,
         }
     }
 

@@ -1,6 +1,8 @@
 //! A ps as its users see it: inside the process through `proto::parameters`, and on a socket through gRPC.
 
 mod bits;
+mod checkpoint;
+mod faulty;
 mod harness;
 mod life;
 mod limits;

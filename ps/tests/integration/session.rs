@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
 use proto::channel::Dialer;
-use proto::ids::{JobId, PartitionId, Version};
+use proto::ids::{JobId, PartitionId, Step, Version};
 use proto::pb;
 use proto::pb::fleet_server::{Fleet, FleetServer};
 use ps::{Options, Ps};
@@ -26,6 +26,8 @@ struct Script {
     start: u64,
     jobs: Vec<u64>,
     newest_job: u64,
+    /// It takes reports of checkpoints.
+    takes: bool,
 }
 
 /// A master that knows one ps and says what the script says, at each heartbeat.
@@ -33,6 +35,8 @@ struct Script {
 struct Master {
     script: watch::Receiver<Script>,
     registered: Arc<watch::Sender<Option<pb::RegisterRequest>>>,
+    /// The reports of each heartbeat.
+    saved: Arc<watch::Sender<Vec<Vec<pb::SavedPartition>>>>,
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -58,14 +62,18 @@ impl Fleet for Master {
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Reply<Self::HeartbeatStream> {
         let (script, start) = (self.script.clone(), self.script.borrow().start);
+        let saved = self.saved.clone();
         let replies = request.into_inner().map(move |request| {
-            request?;
-            let Script { start: now, jobs, newest_job } = script.borrow().clone();
+            let request = request?;
+            let Script { start: now, jobs, newest_job, takes } = script.borrow().clone();
             // Another start of the master knows nothing of this stream.
             if now != start {
                 return Err(Status::unavailable("restarted"));
             }
-            Ok(pb::HeartbeatReply { jobs, newest_job, ..Default::default() })
+            let numbers = request.saved.iter().map(|saved| saved.report);
+            let reports_taken = if takes { numbers.collect() } else { Vec::new() };
+            saved.send_modify(|all| all.push(request.saved));
+            Ok(pb::HeartbeatReply { jobs, newest_job, reports_taken, ..Default::default() })
         });
         Ok(Response::new(Box::pin(replies)))
     }
@@ -101,6 +109,7 @@ struct Cluster {
     client: Client,
     script: watch::Sender<Script>,
     registered: watch::Receiver<Option<pb::RegisterRequest>>,
+    saved: watch::Receiver<Vec<Vec<pb::SavedPartition>>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<ps::Result<()>>,
 }
@@ -111,16 +120,26 @@ async fn cluster(name: &str) -> Cluster {
     let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().expect("an address"));
     let (name, master_url, own_url) = (name.to_owned(), url(&master), url(&listener));
     let client = Client::new(listener.local_addr().expect("an address"));
-    let (script, script_rx) = watch::channel(Script { start: 70, jobs: vec![], newest_job: 0 });
+    let (script, script_rx) = watch::channel(Script { start: 70, jobs: vec![], newest_job: 0, takes: false });
     let (registered, registered_rx) = watch::channel(None);
-    let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered) });
+    let saved = Arc::new(watch::Sender::new(Vec::new()));
+    let saved_rx = saved.subscribe();
+    let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered), saved });
     let serving =
         proto::channel::server().add_service(service).serve_with_incoming(proto::channel::accept(master));
     tokio::spawn(serving);
     let ps = Ps::new(Options { name, master: master_url, url: own_url, ..options() }).expect("valid options");
     let stop = CancellationToken::new();
     let running = ps::run(ps.clone(), proto::channel::accept(listener), Dialer::tcp(), stop.clone());
-    Cluster { ps, client, script, registered: registered_rx, stop, task: tokio::spawn(running) }
+    Cluster {
+        ps,
+        client,
+        script,
+        registered: registered_rx,
+        saved: saved_rx,
+        stop,
+        task: tokio::spawn(running),
+    }
 }
 
 fn job(id: u64) -> Job {
@@ -139,10 +158,10 @@ async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
         cluster.client.0.open(job(id).open_request(PARTITION)).await.unwrap();
     }
     // Job 3 began after the master spoke.
-    cluster.script.send_replace(Script { start: 70, jobs: vec![2], newest_job: 2 });
+    cluster.script.send_replace(Script { start: 70, jobs: vec![2], newest_job: 2, takes: false });
     until("job 1 is closed", || cluster.ps.ledger(JobId(1)).is_err()).await;
     assert!(cluster.ps.ledger(JobId(2)).is_ok() && cluster.ps.ledger(JobId(3)).is_ok());
-    cluster.script.send_replace(Script { start: 70, jobs: vec![], newest_job: 3 });
+    cluster.script.send_replace(Script { start: 70, jobs: vec![], newest_job: 3, takes: false });
     until("all jobs are closed", || cluster.ps.metrics().partitions.get() == 0).await;
 
     cluster.stop.cancel();
@@ -153,20 +172,43 @@ async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
 async fn jobs_of_a_master_that_is_gone_make_room_for_those_of_the_next() {
     let mut cluster = cluster("ps").await;
     cluster.registered.wait_for(Option::is_some).await.unwrap();
-    cluster.script.send_replace(Script { start: 70, jobs: vec![1, 2], newest_job: 2 });
+    cluster.script.send_replace(Script { start: 70, jobs: vec![1, 2], newest_job: 2, takes: false });
     for job in [job(1), job(2)] {
         cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
         cluster.client.push(job.push_initial(PARTITION)).await.unwrap();
     }
     // A new master begins to count again and opens its own job 1.
     cluster.registered.mark_unchanged();
-    cluster.script.send_replace(Script { start: 71, jobs: vec![1], newest_job: 1 });
+    cluster.script.send_replace(Script { start: 71, jobs: vec![1], newest_job: 1, takes: false });
     cluster.registered.changed().await.unwrap();
     until("job 2 of the old master is closed", || cluster.ps.ledger(JobId(2)).is_err()).await;
     let first = cluster.ps.ledger(JobId(1)).expect("the new master lists a job 1");
     assert_eq!(first[0].version, Some(Version(0)), "so far it is the old one");
     let reply = cluster.client.0.open(job(1).open_request(PARTITION)).await.unwrap().into_inner();
     assert_eq!(reply.version, None, "the new job 1 has no weights of the old one");
+    cluster.stop.cancel();
+    soon(cluster.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_reported_at_each_heartbeat_until_the_master_has_taken_it() {
+    let mut cluster = cluster("ps").await;
+    cluster.registered.wait_for(Option::is_some).await.unwrap();
+    let script = Script { start: 70, jobs: vec![1], newest_job: 1, takes: false };
+    cluster.script.send_replace(script.clone());
+    let checkpoint = serde_json::json!({ "url": "memory://ck", "every_steps": 1 });
+    let job = Job::new(Shape { checkpoint, ..Shape::default() });
+    cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
+    cluster.client.push(job.push_initial(PARTITION)).await.unwrap();
+    cluster.client.push(job.push_step(PARTITION, Step(0))).await.unwrap();
+    let twice = |saved: &Vec<Vec<_>>| saved.iter().filter(|saved| saved.len() == 1).count() > 1;
+    let reported = soon(cluster.saved.wait_for(twice)).await.unwrap().iter().flatten().next().cloned();
+    let reported = reported.expect("two of them");
+    assert_eq!((reported.job, reported.partition, reported.version, reported.watermark), (1, 0, 1, 1));
+    assert!(reported.file.ends_with(&format!("{:08x}.safetensors", reported.crc32c)), "{}", reported.file);
+    cluster.script.send_replace(Script { takes: true, ..script });
+    until("it is taken", || cluster.ps.reports().borrow().reports().count() == 0).await;
+    soon(cluster.saved.wait_for(|saved| saved.last().is_some_and(Vec::is_empty))).await.unwrap();
     cluster.stop.cancel();
     soon(cluster.task).await.unwrap().unwrap();
 }

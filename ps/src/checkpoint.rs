@@ -1,0 +1,157 @@
+//! Checkpoints without a pause: a partition [cuts](cut), [writes](write) in the background, [reports](report), and
+//! [restores](restore).
+//!
+//! Always true here:
+//!
+//! - A cut is taken by whoever updates the partition, between two updates: weights, slots and ledger are of one version. It takes
+//!   references, not copies, so it costs microseconds; updates that follow leave what it holds as it is.
+//! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported. So a cut costs at most one copy
+//!   of the slots and of the weights that it saves, until it is written. All of it is held to the end, because a store that fails
+//!   is tried again from the beginning.
+//! - Whatever the store does, training goes on.
+//! - A restored partition appears whole, after the last checksum was compared, or not at all.
+
+mod cut;
+mod report;
+pub(crate) mod restore;
+mod write;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use proto::checkpoint::store::Stores;
+use proto::checkpoint::{self, folder};
+use proto::ids::{Era, Version};
+use proto::plan::Plan;
+use proto::retry::Retry;
+use proto::spec::CheckpointSpec;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::cut::Cut;
+pub(crate) use self::report::Reports;
+pub use self::report::{Report, Reported, SaveFailed, Saved};
+use crate::error::Place;
+use crate::metrics::Metrics;
+
+/// How a store that fails is tried again: for about half a minute.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
+
+/// Work on at most this many bytes is done where it comes up, more of it on a thread that may block.
+const INLINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Saves one partition, once at a time.
+#[derive(Debug)]
+pub(crate) struct Saver {
+    pub(crate) place: Place,
+    pub(crate) era: Era,
+    /// Name of the job.
+    pub(crate) job: String,
+    pub(crate) spec: CheckpointSpec,
+    pub(crate) stores: Stores,
+    pub(crate) reports: Reports,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Cancelled when the partition is closed: nobody wants the file any more.
+    pub(crate) ended: CancellationToken,
+    /// The version that the master asked for, until it comes.
+    pub(crate) asked: Mutex<Option<Version>>,
+    pub(crate) busy: AtomicBool,
+}
+
+impl Saver {
+    /// Asks for a version beside those of the specification.
+    pub(crate) fn ask(&self, version: Version) {
+        *self.asked() = Some(version);
+    }
+
+    /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped.
+    pub(crate) fn begins(&self, plan: &Plan, version: Version) -> bool {
+        let asked = self.asked().take_if(|asked| *asked <= version) == Some(version);
+        if !asked && !self.spec.saves(plan, version) {
+            return false;
+        }
+        let begins = !self.busy.swap(true, Ordering::AcqRel);
+        if !begins {
+            self.failed(
+                version,
+                &"the one before is still being written; save less often, or to a faster store",
+            );
+        }
+        begins
+    }
+
+    /// Writes a cut in the background. [`begins`](Self::begins) has said so.
+    pub(crate) fn save(self: &Arc<Self>, cut: Cut) {
+        let saver = self.clone();
+        tokio::spawn(async move {
+            let (version, _idle) = (cut.version(), Idle(&saver.busy));
+            tokio::select! {
+                biased;
+                () = saver.ended.cancelled() => {}
+                saved = saver.write(cut) => match saved {
+                    Ok(saved) => {
+                        saver.metrics.saves.add(1);
+                        saver.metrics.save_bytes.add(saved.bytes);
+                        saver.reports.add(Report::Saved(saved));
+                    }
+                    Err(error) => saver.failed(version, &error),
+                },
+            }
+        });
+    }
+
+    async fn write(&self, cut: Cut) -> checkpoint::Result<Saved> {
+        let version = cut.version();
+        let folder = self.stores.open(&self.spec.url)?.below(&folder(&self.job, version));
+        let sealed = cut.seal().await;
+        let mut attempt = 0;
+        loop {
+            match write::write(&folder, &sealed, self.spec.bandwidth).await {
+                Ok(()) => break,
+                Err(error) => match again(attempt, &error) {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => return Err(error),
+                },
+            }
+            attempt += 1;
+        }
+        Ok(Saved {
+            place: self.place,
+            era: self.era,
+            version,
+            file: sealed.file_name(),
+            bytes: sealed.bytes(),
+            crc32c: sealed.crc32c(),
+            applied: sealed.applied().clone(),
+        })
+    }
+
+    fn failed(&self, version: Version, reason: &dyn fmt::Display) {
+        let Self { place, era, .. } = *self;
+        let message = reason.to_string();
+        tracing::warn!(%place, %version, reason = message, "checkpoint not written");
+        self.metrics.saves_failed.add(1);
+        self.reports.add(Report::Failed(SaveFailed { place, era, version, message }));
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Version>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// However the writing ends, the next checkpoint may begin.
+struct Idle<'a>(&'a AtomicBool);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// How long to wait before a store is asked again; `None` when that cannot help.
+fn again(attempt: u32, error: &checkpoint::Error) -> Option<Duration> {
+    let again = error.is_retryable() && attempt + 1 < RETRY.attempts_max;
+    again.then(|| RETRY.wait(attempt, u64::from(attempt)))
+}
