@@ -21,6 +21,8 @@
 
 pub mod data;
 mod error;
+pub mod file;
+pub mod found;
 pub mod manifest;
 pub mod store;
 
@@ -34,6 +36,9 @@ use crate::ids::{PartitionId, Step, Version};
 /// Name of the manifest in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
 
+/// Largest manifest that makes sense: it lists the tensors of a model.
+pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
+
 /// Folder of one checkpoint, below the store's URL.
 ///
 /// ```
@@ -44,13 +49,18 @@ pub const MANIFEST: &str = "manifest.json";
 /// assert_eq!(version_of("v0000001200"), Some(Version(1200)));
 /// ```
 pub fn folder(job: &str, version: Version) -> String {
-    format!("{job}/v{:010}", version.get())
+    format!("{job}/{}", folder_name(version))
+}
+
+/// Its name in the job's folder.
+pub fn folder_name(version: Version) -> String {
+    format!("v{:010}", version.get())
 }
 
 /// The version that a folder's name stands for; `None` for names that [`folder`] does not give.
 pub fn version_of(name: &str) -> Option<Version> {
     let version = Version(name.strip_prefix('v')?.parse().ok()?);
-    (format!("v{:010}", version.get()) == name).then_some(version)
+    (folder_name(version) == name).then_some(version)
 }
 
 /// Name of a partition's data file, whose header has this checksum.

@@ -93,6 +93,11 @@ impl Plan {
         version.0 > 0 && version.0.is_multiple_of(self.steps_per_epoch())
     }
 
+    /// How many epochs end with an older version than this one.
+    pub const fn epochs_before(&self, version: Version) -> Epoch {
+        Epoch(version.0.saturating_sub(1) / self.steps_per_epoch())
+    }
+
     /// The epoch that a step belongs to.
     pub const fn epoch_of(&self, step: Step) -> Epoch {
         Epoch(step.0 / self.steps_per_epoch())

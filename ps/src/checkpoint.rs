@@ -55,24 +55,37 @@ pub(crate) struct Saver {
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the partition is closed: nobody wants the file any more.
     pub(crate) ended: CancellationToken,
-    /// The version that the master asked for, until it comes.
-    pub(crate) asked: Mutex<Option<Version>>,
+    pub(crate) wishes: Mutex<Wishes>,
     pub(crate) busy: AtomicBool,
+}
+
+/// What is to be saved beside the versions of the specification.
+#[derive(Debug, Default)]
+pub(crate) struct Wishes {
+    /// The version that the master asked for, until it comes.
+    asked: Option<Version>,
+    /// The newest that was begun: not again.
+    begun: Option<Version>,
 }
 
 impl Saver {
     /// Asks for a version beside those of the specification.
     pub(crate) fn ask(&self, version: Version) {
-        *self.asked() = Some(version);
+        self.wishes().asked = Some(version);
     }
 
     /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped.
     pub(crate) fn begins(&self, plan: &Plan, version: Version) -> bool {
-        let asked = self.asked().take_if(|asked| *asked <= version) == Some(version);
-        if !asked && !self.spec.saves(plan, version) {
+        let mut wishes = self.wishes();
+        let asked = wishes.asked.take_if(|asked| *asked <= version) == Some(version);
+        if wishes.begun == Some(version) || (!asked && !self.spec.saves(plan, version)) {
             return false;
         }
         let begins = !self.busy.swap(true, Ordering::AcqRel);
+        if begins {
+            wishes.begun = Some(version);
+        }
+        drop(wishes);
         if !begins {
             self.failed(
                 version,
@@ -136,8 +149,8 @@ impl Saver {
         self.reports.add(Report::Failed(SaveFailed { place, era, version, message }));
     }
 
-    fn asked(&self) -> MutexGuard<'_, Option<Version>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wishes(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -167,18 +167,6 @@ pub enum Error {
         /// The step.
         step: Step,
     },
-    /// Version 0 for a partition that is not to begin with it.
-    #[error(
-        "push to {place}: version 0, but it was opened to go on from version {version} of `{url}`; wait until that is loaded"
-    )]
-    Restoring {
-        /// Where.
-        place: Place,
-        /// Its checkpoint.
-        url: String,
-        /// The version of that.
-        version: Version,
-    },
     /// A job that does not say where its checkpoints go.
     #[error("save {place}: its job has no checkpoints; give it a [checkpoint] section")]
     NoCheckpoints {
@@ -278,11 +266,9 @@ impl Error {
             Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
             Self::Fenced { .. } => Kind::Fenced,
             Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
-            Self::EraAhead { .. }
-            | Self::NoWeights { .. }
-            | Self::Restoring { .. }
-            | Self::PushTimedOut { .. }
-            | Self::Stopping => Kind::Unavailable,
+            Self::EraAhead { .. } | Self::NoWeights { .. } | Self::PushTimedOut { .. } | Self::Stopping => {
+                Kind::Unavailable
+            }
             Self::NotYet { .. } => Kind::NotYet,
             Self::Gone { .. } => Kind::Gone,
             Self::Options(_)

@@ -177,7 +177,7 @@ impl Model {
                 reports,
                 metrics: metrics.clone(),
                 ended: ended.clone(),
-                asked: Mutex::default(),
+                wishes: Mutex::default(),
                 busy: AtomicBool::default(),
             })
         });
@@ -245,14 +245,20 @@ impl Model {
         &self.ended
     }
 
-    /// Asks for a checkpoint at a coming version; says whether it is still to come.
+    /// Asks for a checkpoint at a coming version, or at the newest while no update is under way; says whether there will be one.
     pub(crate) fn save(&self, version: Version) -> Result<bool> {
         let saver = self.saver.as_ref().ok_or(Error::NoCheckpoints { place: self.place })?;
         // Under the lock under which a new version is looked at, so that none passes unseen.
         let state = self.state();
-        let coming = state.version().is_none_or(|now| now < version);
+        let here = state.version() == Some(version) && !state.updating;
+        let coming = here || state.version().is_none_or(|now| now < version);
         if coming {
             saver.ask(version);
+        }
+        let cut = here.then(|| self.maybe_cut(&state)).flatten();
+        drop(state);
+        if let Some((saver, cut)) = cut {
+            saver.save(cut);
         }
         Ok(coming)
     }
@@ -369,9 +375,7 @@ impl Model {
 
     /// Whether a step may be worked on now: the bound of the steps in progress.
     fn check_progress(&self, state: &State, target: Target) -> Result<()> {
-        let Target::Node { node: StepNode { step, .. }, .. } = target else {
-            return self.check_initial(state);
-        };
+        let Target::Node { node: StepNode { step, .. }, .. } = target else { return Ok(()) };
         let (place, steps_max) = (self.place, self.steps_in_progress_max);
         let Some(version) = state.version() else { return Err(Error::NoWeights { place, step }) };
         match self.consistency {
@@ -386,16 +390,6 @@ impl Model {
                     || state.ledger.is_applied(step);
                 if room { Ok(()) } else { Err(Error::StepsFull { place, step, steps_max }) }
             }
-        }
-    }
-
-    /// Whether version 0 may be pushed: not to a partition that gets its weights from a checkpoint.
-    fn check_initial(&self, state: &State) -> Result<()> {
-        match (&self.opening.restore, state.version()) {
-            (Some(Restore { url, version }), None) => {
-                Err(Error::Restoring { place: self.place, url: url.clone(), version: *version })
-            }
-            _ => Ok(()),
         }
     }
 
@@ -432,7 +426,9 @@ impl Model {
 
     fn initial_repeated(&self, era: Era, state: &mut State) -> Result<Option<Pushed>> {
         self.check_era(state, era)?;
-        let Some(version) = state.version() else { return Ok(None) };
+        // A partition that loads a checkpoint gets its weights from there, and has no use for version 0.
+        let restored = self.opening.restore.as_ref().map(|restore| restore.version);
+        let Some(version) = state.version().or(restored) else { return Ok(None) };
         state.ledger.drop_duplicate();
         Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
     }
@@ -527,7 +523,8 @@ impl Model {
         }
     }
 
-    /// The partition as it is now, when this version is to be saved. Only whoever updates may ask, between two updates.
+    /// The partition as it is now, when this version is to be saved. Only between two updates: by whoever updates, or while nobody
+    /// does.
     fn maybe_cut(&self, state: &State) -> Option<(&Arc<Saver>, Cut)> {
         let (version, saver) = (state.version()?, self.saver.as_ref()?);
         if !saver.begins(&self.opening.plan, version) {

@@ -25,11 +25,13 @@ pub const FORMAT: u64 = 1;
 const FILES_MAX: usize = 1024;
 
 /// A whole checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Name of the job.
     pub job: String,
+    /// Which training it is of, from its first step over every crash and resumption: another one of the same job has another name.
+    pub run: String,
     /// [`digest`] of its specification. For people: a job may go on with other settings, as far as [`check`](Self::check) lets it.
     pub digest: String,
     /// Steps that each partition had applied.
@@ -269,6 +271,7 @@ mod tests {
         };
         Manifest {
             job: spec.name.clone(),
+            run: "0123456789abcdef".to_owned(),
             digest: digest(&spec),
             version: ledgers[0].version(),
             oldest: Version(ledgers[0].version().get().saturating_sub(2)),

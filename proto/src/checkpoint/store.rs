@@ -70,9 +70,9 @@ impl fmt::Debug for Stores {
     }
 }
 
-/// Whatever is reported as written survives a loss of power.
+/// Whatever is reported as written survives a loss of power; a folder goes with its last file, as in an object store.
 fn local() -> Arc<dyn ObjectStore> {
-    Arc::new(LocalFileSystem::new().with_fsync(true))
+    Arc::new(LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true))
 }
 
 /// A folder of a store.
@@ -298,7 +298,9 @@ mod tests {
         holds_what_was_written(&Stores::default(), &path).await;
         let path = folder.path().join("url").to_str().unwrap().to_owned();
         holds_what_was_written(&Stores::default(), &format!("file://{path}")).await;
-        assert!(std::path::Path::new(&path).join("a job").is_dir(), "a path that people find");
+        let job = Stores::default().open(&path).unwrap().below("a job");
+        job.write("x", Bytes::new()).await.unwrap();
+        assert!(std::path::Path::new(&path).join("a job/x").is_file(), "a path that people find");
     }
 
     #[tokio::test]

@@ -46,6 +46,14 @@ impl CheckpointSpec {
                 || plan.ends_epoch(version) && divides(self.every_epochs, epochs))
     }
 
+    /// The newest version up to this one that is [saved](Self::saves); version 0 when none is.
+    pub fn newest(&self, plan: &Plan, version: Version) -> Version {
+        let floor = |number: u64, every: Option<u64>| every.map_or(0, |every| number - number % every);
+        let steps = floor(version.get(), self.every_steps);
+        let epochs = floor(version.get() / plan.steps_per_epoch(), self.every_epochs);
+        Version(steps.max(epochs * plan.steps_per_epoch()))
+    }
+
     /// Makes a path absolute; it starts from the job file's folder.
     pub(super) fn settle(&mut self, folder: &Path) {
         if !self.url.contains("://") && !self.url.is_empty() {
@@ -114,6 +122,18 @@ mod tests {
         assert_eq!(saved(&spec("every_epochs = 2")), [10, 20, 30]);
         assert_eq!(saved(&spec("every_epochs = 3\nevery_steps = 20")), [15, 20, 30]);
         assert_eq!(saved(&spec("every_seconds = 1")), [0; 0], "the master asks for those");
+        for text in [
+            "every_steps = 12",
+            "every_epochs = 2",
+            "every_epochs = 3\nevery_steps = 20",
+            "every_seconds = 1",
+        ] {
+            let spec = spec(text);
+            for version in 0..=PLAN.steps() {
+                let newest = saved(&spec).into_iter().rfind(|saved| *saved <= version).unwrap_or(0);
+                assert_eq!(spec.newest(&PLAN, Version(version)), Version(newest), "{text} at {version}");
+            }
+        }
     }
 
     #[test]

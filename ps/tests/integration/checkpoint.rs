@@ -82,6 +82,7 @@ async fn complete(stores: &Stores, job: &Job, version: u64, saved: &[Saved]) -> 
     let consistency = job.spec.consistency.resolve();
     let manifest = Manifest {
         job: job.spec.name.clone(),
+        run: "run".to_owned(),
         digest: digest(&job.spec),
         version,
         oldest: oldest(consistency.order, consistency.delay, version),
@@ -306,8 +307,8 @@ async fn what_is_wrong_with_a_checkpoint_is_named_and_the_next_one_can_be_tried(
         assert!(store.files().await == spoilt, "nothing is removed or mended");
         let pull = ps.pull(new.pull(PARTITION, Want::Exact(Version(2)))).await.unwrap_err();
         assert_eq!(pull.kind, Kind::NotYet);
-        let push = ps.push(new.push_initial(PARTITION)).await.unwrap_err();
-        assert_eq!(push.kind, Kind::Unavailable, "{push}");
+        let push = ps.push(new.push_initial(PARTITION)).await.unwrap();
+        assert_eq!(push.outcome, Outcome::Duplicate, "it is not to begin with version 0");
         // The same again says the same; an older one is loaded.
         assert_eq!(ps.open(restoring(&new, PARTITION, &second)).unwrap(), None);
         restore(&ps, &new, &first).await.unwrap();
@@ -418,11 +419,14 @@ async fn a_version_that_is_asked_for_is_saved_once_it_comes() {
     let job = job(0, Shape { checkpoint: json!({ "url": URL, "every_seconds": 60 }), ..Shape::default() });
     let ps = started(&job, Stores::default()).await;
     train(&ps, &job, 0..2).await;
-    assert!(!ps.save(job.id, Version(2)).unwrap(), "it is there already");
+    assert!(!ps.save(job.id, Version(1)).unwrap(), "it has passed");
     assert!(ps.save(job.id, Version(4)).unwrap());
     train(&ps, &job, 2..6).await;
-    let saved = saved(&ps, 1).await;
-    assert_eq!(saved.iter().map(|saved| saved.version).collect::<Vec<_>>(), [Version(4)]);
+    saved(&ps, 1).await;
+    assert!(ps.save(job.id, Version(6)).unwrap(), "it is here, and nobody changes it");
+    assert!(ps.save(job.id, Version(6)).unwrap(), "a repeat");
+    let saved = saved(&ps, 2).await;
+    assert_eq!(saved.iter().map(|saved| saved.version).collect::<Vec<_>>(), [Version(4), Version(6)]);
     let without = Job::new(Shape::default());
     let ps = started(&without, Stores::default()).await;
     assert_eq!(Failure::from(ps.save(without.id, Version(4)).unwrap_err()).kind, Kind::Malformed);

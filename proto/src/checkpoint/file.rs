@@ -1,0 +1,145 @@
+//! Reading data files: whatever is read is compared with its checksum.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::data::{Entry, Partition, Section};
+use super::manifest::{File, Manifest};
+use super::store::Folder;
+use super::{Error, MANIFEST, Result};
+use crate::ids::{ChunkId, PartitionId};
+use crate::placement::Layout;
+use crate::tensor::{TensorSpec, Values};
+
+/// Bytes of a file that are read at first: most headers are shorter.
+const HEAD_BYTES: u64 = 256 << 10;
+
+/// A data file whose header was read and compared with the manifest.
+#[derive(Debug)]
+pub struct DataFile<'a> {
+    folder: &'a Folder,
+    file: &'a File,
+    header: Partition,
+    /// Index of each entry, and where its values lie.
+    entries: HashMap<String, (usize, Range<u64>)>,
+}
+
+impl<'a> DataFile<'a> {
+    /// The file of a partition.
+    ///
+    /// # Errors
+    /// It is missing, not as long as it was, damaged, or cannot be read now.
+    ///
+    /// # Panics
+    /// If the manifest has no such partition.
+    pub async fn open(folder: &'a Folder, manifest: &'a Manifest, partition: PartitionId) -> Result<Self> {
+        let file = &manifest.files[partition.index()];
+        let name = folder.shown(&file.name);
+        let found_bytes = folder.size(&file.name).await?;
+        if found_bytes != file.bytes {
+            return Err(Error::Truncated { file: name, expected_bytes: file.bytes, found_bytes });
+        }
+        let head = read_one(folder, file, 0..HEAD_BYTES.min(file.bytes)).await?;
+        let header_bytes = Partition::header_bytes(&name, file.bytes, &head)?;
+        let header = match head.get(..header_bytes as usize) {
+            Some(header) => Bytes::copy_from_slice(header),
+            None => read_one(folder, file, 0..header_bytes).await?,
+        };
+        let found = crc32c::crc32c(&header);
+        let damaged = |what: String| Error::Damaged { file: name.clone(), what };
+        if found != file.crc32c {
+            return Err(damaged(format!("checksum {found:08x} of its header, expected {:08x}", file.crc32c)));
+        }
+        let header = Partition::decode(&name, file.bytes, &header)?;
+        let is = (header.version, header.partition, header.partitions as usize, &header.applied);
+        let should = (manifest.version, partition, manifest.files.len(), &file.applied);
+        if is != should {
+            return Err(damaged(format!("it is {is:?}, the manifest expects {should:?}")));
+        }
+        let mut at = header_bytes;
+        let mut entries = HashMap::with_capacity(header.entries.len());
+        for (index, entry) in header.entries.iter().enumerate() {
+            let range = at..at + entry.bytes();
+            at = range.end;
+            entries.insert(entry.name(), (index, range));
+        }
+        Ok(Self { folder, file, header, entries })
+    }
+
+    /// The values of a chunk in these sections, in their order.
+    ///
+    /// # Errors
+    /// The file has not all of them, they are damaged, or cannot be read now.
+    pub async fn read(&self, layout: &Layout, chunk: ChunkId, sections: &[Section]) -> Result<Vec<Bytes>> {
+        let (spec, tensor) = (layout.chunk(chunk), layout.tensor_of(chunk));
+        let mut wanted = Vec::with_capacity(sections.len());
+        for section in sections {
+            let name = format!("{section}/{}@{}", tensor.name, spec.offset);
+            let found = self.entries.get(&name).map(|(index, range)| (&self.header.entries[*index], range));
+            let fits = found.filter(|(entry, _)| (entry.dtype, entry.len) == (tensor.dtype(), spec.len));
+            let (entry, range) = fits.ok_or_else(|| {
+                self.damaged(format!("no entry `{name}` of {} {:?}", spec.len, tensor.dtype()))
+            })?;
+            wanted.push((entry, range.clone()));
+        }
+        self.read_entries(&wanted).await
+    }
+
+    /// Reads all of it, to compare it with its checksums.
+    ///
+    /// # Errors
+    /// The first entry that is damaged, or it cannot be read now.
+    pub async fn verify(&self) -> Result<()> {
+        for entry in &self.header.entries {
+            let (_, range) = &self.entries[&entry.name()];
+            self.read_entries(&[(entry, range.clone())]).await?;
+        }
+        Ok(())
+    }
+
+    async fn read_entries(&self, wanted: &[(&Entry, Range<u64>)]) -> Result<Vec<Bytes>> {
+        let ranges: Vec<_> = wanted.iter().map(|(_, range)| range.clone()).collect();
+        let read = self.folder.ranges(&self.file.name, &ranges).await?;
+        for ((entry, range), bytes) in wanted.iter().zip(&read) {
+            let (found, expected) = (crc32c::crc32c(bytes), entry.crc32c);
+            if found != expected {
+                let name = entry.name();
+                return Err(self.damaged(format!(
+                    "checksum {found:08x} of `{name}` at {range:?}, expected {expected:08x}"
+                )));
+            }
+        }
+        Ok(read)
+    }
+
+    fn damaged(&self, what: String) -> Error {
+        Error::Damaged { file: self.folder.shown(&self.file.name), what }
+    }
+}
+
+/// The weights of a checkpoint at its version, whole, in the order of its tensors.
+///
+/// # Errors
+/// A file is missing, damaged, or cannot be read now.
+pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>> {
+    let damaged =
+        |error: crate::Error| Error::Damaged { file: folder.shown(MANIFEST), what: error.to_string() };
+    let layout = Layout::new(manifest.tensors.clone(), manifest.files.len() as u32).map_err(damaged)?;
+    let mut values: Vec<Values> = manifest.tensors.iter().map(TensorSpec::zeros).collect();
+    for partition in (0..manifest.files.len() as u32).map(PartitionId) {
+        let file = DataFile::open(folder, manifest, partition).await?;
+        for &chunk in layout.members(partition) {
+            let read = file.read(&layout, chunk, &[Section::Weights(manifest.version)]).await?;
+            let place = layout.chunk(chunk);
+            read.iter().for_each(|bytes| values[place.tensor].write_bytes(place.offset, bytes));
+        }
+    }
+    Ok(values)
+}
+
+async fn read_one(folder: &Folder, file: &File, range: Range<u64>) -> Result<Bytes> {
+    let read = folder.ranges(&file.name, std::slice::from_ref(&range)).await?;
+    Ok(read.into_iter().next().unwrap_or_default())
+}
