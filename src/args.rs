@@ -57,12 +57,71 @@ pub(crate) enum Command {
     Pause(Pause),
     /// Let a paused job go on
     Resume(Resume),
-    /// Stop a job; what is trained so far is exported first
+    /// Stop a job; what is trained so far is exported first, and saved as a checkpoint where the job has some
     Cancel(Cancel),
     /// Write the results of a job that ended into a folder
     Fetch(Fetch),
+    /// List, check and export checkpoints: those of a folder, or of a job of the master
+    #[command(subcommand)]
+    Checkpoint(Checkpoint),
     /// Print the completion script of a shell
     Completions(Completions),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    /// List the checkpoints of a job, oldest first
+    List(CheckpointList),
+    /// Read checkpoints whole and compare every byte with its checksum; exit code 0 only if all are intact
+    Verify(CheckpointVerify),
+    /// Write the weights of a checkpoint as one safetensors file
+    Export(CheckpointExport),
+}
+
+/// Which checkpoints are meant.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckpointPlace {
+    /// Where they are, as a path or URL: the job file's checkpoint.url, or the job's folder in it
+    #[arg(value_name = "URL", required_unless_present = "job", conflicts_with = "job")]
+    pub(crate) folder: Option<String>,
+    /// Those of a job of the master instead: its number, NAME-ID, or name (its newest job)
+    #[arg(long, value_name = "JOB")]
+    pub(crate) job: Option<String>,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckpointList {
+    #[command(flatten)]
+    pub(crate) place: CheckpointPlace,
+    /// Print one JSON object a checkpoint on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckpointVerify {
+    #[command(flatten)]
+    pub(crate) place: CheckpointPlace,
+    /// Only the checkpoint of this version [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) version: Option<u64>,
+    /// Print one JSON object a checkpoint on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckpointExport {
+    #[command(flatten)]
+    pub(crate) place: CheckpointPlace,
+    /// The checkpoint of this version [default: the newest]
+    #[arg(long, value_name = "N")]
+    pub(crate) version: Option<u64>,
+    /// File to write; one that is there is replaced
+    #[arg(long, value_name = "FILE", default_value = "model.safetensors")]
+    pub(crate) out: PathBuf,
 }
 
 /// Where the master is, for commands that need one.
@@ -107,6 +166,9 @@ pub(crate) struct Run {
     /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: out/NAME with the job's name]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url, also with another number of parameter servers
+    #[arg(long)]
+    pub(crate) resume: bool,
     #[command(flatten)]
     pub(crate) compute: Compute,
     /// Print the result as one JSON object on stdout
@@ -173,6 +235,9 @@ pub(crate) struct Submit {
     pub(crate) file: JobFile,
     #[command(flatten)]
     pub(crate) reach: Reach,
+    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url
+    #[arg(long)]
+    pub(crate) resume: bool,
     /// Stay and show the job's progress until it ends; Ctrl-C leaves, the job goes on
     #[arg(long)]
     pub(crate) follow: bool,
@@ -317,6 +382,15 @@ mod tests {
         assert_eq!((run.workers, run.ps, run.compute.threads), (Some(3), Some(2), 4));
         assert_eq!(run.file.overrides, ["a.b=1", "c=2"]);
         assert_eq!(run.compute.device.to_string(), "cuda:1");
+    }
+
+    #[test]
+    fn checkpoints_are_named_by_their_folder_or_by_their_job() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' '));
+        assert!(parse("ebb checkpoint list checkpoints/").is_ok());
+        assert!(parse("ebb checkpoint export --job digits --version 7 --out m.safetensors").is_ok());
+        assert!(parse("ebb checkpoint verify").is_err());
+        assert!(parse("ebb checkpoint verify here --job digits").is_err());
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(crate) struct Submission {
     pub(crate) spec: JobSpec,
     /// Files: name and content.
     pub(crate) artifacts: Vec<(String, Bytes)>,
+    /// Go on from the newest checkpoint of an earlier run.
+    pub(crate) resume: bool,
 }
 
 impl Submission {
@@ -37,21 +39,22 @@ impl Submission {
             spec.model.script = Some(SCRIPT.to_owned());
             artifacts.push((SCRIPT.to_owned(), content));
         }
-        Ok(Self { spec, artifacts })
+        Ok(Self { spec, artifacts, resume: false })
     }
 
     /// As the master takes it: the specification, then each file in slices.
     pub(crate) fn into_messages(self) -> impl Iterator<Item = pb::SubmitRequest> + Send + use<> {
         use pb::artifact_part::Part;
         use pb::submit_request::Part as Message;
-        let message = |part| pb::SubmitRequest { part: Some(part) };
+        let message = |part| pb::SubmitRequest { part: Some(part), resume: false };
         let file = move |part| message(Message::Artifact(pb::ArtifactPart { part: Some(part) }));
         let files = self.artifacts.into_iter().flat_map(move |(name, content)| {
             let header = file(Part::Header(artifact::describe(&name, &content)));
             let slices = artifact::slices(&content).map(move |slice| file(Part::Content(slice)));
             std::iter::once(header).chain(slices)
         });
-        std::iter::once(message(Message::SpecJson(self.spec.to_json()))).chain(files)
+        let part = Some(Message::SpecJson(self.spec.to_json()));
+        std::iter::once(pb::SubmitRequest { part, resume: self.resume }).chain(files)
     }
 }
 

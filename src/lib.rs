@@ -16,6 +16,7 @@
 
 mod args;
 mod cancel;
+mod checkpoint;
 mod client;
 mod completions;
 mod config;
@@ -139,6 +140,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Run(args) => return run::run(args, app).await,
         Command::Submit(args) => return submit::run(args, app).await,
         Command::Watch(args) => return watch::run(args, app).await,
+        Command::Checkpoint(verb) => return checkpoint::run(verb, app).await,
         Command::Master(args) => master::run(args, app).await,
         Command::Ps(args) => ps::run(args, app).await,
         Command::Worker(args) => worker::run(args, app).await,

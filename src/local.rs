@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use proto::channel::Dialer;
+use proto::checkpoint::store::Stores;
 use proto::parameters::Parameters;
 use proto::status::{Failure, Kind};
 use tempfile::TempDir;
@@ -40,6 +41,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Local {
     network: Network,
+    stores: Stores,
     master: Roles,
     ps: Roles,
     workers: Roles,
@@ -58,14 +60,15 @@ impl Local {
     /// Where its master is, for its dialer.
     pub(crate) const MASTER_URL: &'static str = "http://master";
 
-    /// Starts master, ps and workers.
+    /// Starts master, ps and workers, whose checkpoints lie in `stores`.
     ///
     /// # Errors
     /// One of them cannot start, e.g. because a device is not there.
-    pub(crate) async fn start(options: Options, registry: Registry) -> Result<Self> {
+    pub(crate) async fn start(options: Options, stores: Stores, registry: Registry) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("ebb-").tempdir().context("make a temporary folder")?;
         let mut local = Self {
             network: Network::new(),
+            stores,
             master: Roles::default(),
             ps: Roles::default(),
             workers: Roles::default(),
@@ -121,7 +124,8 @@ impl Local {
             ..master::Options::default()
         };
         let incoming = self.network.listen("master").context("the master's pipe")?;
-        let running = master::run(options, incoming, self.dialer(), self.master.shutdown.clone());
+        let running =
+            master::run(options, self.stores.clone(), incoming, self.dialer(), self.master.shutdown.clone());
         self.master.running.spawn(async move { running.await.context("the master of this process") });
         Ok(())
     }
@@ -135,7 +139,7 @@ impl Local {
             url: url.clone(),
             ..ps::Options::default()
         };
-        let ps = ps::Ps::new(options).with_context(|| name.clone())?;
+        let ps = ps::Ps::with_stores(options, self.stores.clone()).with_context(|| name.clone())?;
         let incoming = self.network.listen(&name).with_context(|| format!("the pipe of {name}"))?;
         let running = ps::run(ps.clone(), incoming, self.dialer(), self.ps.shutdown.clone());
         self.ps

@@ -13,7 +13,7 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
         .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
     let (listener, address) = config::bind(&args.listen).await?;
     let options = master::Options { data_dir: args.data_dir, ..master::Options::default() };
-    let master = master::Master::open(options, app.dialer.clone()).await?;
+    let master = master::Master::open(options, app.environment.stores.clone(), app.dialer.clone()).await?;
     app.screen.print(&format!("master listening on http://{address}"))?;
     master.serve(proto::channel::accept(listener), app.stop.token().clone()).await?;
     Ok(())

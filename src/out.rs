@@ -20,6 +20,7 @@ use proto::pb::artifact_part::Part;
 use proto::status::Failure;
 use sha2::{Digest, Sha256};
 
+pub(crate) use self::file::write as write_whole;
 use self::file::{Whole, cannot_write};
 use self::summary::{MODEL, Summary};
 use crate::client::{self, Client};

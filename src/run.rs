@@ -21,6 +21,9 @@ use crate::submit::{send, show_result};
 /// How long exporting may take once the user asked to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
+/// The same for a job with checkpoints, which also finishes the steps that it has begun and saves them.
+const SAVE_WITHIN: Duration = Duration::from_secs(60);
+
 /// How long calls inside this process may take: longer only if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -31,6 +34,10 @@ const RESULTS: &str = "out";
 /// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file)?;
+    submission.resume = args.resume;
+    if args.resume && submission.spec.checkpoint.is_none() {
+        bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
+    }
     fit_fleet(&mut submission.spec.fleet, args.workers, args.ps);
     if let Some(name) = &submission.spec.model.builtin
         && !app.registry.names().contains(&name.as_str())
@@ -47,7 +54,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
         device: args.compute.device,
         data_root: args.compute.data_root,
     };
-    let mut local = Local::start(options, app.registry.clone()).await?;
+    let mut local = Local::start(options, app.environment.stores.clone(), app.registry.clone()).await?;
     let client = Client::new(&local.dialer(), Local::MASTER_URL, PATIENCE, app.screen.clone())?;
     let result = tokio::select! {
         result = train(&client, submission, out, app) => result,
@@ -61,36 +68,41 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
 type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);
 
 async fn train(client: &Client, submission: Submission, out: Out, app: &App) -> Result<Ended> {
+    let saves = submission.spec.checkpoint.is_some();
     let reply = send(client, submission).await?;
     let mut progress = Progress::new(app.screen.clone());
     let mut follow = Follow::new(client.clone(), &reply.name, Some(out), |event| progress.event(event))?;
     let status = match follow.run(app.stop.token()).await? {
         Some(status) => status,
         None => {
-            app.screen.line("stopping: what is trained so far is kept; once more leaves at once");
-            leave(client, &reply.name, &mut follow).await?
+            app.screen.line(match saves {
+                true => "stopping: a checkpoint is written and what is trained so far is kept; once more leaves at once",
+                false => "stopping: what is trained so far is kept; once more leaves at once",
+            });
+            leave(client, &reply.name, &mut follow, if saves { SAVE_WITHIN } else { LEAVE_WITHIN }).await?
         }
     };
     let written = follow.finish(&status).await;
     Ok((status, written))
 }
 
-/// Ends the job within a few seconds, with its model if that can be had so soon.
+/// Ends the job `within` that time, with its model and its checkpoint, or else without.
 async fn leave<E: FnMut(&pb::Event)>(
     client: &Client,
     job: &str,
     follow: &mut Follow<E>,
+    within: Duration,
 ) -> Result<pb::JobStatus> {
     let never = CancellationToken::new();
-    for force in [false, true] {
+    for (force, within) in [(false, within), (true, LEAVE_WITHIN)] {
         client.cancel(job, force).await?;
-        if let Ok(followed) = tokio::time::timeout(LEAVE_WITHIN, follow.run(&never)).await
+        if let Ok(followed) = tokio::time::timeout(within, follow.run(&never)).await
             && let Some(status) = followed?
         {
             return Ok(status);
         }
     }
-    bail!("{job} did not stop within {:?}; nothing more of it is kept", 2 * LEAVE_WITHIN)
+    bail!("{job} did not stop within {:?}; nothing more of it is kept", within + LEAVE_WITHIN)
 }
 
 /// Makes the job's fleet the one that the user asked for: what the command line says wins over the file.

@@ -1,6 +1,6 @@
 //! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use proto::pb;
 use serde_json::json;
 
@@ -17,7 +17,13 @@ use crate::report;
 /// # Errors
 /// The job file is wrong, the folder cannot be written, the master does not answer or refuses; or the job fails.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
-    let submission = Submission::read(&args.file)?;
+    let mut submission = Submission::read(&args.file)?;
+    submission.resume = args.resume;
+    if submission.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.url.starts_with("memory:")) {
+        bail!(
+            "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
+        );
+    }
     let out = args.out.as_deref().map(Out::prepare).transpose()?;
     let client = app.client(&args.reach)?;
     let reply = send(&client, submission).await?;
@@ -115,7 +121,7 @@ mod tests {
 
     fn args(dir: &std::path::Path, out: Option<PathBuf>) -> args::Submit {
         let reach = reach(Duration::from_secs(5));
-        args::Submit { file: job_file(dir), reach, follow: out.is_some(), out, json: false }
+        args::Submit { file: job_file(dir), reach, resume: false, follow: out.is_some(), out, json: false }
     }
 
     fn read(path: impl AsRef<std::path::Path>) -> String {

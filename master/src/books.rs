@@ -185,7 +185,25 @@ impl Books {
             let good = job.renew(now, incarnation, &lost);
             lost.retain(|lease| !good.contains(lease));
         }
-        Ok(self.reply(lost))
+        let taken = self.take_reports(now, request);
+        Ok(pb::HeartbeatReply { reports_taken: taken, ..self.reply(lost) })
+    }
+
+    /// What a ps reports of checkpoints; answers which of it need not be told again.
+    fn take_reports(&mut self, now: Now, request: &pb::HeartbeatRequest) -> Vec<u64> {
+        let mut taken = Vec::new();
+        for saved in &request.saved {
+            let job = self.jobs.get_mut(&JobId(saved.job)).filter(|job| !job.is_ended());
+            if job.is_none_or(|job| job.on_saved(now, saved)) {
+                taken.push(saved.report);
+            }
+        }
+        for failed in &request.save_failed {
+            let job = self.jobs.get_mut(&JobId(failed.job)).filter(|job| !job.is_ended());
+            job.into_iter().for_each(|job| job.on_save_failed(now, failed));
+            taken.push(failed.report);
+        }
+        taken
     }
 
     /// The answer to a heartbeat, also to one that is only due: these leases of the sender have ended.
@@ -334,7 +352,7 @@ impl Books {
         &mut self,
         worker: IncarnationId,
         lease: LeaseId,
-    ) -> Result<pb::Placement, Failure> {
+    ) -> Result<pb::DescribeReply, Failure> {
         self.job_of(worker, lease)?.ok_or_else(|| ended(lease))?.described(worker, lease)
     }
 
@@ -351,6 +369,16 @@ impl Books {
                     spec.limits.lease,
                     self.options.heartbeat,
                     2 * self.options.heartbeat
+                ),
+            ));
+        }
+        if let Some(other) = self.live_jobs().find(|job| job.saves_like(spec)) {
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!(
+                    "{} saves its checkpoints at the same place under the same name; cancel it, or set another name or \
+                     checkpoint.url",
+                    other.name()
                 ),
             ));
         }
@@ -378,8 +406,12 @@ impl Books {
         id: JobId,
         spec: JobSpec,
         input: Vec<pb::Artifact>,
+        resume: bool,
     ) -> pb::SubmitReply {
-        let job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
+        let mut job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
+        if resume {
+            job.resume_run();
+        }
         let reply = pb::SubmitReply { job: id.get(), name: job.name() };
         self.newest_job = id;
         self.jobs.insert(id, job);

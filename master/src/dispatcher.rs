@@ -48,6 +48,8 @@ pub(crate) struct Dispatcher {
     limits: Limits,
     /// The frontier: no microbatch at or past it was ever handed out.
     next: u64,
+    /// No microbatch at or past it will be.
+    end: u64,
     /// Handed out and come back undone, by the first microbatch; disjoint.
     returned: BTreeMap<u64, Returned>,
     /// Handed out, by the first microbatch; disjoint, each with a holder.
@@ -105,6 +107,7 @@ impl Dispatcher {
             delay,
             limits,
             next: 0,
+            end: plan.microbatches(),
             returned: BTreeMap::new(),
             runs: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -137,7 +140,7 @@ impl Dispatcher {
     ) -> Option<TrainGrant> {
         self.speeds.follow(now, crew);
         let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
-        let candidate = returned.clone().unwrap_or(self.next..self.plan.microbatches());
+        let candidate = returned.clone().unwrap_or(self.next..self.end);
         let first = candidate.start;
         if candidate.is_empty() || !self.may_hold(worker, self.step_at(first), held_elsewhere) {
             return None;
@@ -293,6 +296,21 @@ impl Dispatcher {
         let returned = self.returned.iter().map(|(first, returned)| returned.end - first).sum::<u64>();
         let held = self.runs.iter().map(|(first, run)| run.end - first).sum::<u64>();
         self.next - returned - held
+    }
+
+    /// No microbatch of this step or a later one was ever handed out.
+    pub(crate) fn frontier(&self) -> Step {
+        match self.next.checked_sub(1) {
+            Some(last) => self.step_at(last).next(),
+            None => Step(0),
+        }
+    }
+
+    /// From now on nothing of the [`frontier`](Self::frontier) or later is handed out; what is before it still is.
+    pub(crate) fn close(&mut self) -> Step {
+        let step = self.frontier();
+        self.end = self.plan.first_of(step).get();
+        step
     }
 
     /// Whether every microbatch of the job is done.

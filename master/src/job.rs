@@ -1,21 +1,23 @@
 //! A job's life, from its submission to its end. Pure: time, fleet and answers come in as arguments, effects go out as values.
 //!
 //! ```text
-//!   Indexing -> Initializing -> Surveying -> Training -----------------------> Exporting -> Finishing -> Ended
-//!       |            |    ^         |           | |  stopped early: failed,        | ^            ^
-//!       |            |    |  a ps lost its part | v  diverged, cancelled           | |            |
-//!       |            |    +---------+-----------+---------------------------------+ |            |
-//!       |            |              |        Stopping -> Asking (how far?) ---------+            |
-//!       +------------+--------------+--- nothing is trained yet, or nothing can be saved --------+
+//!   Indexing -> Initializing -> Surveying -> Training -----------------------> Exporting -> Saving -> Finishing -> Ended
+//!       |            |    ^         |           | |  stopped early: failed,        | ^                     ^
+//!       |            |    |  a ps lost its part | v  diverged, cancelled           | |                     |
+//!       |            |    +---------+-----------+---------------------------------+ |                     |
+//!       |            |              |        Stopping -> Asking (how far?) ---------+                     |
+//!       +------------+--------------+--- nothing is trained yet, or nothing can be saved -----------------+
 //! ```
 //!
-//! Every recovery goes through the same door as the beginning: partitions are opened, version 0 arrives, the ps are asked what
-//! they have applied, and the books are made of that (`recovery`).
+//! Every recovery goes through the same door as the beginning: partitions are opened, version 0 or a checkpoint arrives, the ps are
+//! asked what they have applied, and the books are made of that (`recovery`).
 //!
 //! While there are too few workers or ps the first four wait, which a user sees as `Pending`, and a user may hold them, which is
 //! `Paused`: nothing new is handed out, what is held is finished (`control`). How the job ends is decided once,
 //! when it is stopped or trained to its end; what goes wrong after that is added to the reason.
 
+mod checkpoints;
+mod closing;
 mod control;
 mod crew;
 mod ending;
@@ -35,6 +37,7 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use proto::checkpoint::manifest::Manifest;
 use proto::ids::{Epoch, Era, IncarnationId, JobId, LeaseId, Version};
 use proto::pb;
 use proto::pb::JobState;
@@ -44,6 +47,7 @@ use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
 
+use self::checkpoints::Checkpoints;
 use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
 use self::index::{Facts, Index};
@@ -51,6 +55,7 @@ use self::partitions::Partitions;
 pub(crate) use self::partitions::PsAddress;
 use self::training::Training;
 use self::work::Work;
+use crate::checkpoints::Place;
 use crate::clock::Now;
 use crate::events::EventLog;
 use crate::lease::Limits;
@@ -84,6 +89,8 @@ pub(crate) struct Job {
     era: Era,
     /// Of before the loss, while a lost ps is replaced.
     training: Option<Training>,
+    /// Of a job that saves some.
+    checkpoints: Option<Checkpoints>,
     crew: Crew,
     times: status::Times,
     numbers: status::Numbers,
@@ -127,6 +134,10 @@ enum Phase {
     /// The ps are asked how far they are.
     Asking,
     Exporting,
+    /// The last checkpoint is being written.
+    Saving {
+        until: Duration,
+    },
     /// The ps are asked for their numbers and let go.
     Finishing,
     Ended,
@@ -141,6 +152,12 @@ pub(crate) enum Effect {
     Verify(PsAddress, IncarnationId),
     /// Tell each ps that the versions of this era up to this one need not be kept for measuring any more.
     Unpin(Vec<PsAddress>, Era, Version),
+    /// Look which checkpoints there are and answer with [`Job::on_found`].
+    Look(Place),
+    /// Ask each ps to save a version and answer with [`Job::on_save_answered`].
+    Save(Vec<PsAddress>, Version),
+    /// Write a manifest, keep so many checkpoints, and answer with [`Job::on_published`].
+    Publish(Place, Box<Manifest>, u32),
     /// Ask each ps for its ledger, let it close the job, and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
     /// Tell a worker at once that this lease has ended, rather than with its next heartbeat.
@@ -167,6 +184,7 @@ impl Job {
         let mut queue = TaskQueue::new(limits);
         let index = Index::new(&spec);
         let crew = Crew::new(spec.fleet.workers);
+        let checkpoints = spec.checkpoint.clone().map(|checkpoint| Checkpoints::new(checkpoint, &spec.name));
         index.work().into_iter().for_each(|work| queue.push(work));
         let mut job = Self {
             id,
@@ -185,6 +203,7 @@ impl Job {
             partitions: None,
             era: Era(0),
             training: None,
+            checkpoints,
             crew,
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
@@ -225,6 +244,7 @@ impl Job {
         if matches!(&self.phase, Phase::Stopping { until, .. } if *until <= now.since_start) {
             self.on_stopped(now);
         }
+        self.on_checkpoint_tick(now);
         self.on_fleet(now, fleet);
         count
     }
@@ -272,7 +292,8 @@ impl Job {
 
     // The model.
 
-    /// The worker that initializes the model has described it: which partitions to open where.
+    /// The worker that initializes the model has described it: which partitions to open where. Those that have something to lose are
+    /// open.
     ///
     /// # Errors
     /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the moment.
@@ -289,11 +310,14 @@ impl Job {
         };
         let count = self.spec.fleet.ps;
         Layout::new(tensors.clone(), count)?;
-        let partitions = self.partitions.get_or_insert_with(|| Partitions::new(Vec::new(), count));
+        let partitions = self.partitions.as_mut().ok_or_else(|| ended(lease))?;
         partitions.describe(tensors)?;
         partitions.place(fleet, load)?;
+        self.changed = true;
         let spec_json = self.spec.to_json();
-        let open = |(partition, address): (u32, PsAddress)| {
+        let place = self.checkpoints.as_ref().map(|checkpoints| &checkpoints.place);
+        let open = |(partition, address, begin): (u32, PsAddress, Version)| {
+            let place = place.filter(|_| begin > Version(0));
             let request = pb::OpenRequest {
                 job: self.id.get(),
                 era: self.era.get(),
@@ -302,11 +326,11 @@ impl Job {
                 tensors: partitions.tensors().iter().map(pb::TensorSpec::from).collect(),
                 plan: Some(facts.plan.into()),
                 spec_json: spec_json.clone(),
-                restore: None,
+                restore: place.map(|place| pb::Restore { url: place.folder(begin), version: begin.get() }),
             };
             (address, request)
         };
-        Ok((0..).zip(partitions.addresses()).map(open).collect())
+        Ok(partitions.beginning().map(open).collect())
     }
 
     /// The partitions are open: where they are, for the worker.
@@ -317,12 +341,13 @@ impl Job {
         &mut self,
         worker: IncarnationId,
         lease: LeaseId,
-    ) -> Result<pb::Placement, Failure> {
+    ) -> Result<pb::DescribeReply, Failure> {
         let init = matches!(self.queue.work(worker, lease), Some(Work::Init));
         let partitions = self.partitions.as_mut().filter(|_| init).ok_or_else(|| ended(lease))?;
         partitions.open = true;
         self.changed = true;
-        Ok(partitions.placement())
+        let restoring = partitions.beginning().all(|(.., begin)| begin > Version(0));
+        Ok(pb::DescribeReply { placement: Some(partitions.placement()), restoring })
     }
 
     /// The ps of its partitions, to balance others against.
@@ -354,6 +379,7 @@ impl Job {
         shards.into_iter().for_each(|shard| self.queue.push(Work::Evaluate(shard)));
         events.into_iter().for_each(|event| self.log.append(now.unix_ms, Event::Train(event)));
         self.maybe_trained_out(now);
+        self.maybe_closed(now);
     }
 
     fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
@@ -365,6 +391,7 @@ impl Job {
         self.log.append(now.unix_ms, Event::Evaluation(event));
         let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
         self.effects.push(Effect::Unpin(ps, self.era, version));
+        self.maybe_publish(now);
     }
 
     fn maybe_trained_out(&mut self, now: Now) {

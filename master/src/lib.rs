@@ -16,6 +16,7 @@
 mod applied;
 mod artifacts;
 mod books;
+mod checkpoints;
 mod clock;
 mod config;
 mod dispatcher;

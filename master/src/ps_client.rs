@@ -73,6 +73,23 @@ pub(crate) async fn unpin(
     try_join_all(replies).await.map(drop)
 }
 
+/// Asks the ps for a checkpoint; says whether all of them will come to that version.
+///
+/// # Errors
+/// The first that does not answer.
+pub(crate) async fn save(
+    dialer: &Dialer,
+    list: &[PsAddress],
+    job: JobId,
+    version: Version,
+) -> Result<bool, Failure> {
+    let request = pb::SaveRequest { job: job.get(), version: version.get() };
+    let replies = list
+        .iter()
+        .map(|ps| call(dialer, ps, "save", move |mut client| async move { client.save(request).await }));
+    Ok(try_join_all(replies).await?.iter().all(|reply| reply.coming))
+}
+
 /// Lets the ps drop a job.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use proto::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
+use proto::checkpoint::store::Stores;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
@@ -18,6 +19,7 @@ use tracing::Instrument;
 
 use crate::artifacts::{Artifacts, Received};
 use crate::books::Books;
+use crate::checkpoints;
 use crate::clock::{Clock, Now};
 use crate::config::Options;
 use crate::error::{Error, Result};
@@ -42,6 +44,7 @@ const SHUTDOWN: Duration = Duration::from_secs(5);
 /// See [`Master::open`] and [`Master::serve`].
 pub async fn run<IO>(
     options: Options,
+    stores: Stores,
     incoming: impl Stream<Item = io::Result<Accepted<IO>>> + Send,
     dialer: Dialer,
     shutdown: CancellationToken,
@@ -49,7 +52,7 @@ pub async fn run<IO>(
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    Master::open(options, dialer).await?.serve(incoming, shutdown).await
+    Master::open(options, stores, dialer).await?.serve(incoming, shutdown).await
 }
 
 /// A master: its books and its data folder. Cheap to clone, all clones are the same master.
@@ -65,6 +68,8 @@ pub(crate) struct Shared {
     pub(crate) dialer: Dialer,
     /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
     pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Received>>,
+    /// Where checkpoints lie.
+    pub(crate) stores: Stores,
     /// What a restart must know.
     journal: Journal,
     /// There may be work.
@@ -82,31 +87,33 @@ impl Master {
     ///
     /// # Errors
     /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
-    pub async fn open(options: Options, dialer: Dialer) -> Result<Self> {
+    pub async fn open(options: Options, stores: Stores, dialer: Dialer) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
         let store: Arc<dyn Store> = match options.journal {
             true => Arc::new(FileStore::open(&options.data_dir.join("journal.redb"))?),
             false => Arc::new(MemoryStore::default()),
         };
-        Self::start(options, dialer, artifacts, store, Clock::start()).await
+        Self::start(options, stores, dialer, artifacts, store, Clock::start()).await
     }
 
     /// The same, with a journal in `store`, and a clock that may be wrong.
     #[doc(hidden)]
     pub async fn open_with(
         options: Options,
+        stores: Stores,
         dialer: Dialer,
         store: Arc<dyn Store>,
         clock: Clock,
     ) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
-        Self::start(options, dialer, artifacts, store, clock).await
+        Self::start(options, stores, dialer, artifacts, store, clock).await
     }
 
     async fn start(
         options: Options,
+        stores: Stores,
         dialer: Dialer,
         artifacts: Artifacts,
         store: Arc<dyn Store>,
@@ -130,6 +137,7 @@ impl Master {
         journal.append(keep_identity(identity));
         let shared = Shared {
             artifacts,
+            stores,
             dialer,
             uploads: Mutex::default(),
             work: Notify::new(),
@@ -267,6 +275,21 @@ impl Shared {
                 if let Err(failure) = ps_client::unpin(&self.dialer, &ps, id, era, version).await {
                     tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
                 }
+            }
+            Effect::Look(place) => {
+                let found = checkpoints::look(&self.stores, &place).await;
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_found(now, found)));
+            }
+            Effect::Save(ps, version) => {
+                let coming = ps_client::save(&self.dialer, &ps, id, version).await;
+                self.act(|books, now| {
+                    books.job_mut(id).map(|job| job.on_save_answered(now, version, coming))
+                });
+            }
+            Effect::Publish(place, manifest, keep) => {
+                let written = checkpoints::publish(&self.stores, &place, &manifest, keep).await;
+                let written = written.map_err(|error| error.to_string());
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_published(now, written)));
             }
             Effect::Finish(ps) => {
                 let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;

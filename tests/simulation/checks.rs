@@ -118,6 +118,13 @@ impl State {
         let sender = facts.numbers.get("sender_era").copied();
         assert!(sender.is_none_or(|sender| sender == era), "a worker of another era got through: {facts:?}");
         match facts.message.as_str() {
+            "restored" => {
+                let (version, watermark) = (facts.get("version"), facts.get("watermark"));
+                assert!(life.version == 0 && life.applied.is_empty(), "restored twice: {facts:?}");
+                life.version = version;
+                life.applied = (0..watermark).collect();
+                *self.counts.entry("partitions restored".to_owned()).or_default() += 1;
+            }
             "taken up" => {
                 let (step, watermark) = (facts.get("step"), facts.get("watermark"));
                 let delay = facts.numbers.get("delay");

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::Stream;
+use object_store::memory::InMemory;
 use proto::channel::{Accepted, Dialer};
+use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::status::Failure;
@@ -41,6 +43,8 @@ pub(crate) struct Cluster {
     names: Vec<String>,
     /// Asks a worker to leave.
     shutdowns: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
+    /// What lies on the store of checkpoints; it outlives everything.
+    pub(crate) store: Arc<InMemory>,
     pub(crate) master: Arc<Mutex<Option<master::Master>>>,
 }
 
@@ -50,7 +54,8 @@ impl Cluster {
         let mut names = vec!["master".to_owned()];
         names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
         names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
-        Self { plan: plan.clone(), folder, names, shutdowns: Arc::default(), master: Arc::default() }
+        let (shutdowns, store, master) = (Arc::default(), Arc::default(), Arc::default());
+        Self { plan: plan.clone(), folder, names, shutdowns, store, master }
     }
 
     /// Starts everything but the workers that join late; answers which those are.
@@ -64,10 +69,14 @@ impl Cluster {
         let (rate, handle) = (self.plan.clock_rate, self.master.clone());
         // It outlives the master, like a disk.
         let journal = master::MemoryStore::default();
-        sim.host("master", move || run_master(options.clone(), rate, journal.clone(), handle.clone()));
+        let stores = Stores::only(self.store.clone());
+        let on_disk = stores.clone();
+        sim.host("master", move || {
+            run_master(options.clone(), on_disk.clone(), rate, journal.clone(), handle.clone())
+        });
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
-            let host = name.clone();
-            sim.host(name.as_str(), move || run_ps(host.clone()));
+            let (host, stores) = (name.clone(), stores.clone());
+            sim.host(name.as_str(), move || run_ps(host.clone(), stores.clone()));
         }
         let workers = self.names.iter().filter(|name| name.starts_with("worker-"));
         let (late, early): (Vec<_>, Vec<_>) =
@@ -144,19 +153,20 @@ pub(crate) fn count_leases(master: &Mutex<Option<master::Master>>) {
 
 async fn run_master(
     options: master::Options,
+    stores: Stores,
     rate: f64,
     journal: master::MemoryStore,
     handle: Arc<Mutex<Option<master::Master>>>,
 ) -> Result<(), Failed> {
     // The one that crashed held the folder.
     count_leases(&handle);
-    let master =
-        master::Master::open_with(options, dialer(), Arc::new(journal), master::Clock::at_rate(rate)).await?;
+    let (journal, clock) = (Arc::new(journal), master::Clock::at_rate(rate));
+    let master = master::Master::open_with(options, stores, dialer(), journal, clock).await?;
     *handle.lock().unwrap() = Some(master.clone());
     Ok(master.serve(accept().await?, CancellationToken::new()).await?)
 }
 
-async fn run_ps(name: String) -> Result<(), Failed> {
+async fn run_ps(name: String, stores: Stores) -> Result<(), Failed> {
     let url = format!("http://{name}:{PORT}");
     let options = ps::Options {
         name,
@@ -165,7 +175,8 @@ async fn run_ps(name: String) -> Result<(), Failed> {
         threads: 1,
         ..ps::Options::default()
     };
-    Ok(ps::run(ps::Ps::new(options)?, accept().await?, dialer(), CancellationToken::new()).await?)
+    Ok(ps::run(ps::Ps::with_stores(options, stores)?, accept().await?, dialer(), CancellationToken::new())
+        .await?)
 }
 
 async fn run_worker(
@@ -215,7 +226,7 @@ async fn submit(mut jobs: JobsClient<Channel>, spec: &str) -> Result<String, ton
         return Ok(job.name);
     }
     let part = pb::submit_request::Part::SpecJson(spec.to_owned());
-    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part) }]);
+    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume: false }]);
     Ok(jobs.submit(submit).await?.into_inner().name)
 }
 

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ebbflow::random::Keyed;
+use futures::{FutureExt, TryStreamExt};
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt};
 use turmoil::Sim;
 
 use crate::cluster::Cluster;
@@ -59,6 +62,15 @@ impl<'a> Faults<'a> {
                 checks::count("worker drains");
             }
         }
+        if plan.all_crash > 0.0 && self.dice.happens(plan.all_crash) {
+            for host in hosts.iter().copied().filter(|host| sim.is_host_running(*host)).collect::<Vec<_>>() {
+                sim.crash(host);
+            }
+            checks::count("crashes of everything");
+        }
+        if plan.rot > 0.0 && self.dice.happens(plan.rot) {
+            self.rot(&cluster.store);
+        }
         for (cut, chance) in [(Cut::Both, plan.cut), (Cut::OneWay, plan.cut_one_way), (Cut::Hold, plan.hold)]
         {
             for &host in &hosts {
@@ -91,6 +103,32 @@ impl<'a> Faults<'a> {
                 mend(sim, host, peer);
             }
         }
+    }
+
+    /// Something happens to a file of a checkpoint. The store answers at once, so nothing is waited for.
+    fn rot(&mut self, store: &InMemory) {
+        let files = store.list(None).try_collect::<Vec<_>>().now_or_never().expect("at once").unwrap();
+        let mut paths: Vec<_> = files.into_iter().map(|file| file.location).collect();
+        paths.sort();
+        if paths.is_empty() {
+            return;
+        }
+        let path = &paths[self.dice.range(0, paths.len() as u64 - 1) as usize];
+        let bytes = async { store.get(path).await?.bytes().await };
+        let mut bytes = bytes.now_or_never().expect("at once").unwrap().to_vec();
+        let at = self.dice.range(0, bytes.len().max(1) as u64 - 1) as usize;
+        match self.dice.range(0, 2) {
+            0 => store.delete(path).now_or_never().expect("at once").unwrap(),
+            1 => {
+                bytes.truncate(at);
+                drop(store.put(path, bytes.into()).now_or_never().expect("at once").unwrap());
+            }
+            _ => {
+                bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << (at % 8));
+                drop(store.put(path, bytes.into()).now_or_never().expect("at once").unwrap());
+            }
+        }
+        checks::count("damaged files of checkpoints");
     }
 
     fn join(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {

@@ -68,6 +68,22 @@ pub(crate) struct Plan {
     pub(crate) loss: f64,
     /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
     pub(crate) until_ms: u64,
+    // Checkpoints.
+    /// When they are made, as the job's file has it; without them a lost job begins again.
+    pub(crate) saves: Option<Saves>,
+    /// Master, ps and workers die at once.
+    pub(crate) all_crash: f32,
+    /// A file of a checkpoint is damaged, cut short or lost.
+    pub(crate) rot: f32,
+}
+
+/// When checkpoints are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Saves {
+    /// "steps", "epochs" or "seconds".
+    pub(crate) every: &'static str,
+    pub(crate) count: u64,
+    pub(crate) keep: u64,
 }
 
 impl Plan {
@@ -82,7 +98,7 @@ impl Plan {
             _ => None,
         };
         let compute_ms = [0, dice.range(1, 60), dice.range(60, 300)][dice.range(0, 2) as usize];
-        Self {
+        let plan = Self {
             records: dice.range(8, 80),
             micro: dice.range(1, 5),
             microbatches_per_step: dice.range(1, 7),
@@ -117,6 +133,22 @@ impl Plan {
             release: 0.02 + dice.chance(0.1),
             loss: f64::from(dice.chance(0.002)),
             until_ms: dice.range(0, 20_000),
+            saves: None,
+            all_crash: 0.0,
+            rot: 0.0,
+        };
+        if dice.one_in(2) {
+            return plan;
+        }
+        let every = ["steps", "steps", "epochs", "seconds"][dice.range(0, 3) as usize];
+        let count = if every == "steps" { dice.range(1, 12) } else { dice.range(1, 2) };
+        Self {
+            // Long enough to be lost in the middle.
+            epochs: plan.epochs + dice.range(0, 12),
+            saves: Some(Saves { every, count, keep: dice.range(1, 3) }),
+            all_crash: dice.chance(0.02),
+            rot: dice.chance(0.02),
+            ..plan
         }
     }
 
@@ -136,6 +168,10 @@ impl Plan {
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
         let Self { lease_secs, pull_attempts_max, .. } = self;
+        let checkpoint = self.saves.map(|Saves { every, count, keep }| {
+            format!("[checkpoint]\nurl = \"memory://checkpoints\"\nevery_{every} = {count}\nkeep = {keep}")
+        });
+        let checkpoint = checkpoint.unwrap_or_default();
         format!(
             r#"
 name = "simulated"
@@ -168,6 +204,7 @@ deaths_max = 1000
 attempts_max = 1000
 pull_timeout = "1s"
 pull_attempts_max = {pull_attempts_max}
+{checkpoint}
 "#,
             effective = micro * microbatches_per_step,
         )

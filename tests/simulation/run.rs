@@ -200,8 +200,15 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         });
         warnings.filter(|message| message.contains(words)).count() as u64
     };
-    checks::add("rewinds", told("training starts again from version 0"));
+    checks::add(
+        "rewinds",
+        told("training starts again from version 0") + told("training goes on from the checkpoint"),
+    );
+    checks::add("rewinds to a checkpoint", told("training goes on from the checkpoint"));
     checks::add("lost parts trained again", told("that part is trained again"));
+    checks::add("checkpoints that could not be restored", told("cannot be restored"));
+    let complete = |event: &&proto::pb::Event| matches!(event.kind, Some(Kind::Checkpoint(_)));
+    checks::add("checkpoints", seen.events.iter().filter(complete).count() as u64);
     checks::add("ps back with their parts", told("is back with its partitions"));
     if plan.evaluates {
         let ends = (1..=numbers.steps()).filter(|&version| numbers.ends_epoch(Version(version)));

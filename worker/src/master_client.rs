@@ -43,13 +43,13 @@ impl MasterClient {
         self.call("job", |mut fleet| async move { fleet.job(pb::JobRequest { job: job.get() }).await }).await
     }
 
-    /// Names the model's tensors; answers where they go.
+    /// Names the model's tensors; answers where they go, and whether version 0 is not wanted.
     pub(crate) async fn describe(
         &self,
         incarnation: IncarnationId,
         lease: LeaseId,
         tensors: Vec<pb::TensorSpec>,
-    ) -> Result<pb::Placement> {
+    ) -> Result<(pb::Placement, bool)> {
         let request = pb::DescribeRequest { incarnation: incarnation.get(), lease: lease.get(), tensors };
         let reply = self
             .call("describe", |mut fleet| {
@@ -57,8 +57,9 @@ impl MasterClient {
                 async move { fleet.describe(request).await }
             })
             .await?;
-        convert::required("DescribeReply", "placement", reply.placement)
-            .map_err(|error| self.error("describe", error.into()))
+        let placement = convert::required("DescribeReply", "placement", reply.placement);
+        let placement = placement.map_err(|error| self.error("describe", error.into()))?;
+        Ok((placement, reply.restoring))
     }
 
     /// Reports a finished task; false when the lease had ended.

@@ -64,7 +64,7 @@ impl Index {
     }
 }
 
-/// Names the model's tensors, tries it on records, and pushes version 0.
+/// Names the model's tensors, tries it on records, and pushes version 0, unless all partitions get their weights from a checkpoint.
 pub(crate) async fn init(
     job: &Arc<Job>,
     task: &pb::InitTask,
@@ -96,8 +96,11 @@ pub(crate) async fn init(
         })
         .await?;
     let described = tensors.iter().map(pb::TensorSpec::from).collect();
-    let placement = master.describe(incarnation, lease, described).await?;
+    let (placement, restoring) = master.describe(incarnation, lease, described).await?;
     job.place(placement, connector)?;
+    if restoring {
+        return Ok(Report::Initialized(pb::Initialized {}));
+    }
     job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.as_ref().clone()).await?;
     Ok(Report::Initialized(pb::Initialized {}))
 }

@@ -66,7 +66,7 @@ impl Job {
 
     /// Whether nothing new is handed out, because a user holds it or the fleet lacks something.
     pub(super) fn rests(&self) -> bool {
-        self.paused() || self.waits().is_some()
+        !self.is_closing() && (self.paused() || self.waits().is_some())
     }
 
     /// Whether it trains or will, and its end is not decided.

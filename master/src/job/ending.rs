@@ -47,15 +47,19 @@ impl Job {
                 self.end = Some(end);
                 self.finish(now);
             }
-            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting => {}
-            _ => self.stop(now, end, Salvage::Newest),
+            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting | Phase::Saving { .. } => {}
+            _ => {
+                if !self.close(now, &end) {
+                    self.stop(now, end, Salvage::Newest);
+                }
+            }
         }
     }
 
     /// Ends the job early. Once its end is decided, this only adds to the reason.
     pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {
         match &mut self.phase {
-            Phase::Finishing | Phase::Ended => return,
+            Phase::Finishing | Phase::Ended | Phase::Saving { .. } => return,
             Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } => self.end = Some(end),
             Phase::Training => {
                 self.end = Some(end);
@@ -74,7 +78,7 @@ impl Job {
         self.finish(now);
     }
 
-    fn stop_training(&mut self, now: Now, salvage: Salvage) {
+    pub(super) fn stop_training(&mut self, now: Now, salvage: Salvage) {
         let held = self.training.iter().flat_map(|training| training.books.holders());
         let (holders, leases) = held.map(|(worker, lease)| ((worker, 0), lease)).unzip();
         let until = now.since_start + self.settings.stop;
@@ -151,7 +155,7 @@ impl Job {
     pub(super) fn finish(&mut self, now: Now) {
         self.queue.clear();
         self.phase = Phase::Finishing;
-        match &self.partitions {
+        match self.partitions.as_ref().filter(|partitions| partitions.number() > 0) {
             Some(partitions) => self.effects.push(Effect::Finish(partitions.reachable())),
             None => self.on_finished(now, Ok(Vec::new())),
         }

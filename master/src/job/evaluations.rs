@@ -63,6 +63,11 @@ impl Evaluations {
         self
     }
 
+    /// Epochs before this one were measured, by whoever saved the checkpoint that training goes on from.
+    pub(super) fn skip_to(&mut self, epoch: Epoch) {
+        self.next = self.next.max(epoch);
+    }
+
     /// Every step below `watermark` is complete: what is to be measured now.
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();

@@ -182,7 +182,7 @@ impl Job {
             (Work::Export(_), Report::Exported(exported)) => {
                 self.output = exported.artifacts;
                 self.queue.complete(worker, lease);
-                self.finish(now);
+                self.save_last(now);
             }
             (Work::Index { .. }, _) => return Err(other_report("indexed")),
             (Work::Init, _) => return Err(other_report("initialized")),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proto::ids::{Era, IncarnationId, Step};
+use proto::ids::{Era, IncarnationId, Step, Version};
 use proto::pb;
 use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
@@ -35,6 +35,8 @@ struct Home {
     url: String,
     incarnation: IncarnationId,
     fresh: bool,
+    /// What a fresh one is begun with, once that is decided: the version of a checkpoint, or 0.
+    begin: Option<Version>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +53,15 @@ pub(crate) struct PsAddress {
     pub(crate) url: String,
     /// What lives there of the job. It may hold more, left from an earlier placement.
     pub(crate) partitions: Vec<u32>,
+}
+
+/// A partition that could not load the checkpoint that it was to begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NotRestored {
+    pub(super) partition: u32,
+    pub(super) version: Version,
+    /// Why, for people.
+    pub(super) reason: String,
 }
 
 impl PsAddress {
@@ -88,7 +99,8 @@ pub(super) enum Back {
 impl Partitions {
     /// `count` fresh partitions without a place.
     pub(super) fn new(tensors: Vec<TensorSpec>, count: u32) -> Self {
-        let home = Home { ps: String::new(), url: String::new(), incarnation: IncarnationId(0), fresh: true };
+        let (ps, url) = (String::new(), String::new());
+        let home = Home { ps, url, incarnation: IncarnationId(0), fresh: true, begin: None };
         let homes = vec![home; count as usize];
         Self { tensors, homes, number: 0, open: false, missing: BTreeMap::new() }
     }
@@ -97,26 +109,79 @@ impl Partitions {
     ///
     /// # Errors
     /// What is written down does not fit together.
-    pub(super) fn restore(placement: pb::Placement, fresh: &[bool]) -> Result<Self, Failure> {
+    pub(super) fn restore(placement: pb::Placement, fresh: &[bool], begin: &[u64]) -> Result<Self, Failure> {
         let pb::Placement { tensors, partitions, number } = placement;
         let tensors = proto::convert::tensors(tensors)?;
         if partitions.is_empty() || partitions.len() != fresh.len() {
             let message = format!("{} partitions, {} of them described", partitions.len(), fresh.len());
             return Err(Failure::new(Kind::Malformed, message));
         }
-        let home = |(address, &fresh): (pb::PartitionAddress, &bool)| Home {
+        // Written down as one more than the version.
+        let begin =
+            begin.iter().map(|begin| begin.checked_sub(1).map(Version)).chain(std::iter::repeat(None));
+        let home = |((address, &fresh), begin): ((pb::PartitionAddress, &bool), _)| Home {
             ps: address.ps,
             url: address.url,
             incarnation: IncarnationId(0),
             fresh,
+            begin,
         };
-        let homes = partitions.into_iter().zip(fresh).map(home).collect();
+        let homes = partitions.into_iter().zip(fresh).zip(begin).map(home).collect();
         Ok(Self { tensors, homes, number, open: false, missing: BTreeMap::new() })
     }
 
     /// For each partition whether there is nothing in it to lose.
     pub(super) fn fresh(&self) -> Vec<bool> {
         self.homes.iter().map(|home| home.fresh).collect()
+    }
+
+    /// For each partition one more than the version that it is begun with, to be written down.
+    pub(super) fn begin(&self) -> Vec<u64> {
+        self.homes.iter().map(|home| home.begin.map_or(0, |begin| begin.get() + 1)).collect()
+    }
+
+    /// Whether it is open what some fresh partition is begun with.
+    pub(super) fn undecided(&self) -> bool {
+        self.homes.iter().any(|home| home.fresh && home.begin.is_none())
+    }
+
+    /// Fresh partitions for which that is open are begun with this version.
+    pub(super) fn decide(&mut self, begin: Version) {
+        let open = self.homes.iter_mut().filter(|home| home.fresh && home.begin.is_none());
+        open.for_each(|home| home.begin = Some(begin));
+    }
+
+    /// It is open again.
+    pub(super) fn begin_again(&mut self, partition: u32) {
+        if let Some(home) = self.homes.get_mut(partition as usize) {
+            (home.fresh, home.begin) = (true, None);
+        }
+        self.open = false;
+    }
+
+    /// The fresh partitions, each with its ps and what it is begun with.
+    pub(super) fn beginning(&self) -> impl Iterator<Item = (u32, PsAddress, Version)> {
+        let fresh = (0..).zip(&self.homes).filter(|(_, home)| home.fresh);
+        fresh.map(|(partition, home)| {
+            (partition, address(&self.homes, &home.ps, &home.url), home.begin.unwrap_or_default())
+        })
+    }
+
+    /// The newest version that a fresh partition is begun with.
+    pub(super) fn begun(&self) -> Option<Version> {
+        self.beginning().map(|(.., begin)| begin).max()
+    }
+
+    /// Fresh partitions that could not load their checkpoint.
+    pub(super) fn not_restored(&self, ledgers: &[pb::PartitionLedger], era: Era) -> Vec<NotRestored> {
+        let failed =
+            |ledger: &&pb::PartitionLedger| ledger.era == era.get() && !ledger.restore_error.is_empty();
+        let of = |ledger: &pb::PartitionLedger| {
+            let (partition, home) = (ledger.partition, self.homes.get(ledger.partition as usize)?);
+            let version = home.begin.filter(|begin| home.fresh && *begin > Version(0))?;
+            Some(NotRestored { partition, version, reason: ledger.restore_error.clone() })
+        };
+        ledgers.iter().filter(failed).filter_map(of).collect()
     }
 
     /// A worker says which tensors the model has.
@@ -187,6 +252,7 @@ impl Partitions {
             url: process.url.clone(),
             incarnation,
             fresh: true,
+            begin: None,
         };
         let taken = |home: &Home| self.homes.iter().any(|other| other.ps == home.ps);
         let mut spare: Vec<_> = fleet.ps().map(at).filter(|home| !taken(home)).collect();
@@ -194,8 +260,8 @@ impl Partitions {
         let mut spare = spare.into_iter();
         let find = |home: &Home| match fleet.ps_named(&home.ps) {
             Some((incarnation, _)) if incarnation == home.incarnation => Some(home.clone()),
-            Some(found) if home.fresh => Some(at(found)),
-            _ if home.fresh => spare.next(),
+            Some(found) if home.fresh => Some(Home { begin: home.begin, ..at(found) }),
+            _ if home.fresh => spare.next().map(|found| Home { begin: home.begin, ..found }),
             _ => None,
         };
         self.homes.iter().map(find).collect()
@@ -203,14 +269,15 @@ impl Partitions {
 
     /// Partitions on these ps must be begun anew.
     pub(super) fn lose(&mut self, lost: impl Fn(&str) -> bool) {
-        self.homes.iter_mut().filter(|home| lost(&home.ps)).for_each(|home| home.fresh = true);
+        let lost = self.homes.iter_mut().filter(|home| lost(&home.ps));
+        lost.for_each(|home| (home.fresh, home.begin) = (true, None));
         self.open = false;
     }
 
     /// The ps have said what they have applied: from now on there is something to lose.
     pub(super) fn keep(&mut self) {
         self.open = true;
-        self.homes.iter_mut().for_each(|home| home.fresh = false);
+        self.homes.iter_mut().for_each(|home| (home.fresh, home.begin) = (false, None));
     }
 
     /// How often a partition found another process.

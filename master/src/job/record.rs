@@ -54,6 +54,13 @@ impl Job {
             ended,
             paused: self.paused,
             scaled_to: self.crew.scaled_to(),
+            run: self
+                .checkpoints
+                .as_ref()
+                .and_then(|checkpoints| checkpoints.run.clone())
+                .unwrap_or_default(),
+            resume: self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume),
+            begin: placed.map(Partitions::begin).unwrap_or_default(),
         }
     }
 
@@ -79,6 +86,10 @@ impl Job {
         job.epochs_measured = Epoch(record.epochs_measured);
         job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });
         job.paused = record.paused;
+        if let Some(checkpoints) = &mut job.checkpoints {
+            checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
+            checkpoints.resume = record.resume;
+        }
         record.scaled_to.into_iter().for_each(|workers| job.crew.scale(workers));
         if let Some(status) = record.ended {
             job.output.clone_from(&status.artifacts);
@@ -94,13 +105,13 @@ impl Job {
             job.facts = Some(job.index.facts(&job.spec)?);
             match record.placement {
                 Some(placement) if record.fresh.iter().all(|fresh| !fresh) => {
-                    job.place_again(placement, &record.fresh)?;
+                    job.place_again(placement, &record.fresh, &record.begin)?;
                     job.phase = Phase::Surveying { asked: false };
                     let message = "the master was started again; the ps are asked what is trained";
                     job.warn(now, message.to_owned());
                 }
                 Some(placement) => {
-                    job.place_again(placement, &record.fresh)?;
+                    job.place_again(placement, &record.fresh, &record.begin)?;
                     job.initialize(now);
                 }
                 None => job.initialize(now),
@@ -110,8 +121,8 @@ impl Job {
         Ok(job)
     }
 
-    fn place_again(&mut self, placement: pb::Placement, fresh: &[bool]) -> Result<(), String> {
-        let restored = Partitions::restore(placement, fresh).map_err(|error| error.to_string())?;
+    fn place_again(&mut self, placement: pb::Placement, fresh: &[bool], begin: &[u64]) -> Result<(), String> {
+        let restored = Partitions::restore(placement, fresh, begin).map_err(|error| error.to_string())?;
         self.partitions = Some(restored);
         Ok(())
     }

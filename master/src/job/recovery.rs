@@ -1,9 +1,10 @@
 //! How a job begins to train, and begins again when a ps lost its part of the model: one mechanism for both.
 //!
 //! ```text
-//!   Initializing: an `Init` task opens the partitions and pushes version 0   --->  Surveying: what has each ledger?  --->  Training
-//!        ^  all leases end; partitions that were lost are fresh                                                               |
-//!        +--------------------------------------------------------------------------------------------------------------------+
+//!   Initializing: the store is asked for the newest checkpoint, an `Init` task opens the  --->  Surveying: what has  --->  Training
+//!        ^        partitions, which load it, or get version 0                                 |  each ledger?               |
+//!        |                                              an older one, or version 0 in the end |                             |
+//!        +-- all leases end; partitions that were lost are fresh ----------------------------+-----------------------------+
 //! ```
 //!
 //! In canonical order every partition is begun anew in a new era, because a step is computed from one version of all of them. In
@@ -66,6 +67,8 @@ impl Job {
         let names = lost.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let ends_early = match self.phase {
             Phase::Finishing | Phase::Ended => return,
+            // What was trained is exported already.
+            Phase::Saving { .. } => return self.finish(now),
             Phase::Stopping { .. } | Phase::Asking => true,
             _ => self.ends_early(),
         };
@@ -76,18 +79,27 @@ impl Job {
         let Some(partitions) = &mut self.partitions else { return };
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
         partitions.lose(|ps| canonical || lost.iter().any(|name| name == ps));
-        let again = if canonical {
+        if canonical {
             self.era = self.era.next();
-            format!("training starts again from version 0 (era {})", self.era)
-        } else {
-            "that part is trained again from version 0".to_owned()
+        }
+        let again = match (&mut self.checkpoints, canonical) {
+            (Some(checkpoints), _) => {
+                if canonical {
+                    checkpoints.rewound();
+                }
+                "looking for the newest checkpoint".to_owned()
+            }
+            (None, true) => {
+                format!("no checkpoint, so training starts again from version 0 (era {})", self.era)
+            }
+            (None, false) => "no checkpoint, so that part is trained again from version 0".to_owned(),
         };
-        self.warn(now, format!("ps {names} lost its part of the model; no checkpoint, so {again}"));
+        self.warn(now, format!("ps {names} lost its part of the model; {again}"));
         self.end = None;
         self.initialize(now);
     }
 
-    /// Every lease ends, and a worker is to bring version 0 wherever it is missing.
+    /// Every lease ends, and a worker is to describe the model, so that partitions that have nothing get a checkpoint or version 0.
     pub(super) fn initialize(&mut self, now: Now) {
         let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
         let training = training.into_iter().flat_map(|training| training.books.holders());
@@ -95,8 +107,10 @@ impl Job {
         self.numbers.leases_expired += ended.len() as u64;
         self.effects.extend(ended.into_iter().map(Effect::Lost));
         self.queue.clear();
-        self.queue.push(Work::Init);
         self.phase = Phase::Initializing;
+        if self.decide_beginning() {
+            self.queue.push(Work::Init);
+        }
         self.tell_state(now);
     }
 
@@ -140,14 +154,20 @@ impl Job {
     }
 
     fn on_surveyed(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
-        let (Some(partitions), Some(facts)) = (&mut self.partitions, &self.facts) else { return };
+        let Some(partitions) = &self.partitions else { return };
+        let failed =
+            ledgers.as_ref().map(|ledgers| partitions.not_restored(ledgers, self.era)).unwrap_or_default();
+        if !failed.is_empty() {
+            return self.on_restore_failed(now, failed);
+        }
         let whole = |ledgers: &Vec<_>| partitions.check_all(ledgers, None, self.era).is_ok();
         let Some(ledgers) = ledgers.ok().filter(whole) else {
             // Asked again with the next look at the fleet, which also tells whether one of them is gone.
             self.phase = Phase::Surveying { asked: false };
             return;
         };
-        partitions.keep();
+        let begun = partitions.begun();
+        self.partitions.as_mut().into_iter().for_each(Partitions::keep);
         self.changed = true;
         if self.ends_early() {
             // It was being stopped when the master was started again.
@@ -157,8 +177,12 @@ impl Job {
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
+        let skipped = self.on_begun(begun);
         let (measured, trained) = (self.epochs_measured, self.times.training(now));
-        self.training = Some(Training::new(&self.spec, facts, limits, trained, &applied, before, measured));
+        let Some(facts) = &self.facts else { return };
+        let mut training = Training::new(&self.spec, facts, limits, trained, &applied, before, measured);
+        training.evaluations.skip_to(skipped);
+        self.training = Some(training);
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proto::ids::IncarnationId;
+use proto::ids::{IncarnationId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
@@ -131,11 +131,17 @@ impl Job {
             Phase::Initializing | Phase::Surveying { .. } => {
                 (JobState::Indexing, "a worker builds the model".to_owned())
             }
+            Phase::Training if self.is_closing() => {
+                (JobState::Exporting, format!("{reason}; the steps that were begun are finished and saved"))
+            }
             Phase::Training => (JobState::Running, "workers train".to_owned()),
             Phase::Stopping { .. } | Phase::Asking => {
                 (JobState::Exporting, format!("{reason}; its workers stop, then what is trained is saved"))
             }
             Phase::Exporting => (JobState::Exporting, format!("{reason}; a worker saves the model")),
+            Phase::Saving { .. } => {
+                (JobState::Exporting, format!("{reason}; the last checkpoint is written"))
+            }
             Phase::Finishing => (JobState::Exporting, format!("{reason}; the ps tell their numbers")),
             Phase::Ended => self
                 .end
@@ -205,6 +211,16 @@ impl Job {
             workers_standby: crew.map_or(0, Crew::standby),
             workers_min: self.crew.bounds().min,
             workers_max: self.crew.bounds().max,
+            checkpoint: self
+                .checkpoints
+                .as_ref()
+                .and_then(|checkpoints| checkpoints.newest)
+                .map(Version::get),
+            checkpoints: self
+                .checkpoints
+                .as_ref()
+                .map(|checkpoints| checkpoints.place.to_string())
+                .unwrap_or_default(),
         }
     }
 

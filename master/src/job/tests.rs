@@ -1,5 +1,6 @@
 //! A job with a scripted fleet: every way it can go, without a clock or a network.
 
+mod checkpoints;
 mod control;
 
 use std::path::Path;

@@ -119,13 +119,14 @@ impl Fleet for FleetService {
         for (partition, (ps, _)) in partitions.iter().enumerate() {
             tracing::info!(%job, partition, ps = ps.name, url = ps.url, "partition placed");
         }
+        // What they are opened with is known after a restart: another beginning would be refused.
+        self.shared.durable().await;
         ps_client::open(&self.shared.dialer, partitions).await.map_err(|failure| match failure.kind {
             // The worker is fine, and so is its task: it waits for the ps.
             Kind::Unavailable => Failure::new(Kind::NotYet, failure.message),
             _ => failure,
         })?;
-        let placement = self.shared.act(|books, _| books.described(worker, lease))?;
-        Ok(Response::new(pb::DescribeReply { placement: Some(placement) }))
+        Ok(Response::new(self.shared.act(|books, _| books.described(worker, lease))?))
     }
 
     async fn complete(

@@ -66,7 +66,16 @@ impl Jobs for JobsService {
         let Some(Part::SpecJson(spec)) = first.part else {
             return Err(malformed("SubmitRequest.spec_json: expected in the first message, found none"));
         };
-        let spec = JobSpec::from_json(&spec)?;
+        let (spec, resume) = (JobSpec::from_json(&spec)?, first.resume);
+        match &spec.checkpoint {
+            Some(checkpoint) => {
+                self.shared.stores.open(&checkpoint.url).map_err(|error| unusable(&error))?;
+            }
+            None if resume => {
+                return Err(malformed("resume: the job has no [checkpoint] section; add one with its url"));
+            }
+            None => {}
+        }
         // Refused before its files travel.
         self.shared.act(|books, _| books.admit(&spec).map(drop))?;
         let mut receiving = self.shared.artifacts.receive()?;
@@ -89,7 +98,7 @@ impl Jobs for JobsService {
         let reply = self.shared.act(|books, now| {
             let id = books.admit(&spec)?;
             let input = self.shared.artifacts.adopt(received, id, Folder::Input)?;
-            Ok::<_, Failure>(books.submit(now, id, spec, input))
+            Ok::<_, Failure>(books.submit(now, id, spec, input, resume))
         })?;
         self.shared.durable().await;
         tracing::info!(job = reply.job, "{} submitted", reply.name);
@@ -158,6 +167,11 @@ impl Jobs for JobsService {
             .flat_map(move |artifact| shared.artifacts.parts(JobId(status.job), Folder::Output, &artifact));
         Ok(Response::new(Box::pin(futures::stream::iter(files.map(|part| part.map_err(Status::from))))))
     }
+}
+
+/// A place for checkpoints that is none.
+fn unusable(error: &proto::checkpoint::Error) -> Status {
+    Failure::new(Kind::Malformed, format!("checkpoint.url: {error}")).into()
 }
 
 /// Reads a job's events, first those that are there, then each as it comes.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use master::{Master, Options};
 use proto::artifact::{describe, slices};
 use proto::channel::{Dialer, Purpose, accept};
+use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::complete_request::Result as Report;
@@ -82,7 +83,7 @@ impl Cluster {
             ..Options::default()
         };
         edit(&mut options);
-        let master = Master::open(options, Dialer::tcp()).await.expect("a good master");
+        let master = Master::open(options, Stores::default(), Dialer::tcp()).await.expect("a good master");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let shutdown = CancellationToken::new();
@@ -109,7 +110,7 @@ impl Cluster {
                 .into_iter()
                 .map(|part| submit_request::Part::Artifact(pb::ArtifactPart { part: Some(part) })),
         );
-        let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part) });
+        let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), resume: false });
         let reply = self.jobs().submit(tokio_stream::iter(requests.collect::<Vec<_>>())).await?;
         Ok(reply.into_inner().name)
     }

@@ -1,0 +1,103 @@
+//! The edge to the stores where checkpoints lie: what is there of a job, and the manifest that completes one.
+
+use std::fmt;
+use std::time::Duration;
+
+use proto::checkpoint::found::Found;
+use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::store::{Folder, Stores};
+use proto::checkpoint::{MANIFEST, Result, folder_name};
+use proto::ids::Version;
+use proto::retry::Retry;
+
+/// How a store that fails is tried again: for about 13 s.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
+
+/// Where the checkpoints of one job lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// As the specification has it.
+    pub(crate) url: String,
+    /// Name of the job.
+    pub(crate) job: String,
+}
+
+impl Place {
+    /// The folder of a version, as a ps is told.
+    pub(crate) fn folder(&self, version: Version) -> String {
+        format!("{self}/{}", folder_name(version))
+    }
+
+    fn open(&self, stores: &Stores) -> Result<Folder> {
+        Ok(stores.open(&self.url)?.below(&self.job))
+    }
+}
+
+/// The job's folder, for people.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.url.trim_end_matches('/'), self.job)
+    }
+}
+
+/// What a job needs to know of the checkpoints that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Candidates {
+    /// Versions with an intact manifest, each with the run that it is of; oldest first.
+    pub(crate) intact: Vec<(Version, String)>,
+    /// What is wrong with the others that are complete.
+    pub(crate) damaged: Vec<(Version, String)>,
+}
+
+/// Looks for the checkpoints of a job.
+///
+/// # Errors
+/// The store cannot be read, after some time of trying.
+pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
+    let folder = place.open(stores)?;
+    let found = patiently(|| Found::look(&folder)).await?;
+    Ok(Candidates {
+        intact: found.manifests.into_iter().map(|(version, manifest)| (version, manifest.run)).collect(),
+        damaged: found.damaged.iter().map(|(&version, error)| (version, error.to_string())).collect(),
+    })
+}
+
+/// Completes a checkpoint, and then removes what it supersedes.
+///
+/// # Errors
+/// The manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is only logged.
+pub(crate) async fn publish(stores: &Stores, place: &Place, manifest: &Manifest, keep: u32) -> Result<()> {
+    let folder = place.open(stores)?;
+    let text = bytes::Bytes::from(manifest.encode());
+    let complete = folder.below(&folder_name(manifest.version));
+    patiently(|| complete.write(MANIFEST, text.clone())).await?;
+    if let Err(error) = prune(&folder, manifest, keep).await {
+        tracing::warn!(%place, %error, "an old checkpoint is not removed; the next one tries again");
+    }
+    Ok(())
+}
+
+/// Manifest first, so that what is half removed is no checkpoint.
+async fn prune(folder: &Folder, newest: &Manifest, keep: u32) -> Result<()> {
+    let found = Found::look(folder).await?;
+    for version in found.superseded(&newest.run, newest.version, keep) {
+        folder.below(&folder_name(version)).remove(MANIFEST).await?;
+    }
+    Ok(())
+}
+
+async fn patiently<T, Fut: Future<Output = Result<T>>>(attempt: impl Fn() -> Fut) -> Result<T> {
+    for count in 0.. {
+        match attempt().await {
+            Err(error) if error.is_retryable() && count + 1 < RETRY.attempts_max => {
+                if count == 0 {
+                    tracing::warn!(%error, "the checkpoint store fails; trying again");
+                }
+                tokio::time::sleep(RETRY.wait(count, u64::from(count))).await;
+            }
+            done => return done,
+        }
+    }
+    unreachable!("the last attempt is answered")
+}

@@ -1,0 +1,418 @@
+//! The checkpoints of a job: what its partitions have reported, when one is complete, and which one the job goes on from. Pure.
+//!
+//! ```text
+//!   ps: saved v400 [0]  saved v400 [1]  saved v400 [2] --> all of one era, measured up to there --> manifest --> reports taken
+//!                                     \ or: not saved   --> a warning; v400 is none              --> reports taken
+//! ```
+//!
+//! A report is repeated by its ps until it is taken, so nothing of this needs the journal: after a restart the reports come again,
+//! and what is complete lies on the store.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proto::checkpoint::AppliedSteps;
+use proto::checkpoint::manifest::{File, Manifest, digest, oldest};
+use proto::ids::{Epoch, Era, Step, Version};
+use proto::pb;
+use proto::pb::event::Kind as Event;
+use proto::spec::{CheckpointSpec, JobSpec, Order};
+
+use super::closing::Closing;
+use super::ending::{Salvage, failed};
+use super::partitions::{NotRestored, Partitions};
+use super::work::Work;
+use super::{Effect, Job, Phase};
+use crate::checkpoints::{Candidates, Place};
+use crate::clock::Now;
+
+/// Versions of which reports are remembered at most.
+const REPORTED_MAX: usize = 64;
+
+/// What a job knows of its checkpoints.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    pub(super) spec: CheckpointSpec,
+    pub(super) place: Place,
+    /// Which training the checkpoints are of; `None` until the store was looked at for the first time.
+    pub(super) run: Option<String>,
+    /// It is to go on from what an earlier run left, and has not begun.
+    pub(super) resume: bool,
+    /// Versions that could not be restored.
+    bad: BTreeSet<Version>,
+    /// Why not, for people.
+    reasons: Vec<String>,
+    /// What was reported in this era.
+    reported: BTreeMap<Version, Reported>,
+    /// Reports of this era up to this version are not needed any more.
+    settled: Version,
+    /// The manifest that is being written: its era, version and the bytes that it names.
+    pub(super) writing: Option<(Era, Version, u64)>,
+    /// Newest that is complete, as far as this start of the master knows.
+    pub(super) newest: Option<Version>,
+    /// The last reason why one was not made, to tell it once.
+    told: String,
+    /// The store cannot be read, and users know it.
+    unreadable: bool,
+    /// When `every_seconds` asks next.
+    pub(super) due: Option<Duration>,
+    /// Steps ahead of what is handed out that it asks for.
+    pub(super) margin: u64,
+    /// The version at which the job is being closed.
+    pub(super) closing: Option<Closing>,
+    /// What it began with, or went on from at the last loss.
+    pub(super) begun: Version,
+}
+
+#[derive(Debug, Default)]
+struct Reported {
+    files: BTreeMap<u32, File>,
+    failed: bool,
+}
+
+impl Checkpoints {
+    pub(super) fn new(spec: CheckpointSpec, job: &str) -> Self {
+        let place = Place { url: spec.url.clone(), job: job.to_owned() };
+        Self {
+            spec,
+            place,
+            run: None,
+            resume: false,
+            bad: BTreeSet::new(),
+            reasons: Vec::new(),
+            reported: BTreeMap::new(),
+            settled: Version(0),
+            writing: None,
+            newest: None,
+            told: String::new(),
+            unreadable: false,
+            due: None,
+            margin: 1,
+            closing: None,
+            begun: Version(0),
+        }
+    }
+
+    /// Which version to begin with, by what the store has. `new_run` names the training when it is another than those there.
+    ///
+    /// # Errors
+    /// Why the job cannot begin.
+    fn begin(&mut self, candidates: &Candidates, new_run: String) -> Result<Version, String> {
+        let (place, newest) = (&self.place, candidates.intact.last());
+        let run = match (&self.run, newest) {
+            (Some(run), _) => run.clone(),
+            (None, Some((_, run))) if self.resume => run.clone(),
+            (None, None) if self.resume => {
+                let damaged =
+                    candidates.damaged.iter().map(|(_, what)| format!("; {what}")).collect::<String>();
+                return Err(format!("nothing to resume from: no intact checkpoint in {place}{damaged}"));
+            }
+            (None, None) if candidates.damaged.is_empty() => new_run,
+            (None, _) => {
+                let newest = newest.map(|(version, _)| format!(", the newest of version {version}"));
+                return Err(format!(
+                    "{place} has checkpoints of an earlier run{}; go on from them with --resume, or remove them, or set another \
+                     checkpoint.url or name",
+                    newest.unwrap_or_default()
+                ));
+            }
+        };
+        let ours = candidates.intact.iter().rev().filter(|(_, of)| *of == run).map(|(version, _)| *version);
+        let begin = ours.clone().find(|version| !self.bad.contains(version)).unwrap_or(Version(0));
+        if self.resume && begin == Version(0) {
+            return Err(format!("no checkpoint in {place} can be restored: {}", self.reasons.join("; ")));
+        }
+        self.newest = self.newest.or(ours.max());
+        self.run = Some(run);
+        self.unreadable = false;
+        Ok(begin)
+    }
+
+    /// Partitions are begun anew in another era: what was reported in the one before is void.
+    pub(super) fn rewound(&mut self) {
+        self.reported.clear();
+        self.settled = Version(0);
+    }
+
+    /// A version could not be restored.
+    pub(super) fn cannot_restore(&mut self, version: Version, reason: String) {
+        if self.bad.insert(version) {
+            self.reasons.push(reason);
+        }
+    }
+
+    fn reported(&mut self, version: Version) -> &mut Reported {
+        while self.reported.len() >= REPORTED_MAX && !self.reported.contains_key(&version) {
+            self.reported.pop_first();
+        }
+        self.reported.entry(version).or_default()
+    }
+
+    /// Whether reports of a version are of no more use.
+    pub(super) fn is_settled(&self, version: Version) -> bool {
+        version <= self.settled || self.reported.get(&version).is_some_and(|reported| reported.failed)
+    }
+
+    /// Something went wrong; what to tell, unless it was told.
+    fn fails(&mut self, version: Version, reason: &str) -> Option<String> {
+        self.reported(version).failed = true;
+        let message = format!("no checkpoint of version {version}: {reason}; training goes on");
+        (std::mem::replace(&mut self.told, reason.to_owned()) != reason).then_some(message)
+    }
+
+    /// The oldest version that every partition has saved.
+    fn complete(&self, partitions: usize) -> Option<Version> {
+        let whole =
+            |(_, reported): &(&Version, &Reported)| !reported.failed && reported.files.len() == partitions;
+        let version = self.reported.iter().find(whole).map(|(&version, _)| version);
+        version.filter(|_| self.writing.is_none())
+    }
+}
+
+impl Job {
+    /// It is to go on from what an earlier run left.
+    pub(crate) fn resume_run(&mut self) {
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.resume = true);
+    }
+
+    /// Whether its checkpoints would mix with those of a job of this specification.
+    pub(crate) fn saves_like(&self, spec: &JobSpec) -> bool {
+        let url = |spec: &JobSpec| spec.checkpoint.as_ref().map(|checkpoint| checkpoint.url.clone());
+        self.spec.name == spec.name && url(&self.spec).is_some_and(|ours| url(spec) == Some(ours))
+    }
+
+    // What partitions report.
+
+    /// A partition's file lies on the store; answers whether that need not be told again.
+    pub(crate) fn on_saved(&mut self, now: Now, saved: &pb::SavedPartition) -> bool {
+        let (version, count) = (Version(saved.version), self.spec.fleet.ps);
+        let (Some(facts), true) = (&self.facts, saved.era == self.era.get()) else { return true };
+        let Some(checkpoints) = &mut self.checkpoints else { return true };
+        if checkpoints.is_settled(version) {
+            return true;
+        }
+        let applied = AppliedSteps {
+            watermark: Step(saved.watermark),
+            above: saved.applied_above.iter().copied().map(Step).collect(),
+        };
+        let named = proto::convert::artifact_name(&saved.file).is_ok();
+        if !named || saved.partition >= count || !applied.is_valid(version, facts.plan.steps()) {
+            let warning =
+                checkpoints.fails(version, &format!("partition {} reports nonsense", saved.partition));
+            warning.into_iter().for_each(|warning| self.warn(now, warning));
+            return true;
+        }
+        let file = File { name: saved.file.clone(), bytes: saved.bytes, crc32c: saved.crc32c, applied };
+        checkpoints.reported(version).files.insert(saved.partition, file);
+        self.maybe_publish(now);
+        false
+    }
+
+    /// A partition could not be saved; always taken.
+    pub(crate) fn on_save_failed(&mut self, now: Now, failed: &pb::SaveFailed) {
+        let version = Version(failed.version);
+        let Some(checkpoints) = self.checkpoints.as_mut().filter(|_| failed.era == self.era.get()) else {
+            return;
+        };
+        if !checkpoints.is_settled(version) {
+            let warning =
+                checkpoints.fails(version, &format!("partition {}: {}", failed.partition, failed.message));
+            warning.into_iter().for_each(|warning| self.warn(now, warning));
+        }
+        self.maybe_saved(now);
+    }
+
+    /// Writes the manifest of what is complete. Not before every older epoch is measured: after a restore from there, the weights
+    /// to measure it with would be gone.
+    pub(super) fn maybe_publish(&mut self, now: Now) {
+        let complete = self
+            .checkpoints
+            .as_ref()
+            .and_then(|checkpoints| checkpoints.complete(self.spec.fleet.ps as usize));
+        let Some(version) = complete.filter(|version| self.is_measured_before(*version)) else { return };
+        let (Some(checkpoints), Some(partitions), Some(facts)) =
+            (&mut self.checkpoints, &self.partitions, &self.facts)
+        else {
+            return;
+        };
+        let Some(run) = &checkpoints.run else { return };
+        let consistency = self.spec.consistency.resolve();
+        let slots = self.spec.optimizer.validate().map(|rule| rule.slot_names()).unwrap_or_default();
+        let manifest = Manifest {
+            job: self.spec.name.clone(),
+            run: run.clone(),
+            digest: digest(&self.spec),
+            version,
+            oldest: oldest(consistency.order, consistency.delay, version),
+            era: self.era,
+            order: consistency.order,
+            plan: facts.plan,
+            tensors: partitions.tensors().to_vec(),
+            optimizer: self.spec.optimizer.kind,
+            slots: slots.iter().map(ToString::to_string).collect(),
+            files: checkpoints.reported[&version].files.values().cloned().collect(),
+            created_unix_secs: now.unix_ms / 1000,
+        };
+        let bytes = manifest.files.iter().map(|file| file.bytes).sum();
+        checkpoints.writing = Some((self.era, version, bytes));
+        self.effects.push(Effect::Publish(
+            checkpoints.place.clone(),
+            Box::new(manifest),
+            checkpoints.spec.keep,
+        ));
+    }
+
+    /// Whether every epoch that ended with an older version is measured.
+    pub(super) fn is_measured_before(&self, version: Version) -> bool {
+        let before = |facts: &super::Facts| self.epochs_measured >= facts.plan.epochs_before(version);
+        self.facts.as_ref().is_none_or(|facts| facts.validation == 0 || before(facts))
+    }
+
+    /// The manifest is written, or cannot be.
+    pub(crate) fn on_published(&mut self, now: Now, written: Result<(), String>) {
+        let every = self.spec.checkpoint.as_ref().and_then(|spec| spec.every_seconds);
+        if self.is_ended() {
+            return;
+        }
+        let Some(checkpoints) = &mut self.checkpoints else { return };
+        let Some((era, version, bytes)) = checkpoints.writing.take() else { return };
+        match written {
+            Ok(()) => {
+                if era == self.era {
+                    checkpoints.settled = version;
+                    checkpoints.reported = checkpoints.reported.split_off(&version.next());
+                }
+                checkpoints.newest = Some(version);
+                checkpoints.bad.remove(&version);
+                checkpoints.due = every.map(|every| now.since_start + Duration::from_secs(every));
+                let event = pb::CheckpointEvent { version: version.get(), bytes };
+                self.log.append(now.unix_ms, Event::Checkpoint(event));
+            }
+            Err(reason) => {
+                let warning = checkpoints.fails(version, &reason);
+                warning.into_iter().for_each(|warning| self.warn(now, warning));
+            }
+        }
+        self.maybe_publish(now);
+        self.maybe_saved(now);
+    }
+
+    // The beginning, and every beginning after a loss.
+
+    /// Decides what the fresh partitions begin with; false when the store is asked first.
+    pub(super) fn decide_beginning(&mut self) -> bool {
+        let count = self.spec.fleet.ps;
+        let partitions = self.partitions.get_or_insert_with(|| Partitions::new(Vec::new(), count));
+        match &self.checkpoints {
+            Some(checkpoints) if partitions.undecided() => {
+                self.effects.push(Effect::Look(checkpoints.place.clone()));
+                false
+            }
+            _ => {
+                partitions.decide(Version(0));
+                true
+            }
+        }
+    }
+
+    /// The store has said which checkpoints there are.
+    pub(crate) fn on_found(&mut self, now: Now, found: Result<Candidates, proto::checkpoint::Error>) {
+        let looking = matches!(self.phase, Phase::Initializing) && self.queue.is_empty();
+        let (Some(checkpoints), Some(partitions)) = (&mut self.checkpoints, &mut self.partitions) else {
+            return;
+        };
+        if !looking || !partitions.undecided() {
+            return;
+        }
+        let mut damaged = Vec::new();
+        let begin = match found {
+            Ok(candidates) => {
+                let new_run =
+                    format!("{:016x}", proto::random::key(now.unix_ms, &self.spec.name, self.id.get()));
+                let begin = checkpoints.begin(&candidates, new_run);
+                let newer =
+                    |(version, _): &(Version, String)| begin.as_ref().is_ok_and(|begin| begin < version);
+                damaged.extend(candidates.damaged.into_iter().filter(newer).map(|(_, what)| what));
+                begin
+            }
+            // Nothing is begun, or could be restored otherwise: a user must look at it, now or before anything is lost.
+            Err(error) if checkpoints.run.is_none() || !error.is_retryable() => Err(error.to_string()),
+            Err(error) => {
+                let place = checkpoints.place.clone();
+                let told = std::mem::replace(&mut checkpoints.unreadable, true);
+                self.effects.push(Effect::Look(place));
+                if !told {
+                    self.warn(
+                        now,
+                        format!("the checkpoints cannot be read: {error}; training waits for the store"),
+                    );
+                }
+                return;
+            }
+        };
+        match begin {
+            Ok(version) => {
+                partitions.decide(version);
+                damaged.into_iter().for_each(|damaged| self.warn(now, damaged));
+                self.changed = true;
+                self.tell_beginning(now, version);
+                self.queue.push(Work::Init);
+                self.tell_state(now);
+            }
+            Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
+        }
+    }
+
+    fn tell_beginning(&mut self, now: Now, version: Version) {
+        let canonical = self.spec.consistency.resolve().order == Order::Canonical;
+        let begun = self.era > Era(0) || self.training.is_some();
+        let (era, checkpoint) = (self.era, format!("the checkpoint of version {version}"));
+        let message = match (version, canonical || !begun) {
+            (Version(0), _) if !begun => return,
+            (Version(0), true) => {
+                format!("no checkpoint, so training starts again from version 0 (era {era})")
+            }
+            (Version(0), false) => "no checkpoint, so that part is trained again from version 0".to_owned(),
+            (_, true) => format!("training goes on from {checkpoint} (era {era})"),
+            (_, false) => format!("that part is trained again from {checkpoint}"),
+        };
+        self.warn(now, message);
+    }
+
+    /// Partitions could not load their checkpoint: an older one, or version 0 in the end.
+    pub(super) fn on_restore_failed(&mut self, now: Now, failed: Vec<NotRestored>) {
+        let canonical = self.spec.consistency.resolve().order == Order::Canonical;
+        let (Some(checkpoints), Some(partitions)) = (&mut self.checkpoints, &mut self.partitions) else {
+            return;
+        };
+        let mut told = BTreeMap::new();
+        for failed in failed {
+            checkpoints.cannot_restore(failed.version, failed.reason.clone());
+            partitions.begin_again(failed.partition);
+            told.entry(failed.version).or_insert(failed.reason);
+        }
+        if canonical {
+            // The others may have it already, and cannot go back to an older one within an era.
+            self.era = self.era.next();
+            partitions.lose(|_| true);
+            checkpoints.rewound();
+        }
+        for (version, reason) in told {
+            self.warn(now, format!("the checkpoint of version {version} cannot be restored: {reason}"));
+        }
+        self.initialize(now);
+    }
+
+    /// Training begins with the weights of restored partitions: epochs before these versions were measured by whoever saved them.
+    pub(super) fn on_begun(&mut self, begun: Option<Version>) -> Epoch {
+        let (Some(version), Some(facts)) = (begun, &self.facts) else { return Epoch(0) };
+        let measured = facts.plan.epochs_before(version);
+        self.epochs_measured = self.epochs_measured.max(measured);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.resume = false;
+            checkpoints.begun = version;
+            checkpoints.reasons.clear();
+        }
+        measured
+    }
+}

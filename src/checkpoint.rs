@@ -1,0 +1,171 @@
+//! `ebb checkpoint`: what lies on a store, whether it is intact, and the weights in it as one file.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use proto::checkpoint::file::{DataFile, weights};
+use proto::checkpoint::found::Found;
+use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::store::Folder;
+use proto::checkpoint::{folder_name, version_of};
+use proto::ids::{PartitionId, Version};
+use serde_json::json;
+
+use crate::App;
+use crate::args;
+use crate::out::write_whole;
+use crate::report::count;
+
+/// # Errors
+/// There are no checkpoints, the store cannot be read, or (export) the checkpoint is damaged.
+pub(crate) async fn run(verb: args::Checkpoint, app: &App) -> Result<bool> {
+    match verb {
+        args::Checkpoint::List(args) => list(&args, app).await,
+        args::Checkpoint::Verify(args) => verify(&args, app).await,
+        args::Checkpoint::Export(args) => export(&args, app).await,
+    }
+}
+
+async fn list(args: &args::CheckpointList, app: &App) -> Result<bool> {
+    let (folder, found) = look(&args.place, app).await?;
+    for (version, manifest) in &found.manifests {
+        let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+        app.screen.print(&match args.json {
+            true => json!({
+                "version": version, "epoch": manifest.plan.epochs_before(*version), "steps": manifest.plan.steps(),
+                "partitions": manifest.files.len(), "bytes": bytes, "created_unix_secs": manifest.created_unix_secs,
+                "run": manifest.run, "folder": folder.shown(&folder_name(*version)),
+            })
+            .to_string(),
+            false => format!(
+                "version {version} of {}, epoch {} of {}: {} in {}, {bytes} bytes",
+                manifest.plan.steps(),
+                manifest.plan.epochs_before(*version).get() + 1,
+                manifest.plan.epochs,
+                manifest.job,
+                count(manifest.files.len() as u64, "partition", "partitions"),
+            ),
+        })?;
+    }
+    for (version, error) in &found.damaged {
+        app.screen.print(&match args.json {
+            true => json!({ "version": version, "error": error.to_string() }).to_string(),
+            false => format!("version {version}: {error}"),
+        })?;
+    }
+    Ok(true)
+}
+
+async fn verify(args: &args::CheckpointVerify, app: &App) -> Result<bool> {
+    let (folder, found) = look(&args.place, app).await?;
+    let versions = found.manifests.keys().chain(found.damaged.keys()).copied();
+    let wanted = |version: &Version| args.version.is_none_or(|wanted| wanted == version.get());
+    let mut versions: Vec<_> = versions.filter(wanted).collect();
+    versions.sort_unstable();
+    if let (Some(version), []) = (args.version, &versions[..]) {
+        bail!("{folder} has no checkpoint of version {version}; it has {}", names(&found));
+    }
+    let mut intact = true;
+    for version in versions {
+        let checked = match (found.manifests.get(&version), found.damaged.get(&version)) {
+            (Some(manifest), _) => read_all(&folder.below(&folder_name(version)), manifest).await,
+            (None, Some(error)) => Err(error.clone()),
+            (None, None) => continue,
+        };
+        intact &= checked.is_ok();
+        app.screen.print(&match (args.json, &checked) {
+            (true, checked) => {
+                let error = checked.as_ref().err().map(ToString::to_string);
+                json!({ "version": version, "intact": error.is_none(), "error": error }).to_string()
+            }
+            (false, Ok(bytes)) => format!("version {version}: intact ({bytes} bytes)"),
+            (false, Err(error)) => format!("version {version}: {error}"),
+        })?;
+    }
+    Ok(intact)
+}
+
+/// Compares every byte with its checksum; how many those were.
+async fn read_all(folder: &Folder, manifest: &Manifest) -> proto::checkpoint::Result<u64> {
+    for partition in (0..manifest.files.len() as u32).map(PartitionId) {
+        DataFile::open(folder, manifest, partition).await?.verify().await?;
+    }
+    Ok(manifest.files.iter().map(|file| file.bytes).sum())
+}
+
+async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
+    let (folder, found) = look(&args.place, app).await?;
+    let newest = found.manifests.keys().next_back().copied();
+    let Some(version) = args.version.map(Version).or(newest) else {
+        bail!(
+            "{folder} has no intact checkpoint; `checkpoint verify` says what is wrong with those that it has"
+        );
+    };
+    let Some(manifest) = found.manifests.get(&version) else {
+        match found.damaged.get(&version) {
+            Some(error) => return Err(error.clone().into()),
+            None => bail!("{folder} has no checkpoint of version {version}; it has {}", names(&found)),
+        }
+    };
+    let values = weights(&folder.below(&folder_name(version)), manifest).await?;
+    let content = ::worker::export::safetensors(&manifest.tensors, &values, &[])?;
+    let name = args.out.file_name().and_then(|name| name.to_str());
+    let name = name.with_context(|| format!("--out {}: is no name of a file", args.out.display()))?;
+    let dir = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    write_whole(dir, name, &content)?;
+    let tensors = count(manifest.tensors.len() as u64, "tensor", "tensors");
+    app.screen.print(&format!(
+        "{}: {tensors} of version {version} of {}",
+        args.out.display(),
+        manifest.job
+    ))?;
+    Ok(true)
+}
+
+/// The folder of one job, and what it has.
+async fn look(place: &args::CheckpointPlace, app: &App) -> Result<(Folder, Found)> {
+    let folder = folder(place, app).await?;
+    let found = Found::look(&folder).await?;
+    if found.is_empty() {
+        bail!("{folder} has no checkpoints");
+    }
+    Ok((folder, found))
+}
+
+async fn folder(place: &args::CheckpointPlace, app: &App) -> Result<Folder> {
+    let url = match (&place.folder, &place.job) {
+        (Some(url), _) if url.contains("://") => url.clone(),
+        (Some(path), _) => {
+            std::path::absolute(path).with_context(|| format!("path {path}"))?.display().to_string()
+        }
+        (None, Some(job)) => {
+            let status = app.client(&place.reach)?.status(job).await?;
+            if status.checkpoints.is_empty() {
+                bail!("{} has no checkpoints: its job file has no [checkpoint] section", status.name);
+            }
+            status.checkpoints
+        }
+        (None, None) => bail!("name a folder of checkpoints, or a job with --job"),
+    };
+    let folder = app.environment.stores.open(&url)?;
+    let names = folder.list().await?;
+    if names.iter().any(|name| version_of(name).is_some()) {
+        return Ok(folder);
+    }
+    let mut jobs = Vec::new();
+    for name in names {
+        let below = folder.below(&name).list().await.unwrap_or_default();
+        if below.iter().any(|name| version_of(name).is_some()) {
+            jobs.push(name);
+        }
+    }
+    match &jobs[..] {
+        [job] => Ok(folder.below(job)),
+        [] => bail!("{url} has no checkpoints"),
+        jobs => bail!("{url} has checkpoints of {}; name one: {}", jobs.join(", "), folder.shown(&jobs[0])),
+    }
+}
+
+fn names(found: &Found) -> String {
+    found.manifests.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
