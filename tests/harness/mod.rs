@@ -183,6 +183,19 @@ impl Cluster {
         self.ps[index] = self.start_ps(index);
     }
 
+    /// Kills all of it, and starts it again: the master with its folder, the ps under their names, other workers.
+    pub fn restart_everything(&mut self) {
+        let (ps, workers) = (self.ps.len(), self.workers.len());
+        for process in self.ps.iter().chain([&self.master]) {
+            process.signal("KILL");
+        }
+        // Each is killed with its handle.
+        self.workers.clear();
+        self.restart_master();
+        (0..ps).for_each(|index| self.ps[index] = self.start_ps(index));
+        (0..workers).for_each(|_| self.add_worker());
+    }
+
     pub fn add_worker(&mut self) {
         self.add_worker_with(&[]);
     }
