@@ -45,6 +45,7 @@ mod telemetry;
 mod watch;
 mod worker;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -64,6 +65,9 @@ use crate::signals::Stop;
 
 /// Exit code when the reader of our output left: that of programs which SIGPIPE ends.
 const NOBODY_READS: u8 = 128 + 13;
+
+/// Exit code of what went wrong.
+const FAILURE: u8 = 1;
 
 /// What every verb needs.
 struct App {
@@ -95,21 +99,37 @@ impl App {
 
 /// The whole program: parses the command line, runs it, and says on stderr what went wrong.
 ///
-/// `registry` has the networks that `model.builtin` can name.
+/// `registry` has the networks that `model.builtin` can name. Verbs that compute (`worker`, `run`) end the process here, so what
+/// a program does after this call happens for the others only.
 pub fn main(registry: model::Registry) -> ExitCode {
     let cli = Cli::parse();
+    let computes = matches!(cli.command, Command::Worker(_) | Command::Run(_));
     let environment = Environment::read();
-    match start(cli, environment, registry) {
+    let code = match start(cli, environment, registry) {
         Ok(code) => code,
-        Err(error) if error.is::<NobodyReads>() => ExitCode::from(NOBODY_READS),
+        Err(error) if error.is::<NobodyReads>() => NOBODY_READS,
         Err(error) => {
             eprint!("{}", explain(&error));
-            ExitCode::FAILURE
+            FAILURE
         }
+    };
+    if computes {
+        leave(code)
     }
+    ExitCode::from(code)
 }
 
-fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyhow<ExitCode> {
+/// Ends the process as it is. `exit` would destroy libtorch's globals below a thread that still computes for nobody, or that drops
+/// its model: a worker that drained in good order would end with SIGSEGV.
+#[expect(unsafe_code, reason = "the standard library cannot end a process without running C's exit handlers")]
+fn leave(code: u8) -> ! {
+    // A reader that left does not change how the program ends.
+    let _ = std::io::stdout().flush();
+    // SAFETY: takes a number and does not return; what was buffered is written, telemetry was flushed by its guard.
+    unsafe { libc::_exit(code.into()) }
+}
+
+fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyhow<u8> {
     let (service, level) = match &cli.command {
         Command::Master(_) => ("ebb-master", "info"),
         Command::Ps(_) => ("ebb-ps", "info"),
@@ -125,8 +145,8 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         let app = App { environment, registry, screen, stop: Stop::on_signals()?, dialer: Dialer::tcp() };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {
-            (true, _) => ExitCode::SUCCESS,
-            (false, code) => code.map_or(ExitCode::FAILURE, ExitCode::from),
+            (true, _) => 0,
+            (false, code) => code.unwrap_or(FAILURE),
         })
     };
     // A gradient that is still being computed for nobody must not hold the program back.
