@@ -24,7 +24,9 @@
 mod harness;
 #[path = "../../tests/harness/paced.rs"]
 mod paced;
+#[path = "../report.rs"]
 mod report;
+#[path = "../trace.rs"]
 mod trace;
 
 use std::fs;

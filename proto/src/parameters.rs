@@ -102,6 +102,9 @@ pub struct Pulled {
     pub chunks: Vec<Chunk>,
 }
 
+/// Who gets the chunks of a pull, one after the other.
+pub type Take<'a> = dyn FnMut(Chunk) -> Result<(), Failure> + Send + 'a;
+
 /// A ps as a worker sees it.
 #[async_trait::async_trait]
 pub trait Parameters: Send + Sync + 'static {
@@ -111,10 +114,25 @@ pub trait Parameters: Send + Sync + 'static {
     /// [`Failure`] says whether trying again can help.
     async fn push(&self, push: Push) -> Result<Pushed, Failure>;
 
-    /// Reads a partition at a version, waiting until it exists.
+    /// Reads a partition at a version, waiting until it exists: hands every chunk to `take` as it comes, in increasing order
+    /// of the ids, then answers the version. After an error `take` may have seen some of them.
     ///
     /// # Errors
     /// [`Kind::NotYet`](crate::status::Kind::NotYet) when it did not come in time, [`Kind::Gone`](crate::status::Kind::Gone)
-    /// when an exact version is no longer kept, which means that its steps are applied.
-    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure>;
+    /// when an exact version is no longer kept, which means that its steps are applied; and what `take` answers.
+    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure>;
+
+    /// The same, all chunks at once.
+    ///
+    /// # Errors
+    /// As [`pull_into`](Self::pull_into).
+    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+        let mut chunks = Vec::new();
+        let mut take = |chunk| {
+            chunks.push(chunk);
+            Ok(())
+        };
+        let version = self.pull_into(pull, &mut take).await?;
+        Ok(Pulled { version, chunks })
+    }
 }

@@ -161,16 +161,12 @@ impl Values {
     pub fn write_bytes(&mut self, offset: usize, bytes: &[u8]) {
         match self {
             Self::F32(values) => {
-                let values = &mut values[offset..offset + bytes.len() / 4];
-                for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = f32::from_le_bytes(*raw);
-                }
+                bytemuck::cast_slice_mut(&mut values[offset..offset + bytes.len() / 4])
+                    .copy_from_slice(bytes);
             }
             Self::I64(values) => {
-                let values = &mut values[offset..offset + bytes.len() / 8];
-                for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = i64::from_le_bytes(*raw);
-                }
+                bytemuck::cast_slice_mut(&mut values[offset..offset + bytes.len() / 8])
+                    .copy_from_slice(bytes);
             }
         }
     }

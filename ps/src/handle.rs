@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
 use proto::ids::{Era, JobId, PartitionId, Version};
-use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target};
+use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
 use proto::status::Failure;
 use proto::tensor::Chunk;
 use tokio::sync::watch;
@@ -288,9 +288,11 @@ impl Parameters for Ps {
     }
 
     #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
-    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
         let pulled = self.pull_from(pull).await;
-        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
+        let Pulled { version, chunks } = pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?;
+        chunks.into_iter().try_for_each(take)?;
+        Ok(version)
     }
 }
 

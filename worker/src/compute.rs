@@ -5,24 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use proto::tensor::Values;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::weights::Weights;
 
 type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 
 /// A model and the weights that it computes with.
 pub(crate) struct Loaded {
     pub(crate) model: Box<dyn Model>,
-    weights: Option<Arc<Vec<Values>>>,
+    weights: Option<Weights>,
 }
 
 impl Loaded {
     /// The model with these weights, copied only when it has others.
-    pub(crate) fn with(&mut self, weights: &Arc<Vec<Values>>) -> Result<&mut dyn Model> {
-        if !self.weights.as_ref().is_some_and(|loaded| Arc::ptr_eq(loaded, weights)) {
+    pub(crate) fn with(&mut self, weights: &Weights) -> Result<&mut dyn Model> {
+        if !self.weights.as_ref().is_some_and(|loaded| loaded.is(weights)) {
             self.weights = None;
             self.model.load(weights)?;
             self.weights = Some(weights.clone());

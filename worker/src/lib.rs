@@ -18,6 +18,7 @@ mod other_tasks;
 pub mod ps_client;
 mod task_loop;
 mod trainer;
+pub mod weights;
 
 pub use config::Options;
 pub use error::{Error, Result};

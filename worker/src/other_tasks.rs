@@ -16,8 +16,9 @@ use crate::error::{Error, Result};
 use crate::export;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
-use crate::ps_client::{Connector, Weights};
+use crate::ps_client::Connector;
 use crate::trainer;
+use crate::weights::{Spare, Weights};
 
 /// Counts the records of one file (pair).
 pub(crate) struct Index {
@@ -80,7 +81,7 @@ pub(crate) async fn init(
         .compute
         .call(move |loaded| {
             let tensors = loaded.model.tensors();
-            let values = Arc::new(loaded.model.initial(seed)?);
+            let values = Weights::new(loaded.model.initial(seed)?, Spare::default());
             let model = loaded.with(&values)?;
             model.gradients(&batch, 0)?;
             let measured = model.evaluate(&batch)?;
@@ -101,7 +102,7 @@ pub(crate) async fn init(
     if restoring {
         return Ok(Report::Initialized(pb::Initialized {}));
     }
-    job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.as_ref().clone()).await?;
+    job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.to_vec()).await?;
     Ok(Report::Initialized(pb::Initialized {}))
 }
 
@@ -116,7 +117,7 @@ pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask) -> Result<
     let evaluated = job.compute.call(move |loaded| {
         let starts = (begin..end).step_by(micro);
         let batches = starts.map(|at| data.batch(at..end.min(at + micro as u64)));
-        trainer::evaluate(loaded.with(&weights.values)?, batches)
+        trainer::evaluate(loaded.with(&weights)?, batches)
     });
     Ok(Report::Evaluated(evaluated.await?))
 }
@@ -134,11 +135,11 @@ pub(crate) async fn export(
     let tensors = job.placed()?.layout.tensors().to_vec();
     let files = job.compute.call(move |loaded| {
         let mut files = BTreeMap::new();
-        let model = loaded.with(&weights.values)?;
+        let model = loaded.with(&weights)?;
         for (name, content) in model.export()? {
             files.insert(name, content.into());
         }
-        let content = export::safetensors(&tensors, &weights.values, &model.constants()?)?;
+        let content = export::safetensors(&tensors, &weights, &model.constants()?)?;
         files.insert("model.safetensors".to_owned(), content.into());
         Ok(files)
     });

@@ -1,24 +1,25 @@
 //! Fan-out over a job's partitions: one push or pull becomes one call to each, concurrently, with retries.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::convert::{ChunkCheck, pack, required};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Version};
-use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Target, Want};
+use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Pushed, Take, Target, Want};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
 use proto::placement::Layout;
 use proto::retry::Retry;
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Chunk, TensorSpec, Values};
+use proto::tensor::{Chunk, Values};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::error::{Error, Result};
+use crate::weights::{Spare, Weights};
 
 /// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
 #[derive(Clone)]
@@ -63,32 +64,32 @@ impl Parameters for GrpcPs {
         Ok(self.0.clone().push(stream).await?.into_inner().try_into()?)
     }
 
-    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
         let mut stream = self.0.clone().pull(pb::PullRequest::from(pull)).await?.into_inner();
         let mut version = None;
-        let mut chunks = Vec::new();
         while let Some(reply) = stream.message().await? {
             match required("PullReply", "part", reply.part)? {
                 pb::pull_reply::Part::Header(header) => version = Some(Version(header.version)),
                 pb::pull_reply::Part::Chunks(message) => {
                     let chunk = |chunk: pb::Chunk| Chunk { id: ChunkId(chunk.id), values: chunk.values };
-                    chunks.extend(message.chunks.into_iter().map(chunk));
+                    message.chunks.into_iter().map(chunk).try_for_each(&mut *take)?;
                 }
             }
         }
-        Ok(Pulled { version: required("PullReply", "header", version)?, chunks })
+        Ok(required("PullReply", "header", version)?)
     }
 }
 
 /// All partitions of one job.
 #[derive(Clone)]
-pub(crate) struct PsClient {
+pub struct PsClient {
     job: JobId,
     era: Era,
     layout: Arc<Layout>,
     partitions: Arc<[Partition]>,
     limits: LimitsSpec,
     seed: u64,
+    spare: Spare,
 }
 
 struct Partition {
@@ -98,16 +99,22 @@ struct Partition {
     ps: Arc<dyn Parameters>,
 }
 
-/// The whole model at one version (in arrival order, each partition at its newest).
-#[derive(Clone, Debug)]
-pub(crate) struct Weights {
-    /// Tensors in the model's order.
-    pub(crate) values: Arc<Vec<Values>>,
+impl fmt::Debug for PsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let partitions: Vec<_> = self.partitions.iter().map(|partition| &partition.name).collect();
+        f.debug_struct("PsClient")
+            .field("job", &self.job)
+            .field("partitions", &partitions)
+            .finish_non_exhaustive()
+    }
 }
 
 impl PsClient {
     /// Connects to the partitions of `placement` (lazily).
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// An address is no URL.
+    pub fn new(
         connector: &Connector,
         job: JobId,
         layout: Arc<Layout>,
@@ -122,7 +129,7 @@ impl PsClient {
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
         let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;
-        Ok(Self { job, era: Era(0), layout, partitions, limits, seed })
+        Ok(Self { job, era: Era(0), layout, partitions, limits, seed, spare: Spare::default() })
     }
 
     /// The same partitions, spoken to in `era`.
@@ -134,7 +141,7 @@ impl PsClient {
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
-    pub(crate) async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
+    pub async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
         let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
         let pushes = self.partitions.iter().map(|partition| {
             let chunks = self.layout.members(partition.id).iter().map(|&id| {
@@ -156,11 +163,13 @@ impl PsClient {
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
-    pub(crate) async fn pull(&self, want: Want) -> Result<Option<Weights>> {
-        let pulls = self.partitions.iter().map(|partition| async move {
+    pub async fn pull(&self, want: Want) -> Result<Option<Weights>> {
+        // The partitions write different parts of it, one after the other: they are polled by one task.
+        let values = Mutex::new(self.spare.take(&self.layout));
+        let pulls = self.partitions.iter().map(async |partition| {
             let pull = Pull { address: self.address(partition), want, wait: self.limits.pull_timeout };
             loop {
-                match self.retry(partition, "pull from", || partition.ps.pull(pull)).await {
+                match self.retry(partition, "pull from", || self.fill(partition, pull, &values)).await {
                     // Waiting for the others' gradients is the barrier, not a failure.
                     Err(Error::Call { failure, .. }) if failure.kind == Kind::NotYet => {
                         tracing::debug!(?want, partition = %partition.name, "still waiting for this version");
@@ -169,21 +178,37 @@ impl PsClient {
                 }
             }
         });
-        let pulled = match try_join_all(pulls).await {
-            Err(Error::Call { failure, .. }) if failure.kind == Kind::Gone => return Ok(None),
-            result => result?,
-        };
-        let mut values: Vec<Values> = self.layout.tensors().iter().map(TensorSpec::zeros).collect();
-        for (partition, pulled) in self.partitions.iter().zip(&pulled) {
-            let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
-            for chunk in &pulled.chunks {
-                check.check(chunk).map_err(|error| self.wrong(partition, error))?;
-                let place = self.layout.chunk(chunk.id);
-                values[place.tensor].write_bytes(place.offset, &chunk.values);
+        let pulled = try_join_all(pulls).await;
+        let values = values.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match pulled {
+            Ok(_) => Ok(Some(Weights::new(values, self.spare.clone()))),
+            Err(error) => {
+                self.spare.put(values);
+                match error {
+                    Error::Call { failure, .. } if failure.kind == Kind::Gone => Ok(None),
+                    error => Err(error),
+                }
             }
-            check.finish().map_err(|error| self.wrong(partition, error))?;
         }
-        Ok(Some(Weights { values: Arc::new(values) }))
+    }
+
+    /// One attempt to pull a partition, each chunk into its place while the next is on its way.
+    async fn fill(
+        &self,
+        partition: &Partition,
+        pull: Pull,
+        values: &Mutex<Vec<Values>>,
+    ) -> Result<(), Failure> {
+        let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
+        let mut take = |chunk: Chunk| {
+            check.check(&chunk)?;
+            let place = self.layout.chunk(chunk.id);
+            let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
+            values[place.tensor].write_bytes(place.offset, &chunk.values);
+            Ok(())
+        };
+        partition.ps.pull_into(pull, &mut take).await?;
+        Ok(check.finish()?)
     }
 
     fn address(&self, partition: &Partition) -> Address {
@@ -217,9 +242,5 @@ impl PsClient {
             tokio::time::sleep(Retry::default().wait(attempt, self.seed)).await;
             attempt += 1;
         }
-    }
-
-    fn wrong(&self, partition: &Partition, error: proto::Error) -> Error {
-        Error::Call { what: format!("pull from {}", partition.name), failure: error.into() }
     }
 }

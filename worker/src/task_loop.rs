@@ -28,8 +28,9 @@ use crate::held::Held;
 use crate::job::Job;
 use crate::master_client::MasterClient;
 use crate::model::Registry;
-use crate::ps_client::{Connector, Weights};
+use crate::ps_client::Connector;
 use crate::trainer::{self, Piece};
+use crate::weights::Weights;
 use crate::{engine, other_tasks};
 
 /// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves.

@@ -19,7 +19,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::model::{Gradients, Model};
-use crate::ps_client::Weights;
+use crate::weights::Weights;
 
 /// Which weights a step is computed from.
 pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
@@ -58,10 +58,10 @@ impl Piece {
         batch: Batch,
     ) -> Result<(Self, pb::MicrobatchReport)> {
         let key = random::key(job.spec.seed, "dropout", microbatch.id.get());
-        let values = weights.values.clone();
+        let weights = weights.clone();
         job.compute
             .call(move |loaded| {
-                let gradients = loaded.with(&values)?.gradients(&batch, key)?;
+                let gradients = loaded.with(&weights)?.gradients(&batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
                         step: microbatch.step.get(),

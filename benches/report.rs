@@ -1,4 +1,6 @@
-//! What the bench says: a table for people, `target/bench/elastic.json` for programs.
+//! What the bench says: a table for people, `target/bench/NAME.json` for programs.
+
+#![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::fs;
 use std::path::Path;

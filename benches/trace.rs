@@ -1,5 +1,7 @@
 //! Who computed which microbatch when, read from the traces that workers write (`tests/harness/paced.rs`).
 
+#![allow(dead_code, reason = "each bench uses a part of it")]
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
@@ -88,6 +90,26 @@ impl Trace {
             self.applied(self.step(one.microbatch)).is_some_and(|applied| applied < one.begin)
         };
         (again.len(), again.iter().filter(late).count())
+    }
+
+    /// The longest time without a step begun, among those that end in `window`: its end, and how many steps the next one lies
+    /// before the newest that was begun, when the job was rewound (by more than a late copy of the step before).
+    pub(crate) fn standstill(&self, window: &Range<Duration>) -> (Duration, u64) {
+        let mut by_begin: Vec<_> =
+            self.computed.iter().map(|one| (one.begin, self.step(one.microbatch))).collect();
+        by_begin.sort_unstable();
+        let (mut newest, mut before) = (0, Duration::ZERO);
+        let mut longest = (Duration::ZERO, window.end, 0);
+        for (begin, step) in by_begin {
+            let rewound = step + 2 < newest;
+            if step > newest || rewound {
+                if window.contains(&begin) {
+                    longest = longest.max((begin - before, begin, newest.saturating_sub(step)));
+                }
+                (newest, before) = (step, begin);
+            }
+        }
+        (longest.1, longest.2)
     }
 
     /// What a worker computed first.

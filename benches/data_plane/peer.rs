@@ -1,0 +1,65 @@
+//! Raw TCP: what the machine can do between two processes, with blocking sockets and nothing else.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::time::Instant;
+
+const PULL: u8 = 1;
+const PUSH: u8 = 2;
+
+/// The child that answers `PULL` with `bytes`, and `PUSH` and as many with one byte.
+pub(crate) fn serve(bytes: usize) -> ExitCode {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    println!("{}", listener.local_addr().expect("bound"));
+    let (mut stream, _) = listener.accept().expect("the bench connects");
+    tune(&stream);
+    let mut buffer = vec![3_u8; bytes];
+    let mut wish = [0];
+    // Ends when the bench closes the connection.
+    while stream.read_exact(&mut wish).is_ok() {
+        let served = match wish {
+            [PULL] => stream.write_all(&buffer),
+            _ => stream.read_exact(&mut buffer).and_then(|()| stream.write_all(&[0])),
+        };
+        served.expect("the bench reads");
+    }
+    ExitCode::SUCCESS
+}
+
+/// The bench's end.
+pub(crate) struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) fn connect(address: &str, bytes: usize) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        tune(&stream);
+        Ok(Self { stream, buffer: vec![4; bytes] })
+    }
+
+    /// Seconds of reading.
+    pub(crate) fn pull(&mut self) -> io::Result<f64> {
+        let begin = Instant::now();
+        self.stream.write_all(&[PULL])?;
+        self.stream.read_exact(&mut self.buffer)?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of writing, until the answer.
+    pub(crate) fn push(&mut self) -> io::Result<f64> {
+        let begin = Instant::now();
+        self.stream.write_all(&[PUSH])?;
+        self.stream.write_all(&self.buffer)?;
+        self.stream.read_exact(&mut [0])?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+}
+
+/// As Ebbflow's own sockets are.
+fn tune(stream: &TcpStream) {
+    stream.set_nodelay(true).expect("a socket");
+    let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");
+}
