@@ -444,3 +444,36 @@ fn a_huge_job_costs_no_memory() {
     assert_eq!(books.done(), 1000 * LEASE_MAX);
     assert!(books.runs.is_empty() && books.returned.is_empty() && books.leases.is_empty());
 }
+
+proptest! {
+    #[test]
+    fn closed_books_finish_the_steps_that_were_begun_and_no_more(
+        records in 1u64..60,
+        m in 1u32..7,
+        delay in proptest::option::of(0u32..3),
+        before in proptest::collection::vec((0usize..3, any::<bool>()), 0..30),
+    ) {
+        let plan = Plan { records, micro: 1, microbatches_per_step: m, epochs: 2 };
+        let mut books = Dispatcher::new(plan, delay, limits());
+        let (mut ids, mut held, crew) = (LeaseIds::starting_at(1), Vec::new(), &CREW[..3]);
+        for (worker, completes) in before {
+            let worker = crew[worker];
+            if completes && !held.is_empty() {
+                let (worker, lease) = held.remove(0);
+                books.complete(Duration::ZERO, worker, lease);
+            } else if let Some(grant) = books.lease(Duration::ZERO, &mut ids, worker, crew, 0) {
+                prop_assert!(grant.run.end <= plan.first_of(books.frontier()));
+                held.push((worker, grant.lease));
+            }
+        }
+        let step = books.close();
+        for now in (1..1000).map(Duration::from_secs) {
+            held.drain(..).for_each(|(worker, lease)| drop(books.complete(now, worker, lease)));
+            for &worker in crew {
+                held.extend(books.lease(now, &mut ids, worker, crew, 0).map(|grant| (worker, grant.lease)));
+            }
+        }
+        prop_assert_eq!(books.watermark(), plan.first_of(step));
+        prop_assert_eq!(books.close(), step);
+    }
+}
