@@ -128,6 +128,8 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
     );
     line("loss", status.loss.map(value).unwrap_or_default());
     line("validation", metrics(&status.final_metrics));
+    let saved = status.checkpoint.map(|version| format!("version {version} in {}", status.checkpoints));
+    line("checkpoint", saved.unwrap_or_default());
     for artifact in &status.artifacts {
         line("file", format!("{} ({} bytes, sha256 {})", artifact.name, artifact.size, artifact.sha256));
     }
@@ -195,6 +197,8 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "final": final_metrics(status),
         "model_sha256": model_sha256(status),
         "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
+        "checkpoint": status.checkpoint,
+        "checkpoints": Some(&status.checkpoints).filter(|folder| !folder.is_empty()),
     })
 }
 
