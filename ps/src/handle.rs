@@ -80,7 +80,8 @@ impl Ps {
 
     /// Creates a partition, empty until version 0 is pushed or its checkpoint is loaded in the background; answers its version.
     /// Repeating an identical call changes nothing. A newer era replaces the partition by an empty one; so does another process
-    /// start of the master, whose numbers of jobs begin anew, and another checkpoint when the one before cannot be loaded.
+    /// start of the master, whose numbers of jobs begin anew, and another checkpoint when the one before cannot be loaded. In
+    /// arrival order a partition that has weights keeps them, whatever checkpoint it is to begin with.
     ///
     /// # Panics
     /// With a checkpoint and outside a runtime.
@@ -104,6 +105,11 @@ impl Ps {
                 match difference(model.opening(), &opening) {
                     None => return Ok(applied.version),
                     Some(CHECKPOINT) if applied.restore_error.is_some() => {}
+                    // The master gave up waiting for a part that is here all the same. Its ledger says what it has, which is
+                    // as good; in canonical order such a part is of an older era.
+                    Some(CHECKPOINT) if applied.version.is_some() && model.keeps_arrivals() => {
+                        return Ok(applied.version);
+                    }
                     Some(what) => return Err(Error::Differs { place, what }),
                 }
             }

@@ -212,6 +212,11 @@ impl Model {
         &self.layout
     }
 
+    /// Whether steps are applied as they arrive, so that its ledger alone says what it has.
+    pub(crate) fn keeps_arrivals(&self) -> bool {
+        self.consistency.order == Order::Arrival
+    }
+
     /// Bytes of the weights, and of each push.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes

@@ -348,6 +348,19 @@ async fn a_partition_that_has_its_checkpoint_is_not_opened_with_another() {
     assert!(failure.message.contains("open with another checkpoint;"), "{failure}");
 }
 
+#[tokio::test]
+async fn in_arrival_order_a_partition_keeps_what_it_has_whatever_checkpoint_it_is_opened_with() {
+    let stores = Stores::default();
+    let consistency = json!({ "mode": "bounded" });
+    let job = job(0, Shape { consistency, checkpoint: every(1), ..Shape::default() });
+    let ps = started(&job, stores.clone()).await;
+    train(&ps, &job, 0..1).await;
+    let checkpoint = complete(&stores, &job, 1, &saved(&ps, 1).await).await;
+    train(&ps, &job, 1..2).await;
+    assert_eq!(ps.open(restoring(&job, PARTITION, &checkpoint)).unwrap(), Some(Version(2)));
+    assert_eq!(ps.ledger(job.id).unwrap()[0].version, Some(Version(2)));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_for_a_while_is_tried_again() {
     let store = Faulty::new();
