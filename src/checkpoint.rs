@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use proto::checkpoint::file::{DataFile, weights};
 use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::Manifest;
-use proto::checkpoint::store::Folder;
+use proto::checkpoint::store::{Folder, Stores};
 use proto::checkpoint::{folder_name, version_of};
 use proto::ids::{PartitionId, Version};
 use serde_json::json;
@@ -107,8 +107,7 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
             None => bail!("{folder} has no checkpoint of version {version}; it has {}", names(&found)),
         }
     };
-    let values = weights(&folder.below(&folder_name(version)), manifest).await?;
-    let content = ::worker::export::safetensors(&manifest.tensors, &values, &[])?;
+    let content = safetensors(&folder, manifest).await?;
     let name = args.out.file_name().and_then(|name| name.to_str());
     let name = name.with_context(|| format!("--out {}: is no name of a file", args.out.display()))?;
     let dir = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -122,9 +121,30 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
     Ok(true)
 }
 
+/// The weights of the newest intact checkpoint of a folder, as a safetensors file.
+///
+/// # Errors
+/// There is none, or the store cannot be read.
+pub(crate) async fn newest_weights(stores: &Stores, url: &str) -> Result<Vec<u8>> {
+    let (folder, found) = look_at(stores, url).await?;
+    let Some((_, manifest)) = found.manifests.last_key_value() else {
+        bail!("{folder} has no intact checkpoint");
+    };
+    safetensors(&folder, manifest).await
+}
+
+async fn safetensors(folder: &Folder, manifest: &Manifest) -> Result<Vec<u8>> {
+    let values = weights(&folder.below(&folder_name(manifest.version)), manifest).await?;
+    Ok(::worker::export::safetensors(&manifest.tensors, &values, &[])?)
+}
+
 /// The folder of one job, and what it has.
 async fn look(place: &args::CheckpointPlace, app: &App) -> Result<(Folder, Found)> {
-    let folder = folder(place, app).await?;
+    look_at(&app.environment.stores, &url(place, app).await?).await
+}
+
+async fn look_at(stores: &Stores, url: &str) -> Result<(Folder, Found)> {
+    let folder = folder(stores, url).await?;
     let found = Found::look(&folder).await?;
     if found.is_empty() {
         bail!("{folder} has no checkpoints");
@@ -132,22 +152,24 @@ async fn look(place: &args::CheckpointPlace, app: &App) -> Result<(Folder, Found
     Ok((folder, found))
 }
 
-async fn folder(place: &args::CheckpointPlace, app: &App) -> Result<Folder> {
-    let url = match (&place.folder, &place.job) {
-        (Some(url), _) if url.contains("://") => url.clone(),
-        (Some(path), _) => {
-            std::path::absolute(path).with_context(|| format!("path {path}"))?.display().to_string()
-        }
-        (None, Some(job)) => {
-            let status = app.client(&place.reach)?.status(job).await?;
-            if status.checkpoints.is_empty() {
-                bail!("{} has no checkpoints: its job file has no [checkpoint] section", status.name);
-            }
-            status.checkpoints
-        }
-        (None, None) => bail!("name a folder of checkpoints, or a job with --job"),
+async fn url(place: &args::CheckpointPlace, app: &App) -> Result<String> {
+    let (Some(job), None) = (&place.job, &place.folder) else {
+        return Ok(place.folder.clone().unwrap_or_default());
     };
-    let folder = app.environment.stores.open(&url)?;
+    let status = app.client(&place.reach)?.status(job).await?;
+    if status.checkpoints.is_empty() {
+        bail!("{} has no checkpoints: its job file has no [checkpoint] section", status.name);
+    }
+    Ok(status.checkpoints)
+}
+
+/// The folder of one job: the one that is named, or the only one in it.
+async fn folder(stores: &Stores, url: &str) -> Result<Folder> {
+    let absolute = match url.contains("://") {
+        true => url.to_owned(),
+        false => std::path::absolute(url).with_context(|| format!("path `{url}`"))?.display().to_string(),
+    };
+    let folder = stores.open(&absolute)?;
     let names = folder.list().await?;
     if names.iter().any(|name| version_of(name).is_some()) {
         return Ok(folder);

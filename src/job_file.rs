@@ -5,13 +5,18 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use proto::artifact;
+use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::spec::{self, JobSpec};
 
 use crate::args::JobFile;
+use crate::checkpoint;
 
 /// Name of the model's file in the job, whatever it is called on the user's disk: the engine looks for it.
 const SCRIPT: &str = "model.pt";
+
+/// Name of the weights that it begins with.
+const INITIAL: &str = "initial.safetensors";
 
 /// A job that is ready to be sent.
 #[derive(Clone, Debug)]
@@ -40,6 +45,25 @@ impl Submission {
             artifacts.push((SCRIPT.to_owned(), content));
         }
         Ok(Self { spec, artifacts, resume: false })
+    }
+
+    /// Reads the weights that the job is to begin with: a file, or the newest checkpoint of a folder.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) async fn read_initial(&mut self, file: &JobFile, stores: &Stores) -> Result<()> {
+        let Some(initial) = self.spec.model.initial.take() else { return Ok(()) };
+        let path = file.job.parent().unwrap_or(Path::new("")).join(&initial);
+        let what = || format!("model.initial: {initial}");
+        let content = if initial.contains("://") || path.is_dir() {
+            let url = if initial.contains("://") { initial.clone() } else { path.display().to_string() };
+            checkpoint::newest_weights(stores, &url).await.with_context(what)?.into()
+        } else {
+            Bytes::from(std::fs::read(&path).with_context(what)?)
+        };
+        self.spec.model.initial = Some(INITIAL.to_owned());
+        self.artifacts.push((INITIAL.to_owned(), content));
+        Ok(())
     }
 
     /// As the master takes it: the specification, then each file in slices.

@@ -43,6 +43,8 @@ pub(crate) struct Out {
     tensorboard: Option<(PathBuf, File)>,
     /// Whether a line was lost; then everything is written anew at the end.
     broken: bool,
+    /// Of a job that goes on: the lines of before, which stay in front, and the TensorBoard files of before.
+    earlier: (Vec<u8>, Vec<PathBuf>),
 }
 
 impl Out {
@@ -79,7 +81,21 @@ impl Out {
             metrics: None,
             tensorboard: None,
             broken: false,
+            earlier: (Vec::new(), Vec::new()),
         })
+    }
+
+    /// The job that comes goes on where the one before was: the events of before stay.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) fn resuming(mut self) -> Result<Self> {
+        let metrics = self.dir.join(METRICS);
+        if metrics.exists() {
+            let lines = fs::read(&metrics).with_context(|| format!("cannot read {}", metrics.display()))?;
+            self.earlier = (lines, self.boards()?);
+        }
+        Ok(self)
     }
 
     /// From here on the folder belongs to the job `name`: what an earlier one left is removed, its model is set aside.
@@ -113,17 +129,24 @@ impl Out {
     fn begin_events(&mut self) -> Result<()> {
         let metrics = self.dir.join(METRICS);
         remove(&metrics)?;
-        let tensorboard = self.dir.join(TENSORBOARD);
-        for entry in fs::read_dir(&tensorboard).with_context(|| cannot_write(&tensorboard))? {
-            let path = entry.with_context(|| cannot_write(&tensorboard))?.path();
-            if path.to_string_lossy().ends_with(tensorboard::SUFFIX) {
-                remove(&path)?;
-            }
-        }
-        self.metrics = Some(File::create_new(&metrics).with_context(|| cannot_write(&metrics))?);
+        let (lines, boards) = &self.earlier;
+        self.boards()?.iter().filter(|path| !boards.contains(path)).try_for_each(|path| remove(path))?;
+        let mut file = File::create_new(&metrics).with_context(|| cannot_write(&metrics))?;
+        file.write_all(lines).with_context(|| cannot_write(&metrics))?;
+        self.metrics = Some(file);
         self.tensorboard = None;
         self.broken = false;
         Ok(())
+    }
+
+    /// The TensorBoard files that are there.
+    fn boards(&self) -> Result<Vec<PathBuf>> {
+        let folder = self.dir.join(TENSORBOARD);
+        let entries = fs::read_dir(&folder).with_context(|| cannot_write(&folder))?;
+        let paths =
+            entries.map(|entry| entry.map(|entry| entry.path()).with_context(|| cannot_write(&folder)));
+        let is_ours = |path: &PathBuf| path.to_string_lossy().ends_with(tensorboard::SUFFIX);
+        paths.filter(|path| path.as_ref().map_or(true, is_ours)).collect()
     }
 
     /// Adds an event. A disk that is full for a while must not end the training: the first failure is returned for the user
@@ -312,6 +335,34 @@ mod tests {
     use super::*;
     use crate::fake::{Fake, reach};
     use crate::out::metrics::tests::train;
+
+    #[tokio::test]
+    async fn a_job_that_goes_on_keeps_the_events_of_before() {
+        let (dir, app) = (tempfile::tempdir().unwrap(), Fake::new().app());
+        let lines = || fs::read_to_string(dir.path().join(METRICS)).unwrap().lines().count();
+        let boards = || fs::read_dir(dir.path().join(TENSORBOARD)).unwrap().count();
+        let begun = |resume: bool| {
+            let mut out = Out::prepare(dir.path()).unwrap();
+            if resume {
+                out = out.resuming().unwrap();
+            }
+            out.begin("line-3", &app.screen).unwrap();
+            out
+        };
+        begun(true).event(&train(0)).unwrap();
+        assert_eq!((lines(), boards()), (1, 1));
+        let mut out = begun(true);
+        let mut later = train(1);
+        later.unix_ms += 60_000;
+        out.event(&later).unwrap();
+        assert_eq!((lines(), boards()), (2, 2));
+        // Written anew, only its own are.
+        out.begin_events().unwrap();
+        assert_eq!((lines(), boards()), (1, 1));
+        drop(out);
+        drop(begun(false));
+        assert_eq!((lines(), boards()), (0, 0));
+    }
 
     #[test]
     fn one_process_writes_into_a_folder_at_a_time() {

@@ -34,6 +34,7 @@ const RESULTS: &str = "out";
 /// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file)?;
+    submission.read_initial(&args.file, &app.environment.stores).await?;
     submission.resume = args.resume;
     if args.resume && submission.spec.checkpoint.is_none() {
         bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
@@ -47,6 +48,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let fleet = submission.spec.fleet;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let out = Out::prepare(&folder)?;
+    let out = if args.resume { out.resuming()? } else { out };
     let options = local::Options {
         workers: args.workers.unwrap_or(fleet.workers.min),
         ps: fleet.ps,

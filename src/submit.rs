@@ -18,13 +18,17 @@ use crate::report;
 /// The job file is wrong, the folder cannot be written, the master does not answer or refuses; or the job fails.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file)?;
+    submission.read_initial(&args.file, &app.environment.stores).await?;
     submission.resume = args.resume;
     if submission.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.url.starts_with("memory:")) {
         bail!(
             "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
         );
     }
-    let out = args.out.as_deref().map(Out::prepare).transpose()?;
+    let mut out = args.out.as_deref().map(Out::prepare).transpose()?;
+    if args.resume {
+        out = out.map(Out::resuming).transpose()?;
+    }
     let client = app.client(&args.reach)?;
     let reply = send(&client, submission).await?;
     if !args.follow {

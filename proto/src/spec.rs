@@ -68,6 +68,10 @@ pub struct ModelSpec {
     /// A network of Ebbflow's own (`linear`, `softmax`, `mlp`, `convnet`, `resnet18`) or of your program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub builtin: Option<String>,
+    /// Weights to begin with instead of those that the seed gives, where name, shape and type fit: a safetensors file, or a folder of
+    /// checkpoints, of which the newest is taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial: Option<String>,
     /// Options of a builtin network, e.g. `hidden = [128]`; each network checks its own.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub options: serde_json::Map<String, serde_json::Value>,

@@ -16,6 +16,7 @@ use crate::config::Options;
 use crate::data::{Batch, Dataset};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::initial;
 use crate::master_client::MasterClient;
 use crate::model::{Context, Registry};
 use crate::ps_client::{Connector, PsClient};
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     /// Name of this worker.
     worker: String,
     folder: PathBuf,
+    /// Weights to begin with.
+    pub(crate) initial: Option<PathBuf>,
 }
 
 /// Where the model lives.
@@ -65,7 +68,8 @@ impl Job {
             same_records(data, &reply.validation_records)?;
         }
         let folder = options.scratch.join(format!("ebb-{}-{}-{id}", std::process::id(), options.name));
-        let artifacts = download(id, &reply.artifacts, &folder, master).await?;
+        let mut artifacts = download(id, &reply.artifacts, &folder, master).await?;
+        let initial = artifacts.remove(initial::FILE).filter(|_| spec.model.initial.is_some());
         let context = Context {
             spec: spec.clone(),
             features: train.shape().to_vec(),
@@ -89,6 +93,7 @@ impl Job {
             placed: RwLock::default(),
             worker: options.name.clone(),
             folder,
+            initial,
         };
         Ok(job)
     }

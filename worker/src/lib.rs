@@ -11,6 +11,7 @@ pub mod error;
 pub mod export;
 mod fetcher;
 mod held;
+mod initial;
 mod job;
 mod master_client;
 pub mod model;

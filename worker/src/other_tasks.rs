@@ -14,6 +14,7 @@ use crate::config::Options;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::export;
+use crate::initial;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
 use crate::ps_client::Connector;
@@ -77,11 +78,18 @@ pub(crate) async fn init(
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that cannot digest its data must fail now, not after an hour of placement and waiting.
     let (_, batch) = job.read(MicrobatchId(0))?;
-    let (tensors, values) = job
+    let file = job.initial.clone();
+    let (tensors, values, note) = job
         .compute
         .call(move |loaded| {
             let tensors = loaded.model.tensors();
-            let values = Weights::new(loaded.model.initial(seed)?, Spare::default());
+            let mut values = loaded.model.initial(seed)?;
+            let mut note = String::new();
+            if let Some(path) = file {
+                let content = std::fs::read(&path).map_err(|source| Error::File { path, source })?;
+                note = initial::take(&content, &tensors, &mut values)?;
+            }
+            let values = Weights::new(values, Spare::default());
             let model = loaded.with(&values)?;
             model.gradients(&batch, 0)?;
             let measured = model.evaluate(&batch)?;
@@ -93,17 +101,17 @@ pub(crate) async fn init(
                     reason: "this model does not report it; remove it from model.metrics".to_owned(),
                 });
             }
-            Ok((tensors, values))
+            Ok((tensors, values, note))
         })
         .await?;
     let described = tensors.iter().map(pb::TensorSpec::from).collect();
     let (placement, restoring) = master.describe(incarnation, lease, described).await?;
     job.place(placement, connector)?;
     if restoring {
-        return Ok(Report::Initialized(pb::Initialized {}));
+        return Ok(Report::Initialized(pb::Initialized::default()));
     }
     job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.to_vec()).await?;
-    Ok(Report::Initialized(pb::Initialized {}))
+    Ok(Report::Initialized(pb::Initialized { note }))
 }
 
 /// Measures a data shard of the validation set at a version.

@@ -159,13 +159,16 @@ impl Job {
                 self.queue.complete(worker, lease);
                 self.on_indexed(now);
             }
-            (Work::Init, Report::Initialized(pb::Initialized {})) => {
+            (Work::Init, Report::Initialized(pb::Initialized { note })) => {
                 if !self.partitions.as_ref().is_some_and(|partitions| partitions.open) {
                     let message =
                         "CompleteRequest.initialized: the model was not described; call Describe first";
                     return Err(Failure::new(Kind::Malformed, message));
                 }
                 self.queue.complete(worker, lease);
+                if !note.is_empty() {
+                    self.warn(now, note);
+                }
                 self.on_initialized(now);
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {

@@ -109,7 +109,7 @@ impl World {
     fn initialize(&mut self) {
         let lease = self.lease(0).expect("a model to initialize");
         self.describe(&lease);
-        self.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+        self.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
         self.survey(&[0]);
         assert_eq!(self.state(), JobState::Running, "{}", self.reason());
     }
@@ -251,7 +251,7 @@ fn a_job_goes_from_submission_to_success() {
     );
     let placement = world.job.reply().placement.expect("open");
     assert_eq!((placement.partitions[0].ps.as_str(), world.job.reply().label_max), ("p", Some(9)));
-    world.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+    world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
     assert!(world.lease(0).is_none(), "the ps are asked first");
     world.survey(&[0]);
 
@@ -535,19 +535,19 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
         assert!(world.job.holds(world.workers[0], LeaseId(lease.id)));
     };
     let lease = world.lease(0).expect("a file to index");
-    refuse(&mut world, &lease, Report::Initialized(pb::Initialized {}), "expected `indexed`");
+    refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `indexed`");
     let found = pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
     world.complete(0, &lease, Report::Indexed(found));
     let lease = world.lease(0).expect("a model to initialize");
-    refuse(&mut world, &lease, Report::Initialized(pb::Initialized {}), "call Describe first");
+    refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "call Describe first");
     world.describe(&lease);
-    world.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+    world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
     world.survey(&[0]);
     let lease = world.lease(0).expect("training");
     let trained = |loss_sum, samples, count| {
         Report::Trained(pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count] })
     };
-    refuse(&mut world, &lease, Report::Initialized(pb::Initialized {}), "expected `trained`");
+    refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `trained`");
     refuse(&mut world, &lease, trained(1.0, 1, 3), "expected 16 reports, found 3");
     refuse(&mut world, &lease, trained(1.0, 2, 16), "expected 1 or 0, found 2");
     refuse(&mut world, &lease, trained(f64::NAN, 1, 16), "expected a finite number");

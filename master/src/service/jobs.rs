@@ -24,6 +24,9 @@ use crate::server::Shared;
 /// The file that a job with a script brings.
 const SCRIPT: &str = "model.pt";
 
+/// The file that a job with initial weights brings.
+const INITIAL: &str = "initial.safetensors";
+
 /// Events that are copied under one lock.
 const EVENTS_AT_ONCE: usize = 256;
 
@@ -88,12 +91,14 @@ impl Jobs for JobsService {
             }
         }
         let received = receiving.finish()?;
-        if let Some(script) = &spec.model.script
-            && !received.artifacts.iter().any(|artifact| artifact.name == SCRIPT)
-        {
-            return Err(malformed(&format!(
-                "model.script is `{script}`, and no file `{SCRIPT}` came with the job"
-            )));
+        let files = [("script", &spec.model.script, SCRIPT), ("initial", &spec.model.initial, INITIAL)];
+        for (key, given, file) in files {
+            let came = received.artifacts.iter().any(|artifact| artifact.name == file);
+            if let Some(given) = given.as_ref().filter(|_| !came) {
+                return Err(malformed(&format!(
+                    "model.{key} is `{given}`, and no file `{file}` came with the job"
+                )));
+            }
         }
         let reply = self.shared.act(|books, now| {
             let id = books.admit(&spec)?;

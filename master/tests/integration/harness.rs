@@ -294,7 +294,7 @@ impl Worker {
                 };
                 let reply = self.fleet.describe(request).await.expect("a placement").into_inner();
                 assert_eq!(reply.placement.expect("a placement").tensors.len(), 1);
-                Report::Initialized(pb::Initialized {})
+                Report::Initialized(pb::Initialized::default())
             }
             Work::Train(task) => trained(task.first, task.count),
             Work::Evaluate(task) => Report::Evaluated(pb::Evaluated {

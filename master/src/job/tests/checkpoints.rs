@@ -41,7 +41,7 @@ impl World {
     fn open(&mut self) -> Option<pb::Restore> {
         let lease = self.lease(0).expect("a model to describe");
         let open = self.describe(&lease);
-        self.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+        self.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
         open[0].1.restore.clone()
     }
 

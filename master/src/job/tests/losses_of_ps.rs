@@ -12,7 +12,7 @@ fn on_two(more: &str, workers: usize) -> World {
     world.index();
     let lease = world.lease(0).expect("a model to initialize");
     world.describe(&lease);
-    world.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+    world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
     world.survey(&[0, 0]);
     assert_eq!(world.state(), JobState::Running, "{}", world.reason());
     world
@@ -46,7 +46,7 @@ impl World {
         let Some(Wire::Init(task)) = lease.work else { panic!("{lease:?}") };
         let open = self.describe(&lease);
         assert!(open.iter().all(|(_, request)| request.era == task.era));
-        self.complete(0, &lease, Report::Initialized(pb::Initialized {}));
+        self.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
         (task.era, open.into_iter().map(|(ps, _)| ps.name).collect())
     }
 }
@@ -366,7 +366,7 @@ impl Life {
                     held.version_0 = true;
                 }
                 if self.world.job.described(who, id).is_ok() {
-                    let report = Report::Initialized(pb::Initialized {});
+                    let report = Report::Initialized(pb::Initialized::default());
                     let _ = self.world.job.complete(self.world.now, who, id, report);
                 }
             }

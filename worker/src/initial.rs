@@ -1,0 +1,126 @@
+//! Warm start: weights of another training, taken tensor by tensor where name, shape and type are those of the model.
+
+use proto::tensor::{DType, TensorSpec, Values};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::error::{Error, Result};
+
+/// Name of the file with the weights among those of the job.
+pub(crate) const FILE: &str = "initial.safetensors";
+
+/// Tensors that a report names at most of one kind.
+const NAMED_MAX: usize = 8;
+
+/// Puts the tensors of a safetensors file in place of `values` (in the order of `tensors`), where they fit. Answers for people
+/// what fits and what does not.
+///
+/// # Errors
+/// No such file, or nothing in it fits.
+pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -> Result<String> {
+    let wrong = |reason: String| Error::Engine { what: format!("model.initial `{FILE}`"), reason };
+    let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
+    let (mut fit, mut from_seed) = (0, Vec::new());
+    for (tensor, values) in tensors.iter().zip(values) {
+        let Ok(found) = file.tensor(&tensor.name) else {
+            from_seed.push(format!("`{}` (not in the file)", tensor.name));
+            continue;
+        };
+        let dtype = match tensor.dtype() {
+            DType::F32 => Dtype::F32,
+            DType::I64 => Dtype::I64,
+        };
+        if (found.dtype(), found.shape()) == (dtype, &tensor.shape[..]) {
+            values.write_bytes(0, found.data());
+            fit += 1;
+        } else {
+            let (name, shape) = (&tensor.name, &tensor.shape);
+            from_seed.push(format!(
+                "`{name}` ({dtype:?} {shape:?} in the model, {:?} {:?} in the file)",
+                found.dtype(),
+                found.shape()
+            ));
+        }
+    }
+    let is_used = |name: &&str| tensors.iter().any(|tensor| tensor.name == **name);
+    let mut unused: Vec<_> = file.names().into_iter().filter(|name| !is_used(name)).collect();
+    unused.sort_unstable();
+    let unused: Vec<_> = unused.into_iter().map(|name| format!("`{name}`")).collect();
+    if fit == 0 {
+        return Err(wrong(format!(
+            "none of the model's tensors fits: {}; it has {}",
+            list(&from_seed),
+            list(&unused)
+        )));
+    }
+    let mut report = format!("warm start: {fit} of {} tensors are from model.initial", tensors.len());
+    for (what, names) in [("begun from the seed", from_seed), ("in the file and not used", unused)] {
+        if !names.is_empty() {
+            report = format!("{report}; {what}: {}", list(&names));
+        }
+    }
+    Ok(report)
+}
+
+/// The first few of them.
+fn list(names: &[String]) -> String {
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let shown = names[..names.len() - more].join(", ");
+    match (more, shown.is_empty()) {
+        (0, true) => "none".to_owned(),
+        (0, false) => shown,
+        (more, _) => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors() -> Vec<TensorSpec> {
+        vec![
+            TensorSpec::parameter("a", [2]),
+            TensorSpec::parameter("b", [2]),
+            TensorSpec::counter("n", []),
+            TensorSpec::parameter("new", [1]),
+        ]
+    }
+
+    #[test]
+    fn what_fits_is_taken_and_what_does_not_is_named() {
+        let old = [
+            TensorSpec::parameter("a", [2]),
+            TensorSpec::parameter("b", [3]),
+            TensorSpec::counter("n", []),
+            TensorSpec::parameter("old", [1]),
+        ];
+        let values = [
+            Values::F32(vec![1.0, 2.0]),
+            Values::F32(vec![3.0; 3]),
+            Values::I64(vec![7]),
+            Values::F32(vec![4.0]),
+        ];
+        let file = crate::export::safetensors(&old, &values, &[]).expect("a file");
+        let mut values: Vec<_> = tensors().iter().map(TensorSpec::zeros).collect();
+        let report = take(&file, &tensors(), &mut values).expect("some fit");
+        assert_eq!(values[0], Values::F32(vec![1.0, 2.0]));
+        assert_eq!((values[1].as_f32(), &values[2]), (Some(&[0.0, 0.0][..]), &Values::I64(vec![7])));
+        assert_eq!(
+            report,
+            "warm start: 2 of 4 tensors are from model.initial; begun from the seed: `b` (F32 [2] in the model, F32 [3] in the \
+             file), `new` (not in the file); in the file and not used: `old`"
+        );
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_an_error() {
+        let other = [TensorSpec::parameter("z", [2])];
+        let file = crate::export::safetensors(&other, &[Values::F32(vec![1.0, 2.0])], &[]).expect("a file");
+        let mut values: Vec<_> = tensors().iter().map(TensorSpec::zeros).collect();
+        let error = take(&file, &tensors(), &mut values).unwrap_err().to_string();
+        assert!(
+            error.contains("none of the model's tensors fits") && error.contains("it has `z`"),
+            "{error}"
+        );
+        assert!(take(b"no file", &tensors(), &mut values).is_err());
+    }
+}
