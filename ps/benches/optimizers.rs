@@ -8,7 +8,9 @@
 //! | sgd                | W + G + N = 12      | 3 MiB                  |
 //! | momentum, nesterov | 12 + 8 = 20         | 5 MiB                  |
 //! | adam, adamw        | 12 + 16 = 28        | 7 MiB                  |
-//! | adagrad            | 12 + 8 = 20         | 5 MiB                  |
+//! | amsgrad            | 12 + 24 = 36        | 9 MiB                  |
+//! | adagrad, rmsprop   | 12 + 8 = 20         | 5 MiB                  |
+//! | adadelta, ftrl     | 12 + 16 = 28        | 7 MiB                  |
 //!
 //! The throughput printed is these bytes over time, to be held against `memcpy`'s (2 bytes per byte). Out of the caches
 //! the line of N is fetched before it is written, 4 B more, so sgd cannot pass 12/16 and adam 28/32 of memcpy's.
@@ -26,7 +28,7 @@
 //! | adagrad  | 30     | 30    | 16     |
 //!
 //! So sgd is at the bound; adam and adagrad are held by square root and division, 0.22 ms per chunk of 1 MiB for adam.
-//! That is what wider vectors can win. A model of 100 MiB costs one core 43 ms per adam step out of the caches.
+//! That is what wider vectors can win: since then kernels run with the widest that the machine has. A model of 100 MiB costs one core 43 ms per adam step out of the caches.
 
 use std::hint::black_box;
 
