@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod etcd;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -82,13 +83,21 @@ impl Process {
         Self { child: command.spawn().expect("ebb starts"), log }
     }
 
+    /// Waits until its log has a line with `text`.
+    pub fn wait_for(&mut self, text: &str) {
+        while !self.log().contains(text) {
+            assert!(self.child.try_wait().expect("a child").is_none(), "it ended:\n{}", self.log());
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// What it logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The URL in the line that a server prints when it is ready.
-    fn url(&mut self) -> String {
+    pub fn url(&mut self) -> String {
         let stdout = self.child.stdout.take().expect("stdout is piped");
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if let Some(at) = line.find("http://") {
@@ -119,11 +128,28 @@ impl Drop for Process {
     }
 }
 
+/// What a master logs when it is elected.
+pub const LEADS: &str = "this master leads";
+
+/// What a master logs when another one leads.
+pub const STANDS_BY: &str = "standing by";
+
+/// One of several masters, with the data folder `dir/data`.
+pub fn candidate(program: &Path, dir: &Path, log: &str, etcd: &etcd::Etcd, ttl: &str) -> Process {
+    let data = dir.join("data").display().to_string();
+    let election = ["--etcd", &etcd.url, "--leader-ttl", ttl];
+    let args = [&["master", "--listen", "127.0.0.1:0", "--data-dir", &data][..], &election].concat();
+    Process::start(program, dir.join(log), &args)
+}
+
 /// A master with ps and workers.
 pub struct Cluster {
     pub workers: Vec<Process>,
     pub ps: Vec<Process>,
     pub master: Process,
+    /// Of two masters the one that was started second.
+    pub standby: Option<Process>,
+    /// Of the master; of several, all of them.
     pub url: String,
     pub dir: TempDir,
     program: PathBuf,
@@ -144,8 +170,33 @@ impl Cluster {
             &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
         );
         let url = master.url();
+        Self::around(program, dir, master, None, url, ps, workers)
+    }
+
+    /// A cluster of two masters with a journal in `etcd`; the first one leads.
+    pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
+        let dir = TempDir::new().expect("a temporary folder");
+        let mut master = candidate(program, dir.path(), "master.log", etcd, ttl);
+        let first = master.url();
+        master.wait_for(LEADS);
+        let mut standby = candidate(program, dir.path(), "standby.log", etcd, ttl);
+        let url = format!("{first},{}", standby.url());
+        standby.wait_for(STANDS_BY);
+        Self::around(program, dir, master, Some(standby), url, ps, workers)
+    }
+
+    fn around(
+        program: &Path,
+        dir: TempDir,
+        master: Process,
+        standby: Option<Process>,
+        url: String,
+        ps: usize,
+        workers: usize,
+    ) -> Self {
         let program = program.to_owned();
-        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program };
+        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, standby, url, dir, program };
         for index in 0..ps {
             let process = cluster.start_ps(index);
             cluster.ps.push(process);
