@@ -3,14 +3,17 @@
 //! Two types, because they answer two questions. [`OptimizerSpec`] is what the user wrote: flat, every setting
 //! optional, so that one pass can name everything that is wrong with it. [`Rule`] is what a ps computes with: only the
 //! settings of its kind, every one filled in and in range. [`OptimizerSpec::validate`] is the only way from one to the
-//! other. Names and defaults are PyTorch's (`torch.optim`, 2.11), so a configuration moves over by copying.
+//! other. Names and defaults are PyTorch's (`torch.optim`, 2.11), so a configuration moves over by copying; ftrl's are
+//! those of its paper.
 
+mod rule;
 mod schedule;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use rule::Rule;
 pub use schedule::{Schedule, ScheduleKind, power};
 
 /// The `[optimizer]` table of a job: how a step's mean gradient becomes new weights.
@@ -31,38 +34,61 @@ pub struct OptimizerSpec {
     /// Which update rule.
     pub kind: OptimizerKind,
     /// Step size before the schedule's factor; above 0. No default: it is the one setting that always depends on the
-    /// model. Customary first tries: 0.1 for sgd, 0.01 for momentum, nesterov and adagrad, 0.001 for adam and adamw.
+    /// model. Customary first tries: 0.1 for sgd and ftrl, 0.01 for momentum, nesterov, adagrad and rmsprop, 0.001 for adam,
+    /// adamw and amsgrad, 1 for adadelta.
     pub learning_rate: f64,
     /// How the learning rate changes over the job's steps. Default: not at all.
     #[serde(default)]
     pub schedule: Schedule,
-    /// momentum, nesterov: share of the velocity kept from one step to the next, in (0, 1). Default 0.9. Raise it
-    /// towards 0.99 for very small batches, and lower the learning rate by as much as `1 - momentum` shrinks.
+    /// momentum, nesterov, rmsprop: share of the velocity kept from one step to the next, in (0, 1). Default 0.9; rmsprop
+    /// has no velocity unless it is set. Raise it towards 0.99 for very small batches, and lower the learning rate by as
+    /// much as `1 - momentum` shrinks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
     /// momentum: share of each gradient withheld from the velocity, in [0, 1). Default 0. Set it to the value of
     /// `momentum` to make the velocity an average of the gradients instead of a sum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dampening: Option<f64>,
-    /// All kinds: pull of the weights towards zero, at least 0. Default 0; adamw 0.01. adamw shrinks the weights
+    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw 0.01. adamw shrinks the weights
     /// by `learning_rate * weight_decay` at each step; every other kind adds `weight_decay * weights` to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// adam, adamw: share kept of the running means of the gradient and of its square, each in [0, 1). Default
+    /// adam, adamw, amsgrad: share kept of the running means of the gradient and of its square, each in [0, 1). Default
     /// [0.9, 0.999]. Lower the second (0.98, 0.95) when rare large gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// adam, adamw, adagrad: added to the denominator; above 0 also as an f32. Default 1e-8; adagrad 1e-10. Raise it
-    /// (1e-6 to 1e-3) when parameters with tiny gradients move too fast.
+    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta: added to the denominator (adadelta: under both roots); above 0 also
+    /// as an f32. Default 1e-8; adagrad 1e-10; adadelta 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients
+    /// move too fast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
     /// adagrad: the learning rate of step t (from 0) is divided by `1 + t * lr_decay`; at least 0. Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr_decay: Option<f64>,
-    /// adagrad: first value of the sum of squared gradients, at least 0. Default 0. Raise it (0.1) to tame the first
+    /// adagrad, ftrl: first value of the sum of squared gradients, at least 0. Default 0. Raise it (0.1) to tame the first
     /// steps, whose size is otherwise the learning rate whatever the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_accumulator_value: Option<f64>,
+    /// rmsprop: share kept of the running mean of the squared gradient, in [0, 1). Default 0.99.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// rmsprop: divide by the gradient's deviation from its running mean instead of by its root mean square. Default false.
+    /// One slot more; steadier where gradients keep their sign for long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub centered: Option<bool>,
+    /// adadelta: share kept of the running means of the squared gradient and of the squared update, in [0, 1). Default 0.9.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rho: Option<f64>,
+    /// ftrl: added to the root of the sum of squared gradients; above 0. Default 1. Larger: smaller first steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beta: Option<f64>,
+    /// ftrl: how much evidence (the sum of gradients) a weight needs to be other than exactly 0; at least 0. Default 0.
+    /// Raise it for sparser models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l1: Option<f64>,
+    /// ftrl: pull of the weights towards zero, at least 0. Default 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l2: Option<f64>,
 }
 
 /// The update rules, by the name a job calls them.
@@ -79,53 +105,17 @@ pub enum OptimizerKind {
     Adam,
     /// `torch.optim.AdamW`: Adam with decoupled weight decay (Loshchilov and Hutter, 2017).
     AdamW,
+    /// `torch.optim.Adam(amsgrad=True)`: Adam whose denominator never shrinks (Reddi, Kale and Kumar, 2018).
+    Amsgrad,
     /// `torch.optim.Adagrad` (Duchi, Hazan and Singer, 2011).
     Adagrad,
-}
-
-/// A validated update rule: the settings of its kind, defaults filled in. What [`OptimizerSpec::validate`] returns.
-///
-/// Kinds that differ in one scalar share a variant, as they share a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// sgd.
-    Sgd {
-        /// See [`OptimizerSpec::weight_decay`].
-        weight_decay: f64,
-    },
-    /// momentum and nesterov.
-    Momentum {
-        /// See [`OptimizerSpec::momentum`].
-        momentum: f64,
-        /// See [`OptimizerSpec::dampening`]; 0 for nesterov.
-        dampening: f64,
-        /// Step along `gradient + momentum * velocity` instead of along the velocity.
-        nesterov: bool,
-        /// See [`OptimizerSpec::weight_decay`].
-        weight_decay: f64,
-    },
-    /// adam and adamw.
-    Adam {
-        /// See [`OptimizerSpec::betas`].
-        betas: [f64; 2],
-        /// See [`OptimizerSpec::eps`].
-        eps: f64,
-        /// See [`OptimizerSpec::weight_decay`].
-        weight_decay: f64,
-        /// adamw: decay the weights themselves instead of adding to the gradient.
-        decoupled: bool,
-    },
-    /// adagrad.
-    Adagrad {
-        /// See [`OptimizerSpec::lr_decay`].
-        lr_decay: f64,
-        /// See [`OptimizerSpec::eps`].
-        eps: f64,
-        /// See [`OptimizerSpec::weight_decay`].
-        weight_decay: f64,
-        /// See [`OptimizerSpec::initial_accumulator_value`].
-        initial_accumulator_value: f64,
-    },
+    /// `torch.optim.RMSprop` (Hinton, Srivastava and Swersky, 2012; centered: Graves, 2013).
+    Rmsprop,
+    /// `torch.optim.Adadelta` (Zeiler, 2012).
+    Adadelta,
+    /// FTRL-Proximal, per coordinate (McMahan et al., 2013): for linear models on sparse features. The weights are a function
+    /// of its slots alone, so initial weights other than 0 are forgotten at the first step.
+    Ftrl,
 }
 
 /// Everything that is wrong with an [`OptimizerSpec`], not only the first of it.
@@ -150,6 +140,12 @@ impl OptimizerSpec {
             eps: None,
             lr_decay: None,
             initial_accumulator_value: None,
+            alpha: None,
+            centered: None,
+            rho: None,
+            beta: None,
+            l1: None,
+            l2: None,
         }
     }
 
@@ -178,6 +174,12 @@ impl OptimizerSpec {
             ("eps", self.eps.is_some()),
             ("lr_decay", self.lr_decay.is_some()),
             ("initial_accumulator_value", self.initial_accumulator_value.is_some()),
+            ("alpha", self.alpha.is_some()),
+            ("centered", self.centered.is_some()),
+            ("rho", self.rho.is_some()),
+            ("beta", self.beta.is_some()),
+            ("l1", self.l1.is_some()),
+            ("l2", self.l2.is_some()),
         ] {
             if given && !kind.settings().contains(&name) {
                 let owners: Vec<_> = OptimizerKind::ALL
@@ -223,6 +225,11 @@ impl OptimizerSpec {
             at_least_zero,
             "a finite number, at least 0",
         );
+        check("alpha", self.alpha, share, "a number in [0, 1)");
+        check("rho", self.rho, share, "a number in [0, 1)");
+        check("beta", self.beta, above_zero, "a number above 0 that fits an f32");
+        check("l1", self.l1, at_least_zero, "a finite number, at least 0");
+        check("l2", self.l2, at_least_zero, "a finite number, at least 0");
     }
 
     /// The defaults of `torch.optim`, in one place.
@@ -236,13 +243,14 @@ impl OptimizerSpec {
                 nesterov: self.kind == OptimizerKind::Nesterov,
                 weight_decay,
             },
-            OptimizerKind::Adam | OptimizerKind::AdamW => {
+            OptimizerKind::Adam | OptimizerKind::AdamW | OptimizerKind::Amsgrad => {
                 let decoupled = self.kind == OptimizerKind::AdamW;
                 Rule::Adam {
                     betas: self.betas.unwrap_or([0.9, 0.999]),
                     eps: self.eps.unwrap_or(1e-8),
                     weight_decay: self.weight_decay.unwrap_or(if decoupled { 1e-2 } else { 0.0 }),
                     decoupled,
+                    amsgrad: self.kind == OptimizerKind::Amsgrad,
                 }
             }
             OptimizerKind::Adagrad => Rule::Adagrad {
@@ -251,14 +259,40 @@ impl OptimizerSpec {
                 weight_decay,
                 initial_accumulator_value: self.initial_accumulator_value.unwrap_or(0.0),
             },
+            OptimizerKind::Rmsprop => Rule::Rmsprop {
+                alpha: self.alpha.unwrap_or(0.99),
+                eps: self.eps.unwrap_or(1e-8),
+                weight_decay,
+                momentum: self.momentum.unwrap_or(0.0),
+                centered: self.centered.unwrap_or(false),
+            },
+            OptimizerKind::Adadelta => {
+                Rule::Adadelta { rho: self.rho.unwrap_or(0.9), eps: self.eps.unwrap_or(1e-6), weight_decay }
+            }
+            OptimizerKind::Ftrl => Rule::Ftrl {
+                beta: self.beta.unwrap_or(1.0),
+                l1: self.l1.unwrap_or(0.0),
+                l2: self.l2.unwrap_or(0.0),
+                initial_accumulator_value: self.initial_accumulator_value.unwrap_or(0.0),
+            },
         }
     }
 }
 
 impl OptimizerKind {
     /// Every kind, in the order of the documentation.
-    pub const ALL: [Self; 6] =
-        [Self::Sgd, Self::Momentum, Self::Nesterov, Self::Adam, Self::AdamW, Self::Adagrad];
+    pub const ALL: [Self; 10] = [
+        Self::Sgd,
+        Self::Momentum,
+        Self::Nesterov,
+        Self::Adam,
+        Self::AdamW,
+        Self::Amsgrad,
+        Self::Adagrad,
+        Self::Rmsprop,
+        Self::Adadelta,
+        Self::Ftrl,
+    ];
 
     /// The settings of this kind beside `learning_rate` and `schedule`, which all have.
     pub fn settings(self) -> &'static [&'static str] {
@@ -267,8 +301,11 @@ impl OptimizerKind {
             Self::Momentum => &["momentum", "dampening", "weight_decay"],
             // PyTorch: "Nesterov momentum requires a momentum and zero dampening".
             Self::Nesterov => &["momentum", "weight_decay"],
-            Self::Adam | Self::AdamW => &["betas", "eps", "weight_decay"],
+            Self::Adam | Self::AdamW | Self::Amsgrad => &["betas", "eps", "weight_decay"],
             Self::Adagrad => &["lr_decay", "eps", "weight_decay", "initial_accumulator_value"],
+            Self::Rmsprop => &["alpha", "eps", "weight_decay", "momentum", "centered"],
+            Self::Adadelta => &["rho", "eps", "weight_decay"],
+            Self::Ftrl => &["beta", "l1", "l2", "initial_accumulator_value"],
         }
     }
 }
@@ -282,7 +319,11 @@ impl fmt::Display for OptimizerKind {
             Self::Nesterov => "nesterov",
             Self::Adam => "adam",
             Self::AdamW => "adamw",
+            Self::Amsgrad => "amsgrad",
             Self::Adagrad => "adagrad",
+            Self::Rmsprop => "rmsprop",
+            Self::Adadelta => "adadelta",
+            Self::Ftrl => "ftrl",
         })
     }
 }
@@ -293,112 +334,4 @@ fn fits_f32(value: f64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> OptimizerSpec {
-        toml::from_str(text).expect("a readable table")
-    }
-
-    fn violations(text: &str) -> Vec<String> {
-        parse(text).validate().expect_err("an invalid table").violations
-    }
-
-    #[test]
-    fn defaults_are_those_of_pytorch() {
-        let rule = |kind| OptimizerSpec::new(kind, 0.1).validate().expect("valid");
-        assert_eq!(rule(OptimizerKind::Sgd), Rule::Sgd { weight_decay: 0.0 });
-        assert_eq!(
-            rule(OptimizerKind::Nesterov),
-            Rule::Momentum { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 }
-        );
-        assert_eq!(
-            rule(OptimizerKind::Adam),
-            Rule::Adam { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, decoupled: false }
-        );
-        assert_eq!(
-            rule(OptimizerKind::AdamW),
-            Rule::Adam { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01, decoupled: true }
-        );
-        assert_eq!(
-            rule(OptimizerKind::Adagrad),
-            Rule::Adagrad { lr_decay: 0.0, eps: 1e-10, weight_decay: 0.0, initial_accumulator_value: 0.0 }
-        );
-    }
-
-    #[test]
-    fn all_violations_are_reported_at_once() {
-        let found = violations(
-            "kind = 'sgd'\nlearning_rate = -1\neps = 1e-8\nweight_decay = nan\n\
-             schedule = { kind = 'step', factor = 2 }",
-        );
-        assert_eq!(
-            found,
-            [
-                "optimizer.eps: not a setting of kind `sgd` (which has weight_decay); remove it or choose a kind \
-                 that has it: adam, adamw, adagrad",
-                "optimizer.learning_rate = -1, expected a number above 0 that fits an f32",
-                "optimizer.weight_decay = NaN, expected a finite number, at least 0",
-                "optimizer.schedule.every_steps: missing, kind `step` needs it",
-                "optimizer.schedule.factor = 2, expected a number in (0, 1]",
-            ]
-        );
-    }
-
-    #[test]
-    fn each_setting_has_its_range() {
-        for (table, setting) in [
-            ("kind = 'sgd'\nlearning_rate = 0", "learning_rate"),
-            ("kind = 'sgd'\nlearning_rate = nan", "learning_rate"),
-            ("kind = 'sgd'\nlearning_rate = 1e39", "learning_rate"),
-            ("kind = 'sgd'\nlearning_rate = 1e-46", "learning_rate"),
-            ("kind = 'momentum'\nlearning_rate = 1\nmomentum = 0", "momentum"),
-            ("kind = 'nesterov'\nlearning_rate = 1\nmomentum = 1.0", "momentum"),
-            ("kind = 'nesterov'\nlearning_rate = 1\ndampening = 0.0", "dampening"),
-            ("kind = 'momentum'\nlearning_rate = 1\ndampening = 1", "dampening"),
-            ("kind = 'adam'\nlearning_rate = 1\nbetas = [1.0, 0.9]", "betas[0]"),
-            ("kind = 'adam'\nlearning_rate = 1\nbetas = [0.9, -0.1]", "betas[1]"),
-            ("kind = 'adam'\nlearning_rate = 1\neps = 0", "eps"),
-            ("kind = 'adamw'\nlearning_rate = 1\nweight_decay = -0.1", "weight_decay"),
-            ("kind = 'adagrad'\nlearning_rate = 1\neps = 1e-46", "eps"),
-            ("kind = 'adagrad'\nlearning_rate = 1\nlr_decay = inf", "lr_decay"),
-            (
-                "kind = 'adagrad'\nlearning_rate = 1\ninitial_accumulator_value = -1",
-                "initial_accumulator_value",
-            ),
-        ] {
-            let found = violations(table);
-            assert_eq!(found.len(), 1, "{table}: {found:?}");
-            assert!(found[0].starts_with(&format!("optimizer.{setting}")), "{table}: {found:?}");
-        }
-    }
-
-    #[test]
-    fn an_unknown_key_is_an_error_that_lists_the_known_ones() {
-        let error = toml::from_str::<OptimizerSpec>("kind = 'sgd'\nlearning_rate = 1\nmomentun = 0.9")
-            .expect_err("a misspelt key")
-            .to_string();
-        assert!(error.contains("unknown field `momentun`") && error.contains("`momentum`"), "{error}");
-        assert!(toml::from_str::<OptimizerSpec>("kind = 'sgdm'\nlearning_rate = 1").is_err());
-        assert!(toml::from_str::<Schedule>("kind = 'cosine'\nwarmup = 3").is_err());
-    }
-
-    #[test]
-    fn the_table_survives_json_and_toml() {
-        let spec = parse(
-            "kind = 'adamw'\nlearning_rate = 3e-4\nbetas = [0.9, 0.95]\neps = 1e-6\nweight_decay = 0.1\n\
-             schedule = { kind = 'cosine', warmup_steps = 100, total_steps = 5000, minimum_factor = 0.1 }",
-        );
-        let json = serde_json::to_string(&spec).expect("serialisable");
-        assert_eq!(serde_json::from_str::<OptimizerSpec>(&json).expect("readable"), spec);
-        assert!(!json.contains("null") && !json.contains("momentum"), "{json}");
-        assert_eq!(parse(&toml::to_string(&spec).expect("serialisable")), spec);
-    }
-
-    #[test]
-    fn every_kind_prints_the_name_it_is_read_by() {
-        for kind in OptimizerKind::ALL {
-            assert_eq!(serde_json::to_value(kind).expect("serialisable"), kind.to_string());
-        }
-    }
-}
+mod tests;

@@ -191,8 +191,7 @@ impl Slots {
         let mut copy = None;
         match (self.role, weights, next) {
             (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
-                let gradient = floats(sum.bytes(), &mut copy, step.pool);
-                step.update.apply(weights, gradient, &mut self.values, next);
+                step.update.apply_bytes(weights, sum.bytes(), &mut self.values, next);
             }
             (Role::State, _, Values::F32(next)) => {
                 state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);

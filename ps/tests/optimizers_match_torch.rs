@@ -58,7 +58,7 @@ fn every_schedule_equals_its_torch_scheduler() {
 fn for_each_value(golden: &str, mut compare: impl FnMut(&str, f64, f64, f64)) {
     let golden = read(golden);
     let cases = golden["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 16, "{} cases", cases.len());
+    assert!(cases.len() >= 24, "{} cases", cases.len());
     for case in cases {
         let spec: OptimizerSpec = serde_json::from_value(case["spec"].clone()).expect("a specification");
         let optimizer = Optimizer::new(&spec, STEPS).expect("a valid specification");

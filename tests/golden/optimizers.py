@@ -55,6 +55,7 @@ def inputs():
 
 # (name, the job's [optimizer] table, the PyTorch class, its arguments beside lr, scale of the gradient)
 SGD, ADAM, ADAMW, ADAGRAD = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad
+RMSPROP, ADADELTA = torch.optim.RMSprop, torch.optim.Adadelta
 CASES = [
     ("sgd", dict(kind="sgd", learning_rate=0.1), SGD, {}, 1),
     ("sgd, mean of 3 samples", dict(kind="sgd", learning_rate=0.1), SGD, {}, 1 / 3),
@@ -120,6 +121,38 @@ CASES = [
         ),
         ADAGRAD,
         dict(lr_decay=0.05, weight_decay=0.01, initial_accumulator_value=0.1, eps=1e-8),
+        1 / 3,
+    ),
+    ("amsgrad", dict(kind="amsgrad", learning_rate=1e-3), ADAM, dict(amsgrad=True), 1),
+    (
+        "amsgrad, all settings",
+        dict(kind="amsgrad", learning_rate=0.02, betas=[0.8, 0.9], eps=1e-6, weight_decay=0.01),
+        ADAM,
+        dict(amsgrad=True, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.01),
+        1 / 3,
+    ),
+    ("rmsprop", dict(kind="rmsprop", learning_rate=0.01), RMSPROP, {}, 1),
+    (
+        "rmsprop, momentum and weight decay",
+        dict(kind="rmsprop", learning_rate=0.002, alpha=0.95, eps=1e-6, momentum=0.8, weight_decay=0.01),
+        RMSPROP,
+        dict(alpha=0.95, eps=1e-6, momentum=0.8, weight_decay=0.01),
+        1 / 3,
+    ),
+    ("rmsprop, centered", dict(kind="rmsprop", learning_rate=0.01, centered=True), RMSPROP, dict(centered=True), 1),
+    (
+        "rmsprop, centered with momentum",
+        dict(kind="rmsprop", learning_rate=0.005, alpha=0.4, centered=True, momentum=0.7, weight_decay=0.02),
+        RMSPROP,
+        dict(alpha=0.4, centered=True, momentum=0.7, weight_decay=0.02),
+        1 / 5,
+    ),
+    ("adadelta", dict(kind="adadelta", learning_rate=1.0), ADADELTA, {}, 1),
+    (
+        "adadelta, all settings",
+        dict(kind="adadelta", learning_rate=0.5, rho=0.8, eps=1e-4, weight_decay=0.01),
+        ADADELTA,
+        dict(rho=0.8, eps=1e-4, weight_decay=0.01),
         1 / 3,
     ),
 ]

@@ -2,28 +2,25 @@
 //!
 //! The slot `sum` holds the sum of the squared gradients. Moves 20 bytes per parameter.
 
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::mean::Mean;
+
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Adagrad {
-    pub(super) scale: f32,
-    pub(super) weight_decay: f32,
+    pub(super) mean: Mean,
     /// After `lr_decay`.
     pub(super) learning_rate: f32,
     pub(super) eps: f32,
 }
 
-/// `s += g^2; next = w - learning_rate * g / (sqrt(s) + eps)`; with s = 0, g = 2: 1 - 0.1 * 2 / 2 = 0.9.
-pub(super) fn update(
-    scalars: &Adagrad,
-    weights: &[f32],
-    gradient: &[f32],
-    sum: &mut [f32],
-    next: &mut [f32],
-) {
-    let &Adagrad { scale, weight_decay, learning_rate, eps } = scalars;
-    for (((next, sum), &weight), &gradient) in next.iter_mut().zip(sum).zip(weights).zip(gradient) {
-        let gradient = gradient * scale + weight_decay * weight;
-        *sum += gradient * gradient;
-        *next = weight - learning_rate * gradient / (sum.sqrt() + eps);
+impl Kernel<1> for Adagrad {
+    /// `s += g^2; next = w - learning_rate * g / (sqrt(s) + eps)`; with s = 0, g = 2: 1 - 0.1 * 2 / 2 = 0.9.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [sum]: [V; 1]) -> (V, [V; 1]) {
+        let gradient = self.mean.of(weight, gradient);
+        let sum = sum + gradient * gradient;
+        (weight - V::splat(self.learning_rate) * gradient / (sum.sqrt() + V::splat(self.eps)), [sum])
     }
 }

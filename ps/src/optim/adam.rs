@@ -1,16 +1,21 @@
-//! Adam (Kingma and Ba, 2014) and AdamW (Loshchilov and Hutter, 2017): `torch.optim.Adam`, `torch.optim.AdamW`.
+//! Adam (Kingma and Ba, 2014), AdamW (Loshchilov and Hutter, 2017) and AMSGrad (Reddi, Kale and Kumar, 2018):
+//! `torch.optim.Adam`, `torch.optim.AdamW`, `torch.optim.Adam(amsgrad=True)`.
 //!
 //! Slots `exp_avg` (m, running mean of the gradient) and `exp_avg_sq` (v, of its square). Moves 28 bytes per parameter:
-//! reads w, g, m, v, writes m, v and the next w.
+//! reads w, g, m, v, writes m, v and the next w. AMSGrad has `max_exp_avg_sq` (the largest v so far) beside them and
+//! moves 36.
 
 use proto::optimizer::power;
+
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::mean::{Mean, interpolate};
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Adam {
-    scale: f32,
-    /// Coupled: what `weight_decay * w` adds to the gradient.
-    weight_decay: f32,
+    /// With the coupled weight decay.
+    mean: Mean,
     /// Decoupled: what the weight is multiplied by.
     shrink: f32,
     /// `1 - betas[0]`.
@@ -24,6 +29,10 @@ pub(super) struct Adam {
     /// `learning_rate / (1 - betas[0]^t)`.
     step_size: f32,
 }
+
+/// The scalars of one step of AMSGrad.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Amsgrad(pub(super) Adam);
 
 impl Adam {
     pub(super) fn new(
@@ -39,8 +48,7 @@ impl Adam {
         let (coupled, shrink) =
             if decoupled { (0.0, 1.0 - learning_rate * weight_decay) } else { (weight_decay, 1.0) };
         Self {
-            scale,
-            weight_decay: coupled as f32,
+            mean: Mean { scale, weight_decay: coupled as f32 },
             shrink: shrink as f32,
             mean_share: (1.0 - beta1) as f32,
             square_kept: beta2 as f32,
@@ -52,38 +60,45 @@ impl Adam {
     }
 }
 
-/// `m += (1 - b1)(g - m); v = b2 v + (1 - b2) g^2; next = w - step_size * m / (sqrt(v) / square_correction + eps)`.
-pub(super) fn update(
-    scalars: &Adam,
-    weights: &[f32],
-    gradient: &[f32],
-    mean: &mut [f32],
-    square: &mut [f32],
-    next: &mut [f32],
-) {
-    let &Adam {
-        scale,
-        weight_decay,
-        shrink,
-        mean_share,
-        square_kept,
-        square_share,
-        square_correction,
-        eps,
-        step_size,
-    } = scalars;
-    for ((((next, mean), square), &weight), &gradient) in
-        next.iter_mut().zip(mean).zip(square).zip(weights).zip(gradient)
-    {
-        let gradient = gradient * scale + weight_decay * weight;
-        *mean = interpolate(*mean, gradient, mean_share);
-        *square = *square * square_kept + square_share * gradient * gradient;
-        let denominator = square.sqrt() / square_correction + eps;
-        *next = weight * shrink - step_size * *mean / denominator;
+impl Adam {
+    /// The next weight, mean and mean square; `largest` gives the square to divide by.
+    #[inline(always)]
+    fn step<V: Lanes>(
+        &self,
+        weight: V,
+        gradient: V,
+        mean: V,
+        square: V,
+        largest: impl FnOnce(V) -> V,
+    ) -> (V, V, V) {
+        let gradient = self.mean.of(weight, gradient);
+        let mean = interpolate(mean, gradient, self.mean_share);
+        let square = square * V::splat(self.square_kept) + V::splat(self.square_share) * gradient * gradient;
+        let root = largest(square).sqrt() / V::splat(self.square_correction);
+        let denominator = root + V::splat(self.eps);
+        let next = weight * V::splat(self.shrink) - V::splat(self.step_size) * mean / denominator;
+        (next, mean, square)
     }
 }
 
-/// `torch.lerp`: from `start` to `end`, computed from the nearer one.
-fn interpolate(start: f32, end: f32, share: f32) -> f32 {
-    if share < 0.5 { start + share * (end - start) } else { end - (end - start) * (1.0 - share) }
+impl Kernel<2> for Adam {
+    /// `m += (1 - b1)(g - m); v = b2 v + (1 - b2) g^2; next = w - step_size * m / (sqrt(v) / square_correction + eps)`.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [mean, square]: [V; 2]) -> (V, [V; 2]) {
+        let (next, mean, square) = self.step(weight, gradient, mean, square, |square| square);
+        (next, [mean, square])
+    }
+}
+
+impl Kernel<3> for Amsgrad {
+    /// As Adam, with the root of `max(v_max, v)`.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [mean, square, largest]: [V; 3]) -> (V, [V; 3]) {
+        let mut now = largest;
+        let (next, mean, square) = self.0.step(weight, gradient, mean, square, |square| {
+            now = largest.max(square);
+            now
+        });
+        (next, [mean, square, now])
+    }
 }

@@ -9,21 +9,39 @@
 //! - Only `+ - * /` and `sqrt` of f32, in the order of PyTorch's single-tensor CPU path, never fused: IEEE 754 rounds
 //!   each exactly, so the bits are the same on every CPU (a NaN's payload aside). They are the bits of PyTorch 2.11's
 //!   portable kernels with an IEEE square root. Its AVX kernels fuse multiply and add in some lanes; we do not, as that
-//!   ties the result to the instruction set and the length. A SIMD kernel has to give the bits of the scalar one.
+//!   ties the result to the instruction set and the length.
+//! - A kernel is written once, over [vectors of any width](lanes), and runs with the widest that the [machine](dispatch)
+//!   has. Its scalar twin is the same function on single floats.
 //! - Scalars (learning rate, bias corrections) are computed in f64 and rounded to f32 once per call, as Python does.
 //!
-//! A new optimizer: a kind and a rule in `proto::optimizer`, a kernel file here, one line in each `match` below, a case
-//! in the golden script.
+//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file here, one line in each
+//! `match` below, a case in the golden script.
 
+mod adadelta;
 mod adagrad;
 mod adam;
+mod dispatch;
+mod ftrl;
+mod lanes;
+mod mean;
 mod momentum;
+mod rmsprop;
 mod sgd;
 pub mod state;
 #[cfg(test)]
 mod tests;
 
 use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
+
+use self::adadelta::Adadelta;
+use self::adagrad::Adagrad;
+use self::adam::{Adam, Amsgrad};
+use self::dispatch::{Path, Write, apply};
+use self::ftrl::Ftrl;
+use self::mean::Mean;
+use self::momentum::Momentum;
+use self::rmsprop::Rmsprop;
+use self::sgd::Sgd;
 
 /// The update rule of one job, with its schedule.
 ///
@@ -52,14 +70,26 @@ pub struct Optimizer {
 
 /// One step's update with all its scalars worked out; made by [`Optimizer::prepare`], applied to any number of slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update(Kernel);
+pub struct Update {
+    rule: Prepared,
+    path: Path,
+    write: Write,
+}
 
+/// A kernel with the scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kernel {
-    Sgd(sgd::Sgd),
-    Momentum(momentum::Momentum),
-    Adam(adam::Adam),
-    Adagrad(adagrad::Adagrad),
+enum Prepared {
+    Sgd(Sgd),
+    Momentum(Momentum),
+    Adam(Adam),
+    Amsgrad(Amsgrad),
+    Adagrad(Adagrad),
+    Rmsprop(Rmsprop),
+    RmspropMoving(rmsprop::Moving),
+    RmspropCentered(rmsprop::Centered),
+    RmspropCenteredMoving(rmsprop::CenteredMoving),
+    Adadelta(Adadelta),
+    Ftrl(Ftrl),
 }
 
 impl Optimizer {
@@ -80,13 +110,8 @@ impl Optimizer {
 
     /// Names of the slots, in the order of [`update`](Self::update)'s argument: those of PyTorch's
     /// `optimizer.state_dict()`.
-    pub fn slot_names(&self) -> &'static [&'static str] {
-        match self.rule {
-            Rule::Sgd { .. } => &[],
-            Rule::Momentum { .. } => &["momentum_buffer"],
-            Rule::Adam { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Adagrad { .. } => &["sum"],
-        }
+    pub const fn slot_names(&self) -> &'static [&'static str] {
+        self.rule.slot_names()
     }
 
     /// What every element of slot number `slot` is before the first step.
@@ -96,9 +121,10 @@ impl Optimizer {
     /// If there is no such slot.
     pub fn slot_initial(&self, slot: usize) -> f32 {
         assert!(slot < self.slots(), "slot {slot} of an optimizer with {} slots", self.slots());
-        match self.rule {
-            Rule::Adagrad { initial_accumulator_value, .. } => initial_accumulator_value as f32,
-            Rule::Sgd { .. } | Rule::Momentum { .. } | Rule::Adam { .. } => 0.0,
+        match (self.rule, self.slot_names()[slot]) {
+            (Rule::Adagrad { initial_accumulator_value, .. }, _)
+            | (Rule::Ftrl { initial_accumulator_value, .. }, "n") => initial_accumulator_value as f32,
+            _ => 0.0,
         }
     }
 
@@ -132,37 +158,71 @@ impl Optimizer {
     /// Works out the scalars of one step, for callers with many small slices (the rows of a table).
     pub fn prepare(&self, step: u64, scale: f32) -> Update {
         let learning_rate = self.learning_rate(step);
-        Update(match self.rule {
-            Rule::Sgd { weight_decay } => Kernel::Sgd(sgd::Sgd {
-                scale,
-                weight_decay: weight_decay as f32,
+        let mean = |weight_decay: f64| Mean { scale, weight_decay: weight_decay as f32 };
+        let rule = match self.rule {
+            Rule::Sgd { weight_decay } => {
+                Prepared::Sgd(Sgd { mean: mean(weight_decay), learning_rate: learning_rate as f32 })
+            }
+            Rule::Momentum { momentum, dampening, nesterov, weight_decay } => Prepared::Momentum(Momentum {
+                mean: mean(weight_decay),
+                first: step == 0,
+                momentum: momentum as f32,
+                undamped: (1.0 - dampening) as f32,
+                nesterov,
                 learning_rate: learning_rate as f32,
             }),
-            Rule::Momentum { momentum, dampening, nesterov, weight_decay } => {
-                Kernel::Momentum(momentum::Momentum {
-                    scale,
-                    weight_decay: weight_decay as f32,
-                    first: step == 0,
-                    momentum: momentum as f32,
-                    undamped: (1.0 - dampening) as f32,
-                    nesterov,
-                    learning_rate: learning_rate as f32,
-                })
+            Rule::Adam { betas, eps, weight_decay, decoupled, amsgrad } => {
+                let adam = Adam::new(betas, eps, weight_decay, decoupled, learning_rate, step, scale);
+                if amsgrad { Prepared::Amsgrad(Amsgrad(adam)) } else { Prepared::Adam(adam) }
             }
-            Rule::Adam { betas, eps, weight_decay, decoupled } => {
-                Kernel::Adam(adam::Adam::new(betas, eps, weight_decay, decoupled, learning_rate, step, scale))
-            }
-            Rule::Adagrad { lr_decay, eps, weight_decay, .. } => Kernel::Adagrad(adagrad::Adagrad {
-                scale,
-                weight_decay: weight_decay as f32,
+            Rule::Adagrad { lr_decay, eps, weight_decay, .. } => Prepared::Adagrad(Adagrad {
+                mean: mean(weight_decay),
                 learning_rate: (learning_rate / (1.0 + step as f64 * lr_decay)) as f32,
                 eps: eps as f32,
             }),
-        })
+            Rule::Rmsprop { alpha, eps, weight_decay, momentum, centered } => {
+                let rmsprop = Rmsprop {
+                    mean: mean(weight_decay),
+                    kept: alpha as f32,
+                    share: (1.0 - alpha) as f32,
+                    eps: eps as f32,
+                    momentum: momentum as f32,
+                    learning_rate: learning_rate as f32,
+                };
+                match (momentum > 0.0, centered) {
+                    (false, false) => Prepared::Rmsprop(rmsprop),
+                    (true, false) => Prepared::RmspropMoving(rmsprop::Moving(rmsprop)),
+                    (false, true) => Prepared::RmspropCentered(rmsprop::Centered(rmsprop)),
+                    (true, true) => Prepared::RmspropCenteredMoving(rmsprop::CenteredMoving(rmsprop)),
+                }
+            }
+            Rule::Adadelta { rho, eps, weight_decay } => Prepared::Adadelta(Adadelta {
+                mean: mean(weight_decay),
+                kept: rho as f32,
+                share: (1.0 - rho) as f32,
+                eps: eps as f32,
+                learning_rate: learning_rate as f32,
+            }),
+            Rule::Ftrl { beta, l1, l2, .. } => Prepared::Ftrl(Ftrl {
+                scale,
+                learning_rate: learning_rate as f32,
+                beta: beta as f32,
+                l1: l1 as f32,
+                l2: l2 as f32,
+            }),
+        };
+        Update { rule, path: Path::widest(), write: Write::Cached }
     }
 }
 
 impl Update {
+    /// For weights that do not fit into the caches with their slots: the next ones are written past them, which saves
+    /// reading what is overwritten. The bits are the same.
+    #[must_use]
+    pub const fn past_the_caches(self) -> Self {
+        Self { write: Write::Streamed, ..self }
+    }
+
     /// Applies the step to one slice; see [`Optimizer::update`].
     ///
     /// # Panics
@@ -175,27 +235,44 @@ impl Update {
         slots: &mut [S],
         next: &mut [f32],
     ) {
-        let length = weights.len();
-        let check = |what: &str, found: usize| {
-            assert_eq!(found, length, "{what} has {found} values, the weights have {length}");
-        };
-        check("the gradient", gradient.len());
-        check("the buffer of the next weights", next.len());
-        for (number, slot) in slots.iter_mut().enumerate() {
-            check(&format!("slot {number}"), slot.as_mut().len());
-        }
-        match (&self.0, slots) {
-            (Kernel::Sgd(kernel), []) => sgd::update(kernel, weights, gradient, next),
-            (Kernel::Momentum(kernel), [buffer]) => {
-                momentum::update(kernel, weights, gradient, buffer.as_mut(), next);
+        self.apply_bytes(weights, bytemuck::cast_slice(gradient), slots, next);
+    }
+
+    /// The same from a gradient as it was received: little-endian f32 at any alignment.
+    ///
+    /// # Panics
+    ///
+    /// As [`Optimizer::update`].
+    pub fn apply_bytes<S: AsMut<[f32]>>(
+        &self,
+        weights: &[f32],
+        gradient: &[u8],
+        slots: &mut [S],
+        next: &mut [f32],
+    ) {
+        let how = (self.path, self.write);
+        match &self.rule {
+            Prepared::Sgd(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Momentum(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Adam(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Amsgrad(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Adagrad(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Rmsprop(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::RmspropMoving(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::RmspropCentered(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::RmspropCenteredMoving(kernel) => {
+                apply(how, kernel, weights, gradient, all(slots), next);
             }
-            (Kernel::Adam(kernel), [mean, square]) => {
-                adam::update(kernel, weights, gradient, mean.as_mut(), square.as_mut(), next);
-            }
-            (Kernel::Adagrad(kernel), [sum]) => {
-                adagrad::update(kernel, weights, gradient, sum.as_mut(), next);
-            }
-            (kernel, slots) => panic!("{} slots given, which is wrong for {kernel:?}", slots.len()),
+            Prepared::Adadelta(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Ftrl(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
         }
     }
+}
+
+/// The slots of a kernel that has `SLOTS` of them.
+fn all<const SLOTS: usize, S: AsMut<[f32]>>(slots: &mut [S]) -> [&mut [f32]; SLOTS] {
+    let given = slots.len();
+    let slots: &mut [S; SLOTS] =
+        slots.try_into().unwrap_or_else(|_| panic!("{given} slots given, the update rule has {SLOTS}"));
+    slots.each_mut().map(AsMut::as_mut)
 }

@@ -3,11 +3,14 @@
 //! The velocity is the slot `momentum_buffer`; it starts as the first gradient, undamped (PyTorch's way, in contrast to
 //! Sutskever et al., 2013, and the learning rate is not part of it). Moves 20 bytes per parameter.
 
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::mean::Mean;
+
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Momentum {
-    pub(super) scale: f32,
-    pub(super) weight_decay: f32,
+    pub(super) mean: Mean,
     /// Whether this is the first step: the velocity becomes the gradient.
     pub(super) first: bool,
     pub(super) momentum: f32,
@@ -17,19 +20,14 @@ pub(super) struct Momentum {
     pub(super) learning_rate: f32,
 }
 
-/// `v = momentum * v + (1 - dampening) * g; next = w - learning_rate * v`; nesterov: `.. * (g + momentum * v)`.
-pub(super) fn update(
-    scalars: &Momentum,
-    weights: &[f32],
-    gradient: &[f32],
-    velocity: &mut [f32],
-    next: &mut [f32],
-) {
-    let &Momentum { scale, weight_decay, first, momentum, undamped, nesterov, learning_rate } = scalars;
-    for (((next, velocity), &weight), &gradient) in next.iter_mut().zip(velocity).zip(weights).zip(gradient) {
-        let gradient = gradient * scale + weight_decay * weight;
-        *velocity = if first { gradient } else { *velocity * momentum + undamped * gradient };
-        let direction = if nesterov { gradient + momentum * *velocity } else { *velocity };
-        *next = weight - learning_rate * direction;
+impl Kernel<1> for Momentum {
+    /// `v = momentum * v + (1 - dampening) * g; next = w - learning_rate * v`; nesterov: `.. * (g + momentum * v)`.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [velocity]: [V; 1]) -> (V, [V; 1]) {
+        let (momentum, undamped) = (V::splat(self.momentum), V::splat(self.undamped));
+        let gradient = self.mean.of(weight, gradient);
+        let velocity = if self.first { gradient } else { velocity * momentum + undamped * gradient };
+        let direction = if self.nesterov { gradient + momentum * velocity } else { velocity };
+        (weight - V::splat(self.learning_rate) * direction, [velocity])
     }
 }

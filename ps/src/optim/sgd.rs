@@ -2,19 +2,22 @@
 //!
 //! Moves 12 bytes per parameter: reads weight and gradient, writes the next weight.
 
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::mean::Mean;
+
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sgd {
-    pub(super) scale: f32,
-    pub(super) weight_decay: f32,
+    pub(super) mean: Mean,
     pub(super) learning_rate: f32,
 }
 
-/// `next = w - learning_rate * (g + weight_decay * w)`; 1 - 0.5 * (2 + 0.1 * 1) = -0.05.
-pub(super) fn update(scalars: &Sgd, weights: &[f32], gradient: &[f32], next: &mut [f32]) {
-    let &Sgd { scale, weight_decay, learning_rate } = scalars;
-    for ((next, &weight), &gradient) in next.iter_mut().zip(weights).zip(gradient) {
-        let gradient = gradient * scale + weight_decay * weight;
-        *next = weight - learning_rate * gradient;
+impl Kernel<0> for Sgd {
+    /// `next = w - learning_rate * (g + weight_decay * w)`; 1 - 0.5 * (2 + 0.1 * 1) = -0.05.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, []: [V; 0]) -> (V, [V; 0]) {
+        let gradient = self.mean.of(weight, gradient);
+        (weight - V::splat(self.learning_rate) * gradient, [])
     }
 }

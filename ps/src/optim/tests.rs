@@ -4,11 +4,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 
-use super::Optimizer;
+use super::dispatch::{Path, Write};
+use super::{Optimizer, Update};
 
 const TOTAL_STEPS: u64 = 50;
 
-/// Each kind as it comes and with every setting moved off its default.
+/// Each kind as it comes and with every setting moved off its default, and each variant of a kind that has a kernel.
 fn optimizers() -> Vec<Optimizer> {
     let plain = OptimizerKind::ALL.map(|kind| OptimizerSpec::new(kind, 0.03));
     let tuned = plain.clone().map(|mut spec| {
@@ -20,10 +21,22 @@ fn optimizers() -> Vec<Optimizer> {
         spec.eps = has("eps").then_some(1e-5);
         spec.lr_decay = has("lr_decay").then_some(0.1);
         spec.initial_accumulator_value = has("initial_accumulator_value").then_some(0.3);
+        spec.alpha = has("alpha").then_some(0.4);
+        spec.centered = has("centered").then_some(true);
+        spec.rho = has("rho").then_some(0.7);
+        spec.beta = has("beta").then_some(0.3);
+        spec.l1 = has("l1").then_some(0.2);
+        spec.l2 = has("l2").then_some(0.05);
         spec.schedule.warmup_steps = 5;
         spec
     });
-    plain.iter().chain(&tuned).map(|spec| Optimizer::new(spec, TOTAL_STEPS).expect("valid")).collect()
+    let mut variants = [true, false].map(|centered| OptimizerSpec {
+        centered: Some(centered),
+        ..OptimizerSpec::new(OptimizerKind::Rmsprop, 0.01)
+    });
+    variants[1].momentum = Some(0.9);
+    let specs = plain.iter().chain(&tuned).chain(&variants);
+    specs.map(|spec| Optimizer::new(spec, TOTAL_STEPS).expect("valid")).collect()
 }
 
 /// One step's operands for one slice.
@@ -37,9 +50,13 @@ struct Operands {
 impl Operands {
     /// The next weights and the next slots, as bits.
     fn update(&self, optimizer: &Optimizer, step: u64, scale: f32) -> Vec<Vec<u32>> {
+        self.apply(optimizer, optimizer.prepare(step, scale))
+    }
+
+    fn apply(&self, optimizer: &Optimizer, update: Update) -> Vec<Vec<u32>> {
         let mut slots = self.slots[..optimizer.slots()].to_vec();
         let mut next = vec![f32::NAN; self.weights.len()];
-        optimizer.update(step, &self.weights, &self.gradient, scale, &mut slots, &mut next);
+        update.apply(&self.weights, &self.gradient, &mut slots, &mut next);
         [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
     }
 
@@ -52,8 +69,15 @@ impl Operands {
     }
 }
 
+/// All NaNs are one: which of two operands' bits it has is not defined.
 fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
+    values.iter().map(|value| if value.is_nan() { f32::NAN } else { *value }.to_bits()).collect()
+}
+
+/// Every way but the scalar one that this machine has, writing into the caches and past them.
+fn ways() -> Vec<(Path, Write)> {
+    let paths = Path::available().into_iter();
+    paths.flat_map(|path| [Write::Cached, Write::Streamed].map(|write| (path, write))).collect()
 }
 
 /// Lengths around the widths of SIMD vectors; the slots are never negative, which suits squares and velocities alike.
@@ -61,9 +85,83 @@ fn operands() -> impl Strategy<Value = Operands> {
     let any =
         || prop_oneof![4 => -10.0_f32..10.0, 1 => Just(0.0), 1 => -1e-20_f32..1e-20, 1 => -1e15_f32..1e15];
     (0..70_usize).prop_flat_map(move |length| {
-        (vec(any(), length), vec(any(), length), vec(vec(0.0_f32..10.0, length), 2))
+        (vec(any(), length), vec(any(), length), vec(vec(0.0_f32..10.0, length), 3))
             .prop_map(|(weights, gradient, slots)| Operands { weights, gradient, slots })
     })
+}
+
+/// Values of every magnitude, and what is special about floats.
+fn odd(index: usize) -> f32 {
+    let special = [
+        0.0,
+        -0.0,
+        f32::MIN_POSITIVE,
+        -1e-40,
+        1.0,
+        -1.0,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    match index.wrapping_mul(2_654_435_761) >> 3 {
+        hash if hash % 5 == 0 => special[hash / 5 % special.len()],
+        hash => ((hash >> 4) as f32 % 2000.0 - 1000.0) * 10f32.powi((hash % 41) as i32 - 20),
+    }
+}
+
+#[test]
+fn every_path_gives_the_bits_of_its_scalar_twin_at_every_width() {
+    for width in 1..=33_usize {
+        for round in 0..8 {
+            let values = |salt: usize| {
+                (0..width).map(move |at| odd(at + 64 * round + 1000 * salt)).collect::<Vec<_>>()
+            };
+            let slots: Vec<Vec<f32>> =
+                (0..3).map(|slot| values(2 + slot).iter().map(|value| value.abs()).collect()).collect();
+            let operands = Operands { weights: values(0), gradient: values(1), slots };
+            for optimizer in optimizers() {
+                let prepared = optimizer.prepare(round as u64 % 2 * 7, 0.25);
+                let scalar = Update { path: Path::Scalar, write: Write::Cached, ..prepared };
+                let expected = operands.apply(&optimizer, scalar);
+                for (path, write) in ways() {
+                    let found = operands.apply(&optimizer, Update { path, write, ..prepared });
+                    assert_eq!(found, expected, "{path:?}, {write:?}, width {width}, {optimizer:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_address_of_gradient_and_next_weights_does_not_reach_the_bits() {
+    let values = |salt: usize| (0..67).map(|at| odd(at * 10 + 1 + salt)).collect::<Vec<_>>();
+    let operands = Operands { weights: values(0), gradient: values(1), slots: vec![vec![0.5; 67]; 3] };
+    for optimizer in optimizers() {
+        let expected = operands.update(&optimizer, 3, 0.5);
+        for shift in 0..20 {
+            let mut raw = vec![0_u8; shift];
+            raw.extend(operands.gradient.iter().flat_map(|value| value.to_le_bytes()));
+            for (path, write) in ways() {
+                let mut slots = operands.slots[..optimizer.slots()].to_vec();
+                let mut next = vec![f32::NAN; shift + 67];
+                let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
+                update.apply_bytes(&operands.weights, &raw[shift..], &mut slots, &mut next[shift..]);
+                let found: Vec<_> =
+                    [vec![next[shift..].to_vec()], slots].concat().iter().map(|v| bits(v)).collect();
+                assert_eq!(found, expected, "{path:?}, {write:?}, {shift} off, {optimizer:?}");
+                assert!(next[..shift].iter().all(|value| value.is_nan()), "wrote before the slice");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_widest_path_of_this_machine_is_taken() {
+    let taken =
+        Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 1).expect("valid").prepare(0, 1.0).path;
+    assert_eq!(Some(&taken), Path::available().last());
+    println!("kernels run with {taken:?} of {:?}", Path::available());
 }
 
 proptest! {

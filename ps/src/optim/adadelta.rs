@@ -1,0 +1,32 @@
+//! Adadelta (Zeiler, 2012): `torch.optim.Adadelta`.
+//!
+//! Slots `square_avg` (running mean of the squared gradient) and `acc_delta` (of the squared update). Moves 28 bytes per
+//! parameter.
+
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::mean::Mean;
+
+/// The scalars of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Adadelta {
+    pub(super) mean: Mean,
+    /// `rho` and `1 - rho`.
+    pub(super) kept: f32,
+    pub(super) share: f32,
+    pub(super) eps: f32,
+    pub(super) learning_rate: f32,
+}
+
+impl Kernel<2> for Adadelta {
+    /// `s = rho s + (1 - rho) g^2; d = sqrt(a + eps) / sqrt(s + eps) * g; a = rho a + (1 - rho) d^2; next = w - learning_rate d`.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [square, updates]: [V; 2]) -> (V, [V; 2]) {
+        let (kept, share, eps) = (V::splat(self.kept), V::splat(self.share), V::splat(self.eps));
+        let gradient = self.mean.of(weight, gradient);
+        let square = square * kept + share * gradient * gradient;
+        let delta = (updates + eps).sqrt() / (square + eps).sqrt() * gradient;
+        let updates = updates * kept + share * delta * delta;
+        (weight - V::splat(self.learning_rate) * delta, [square, updates])
+    }
+}

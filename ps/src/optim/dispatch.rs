@@ -1,0 +1,221 @@
+//! One pass of a kernel over the slices of an update, by the widest vectors that the machine has.
+//!
+//! Always true here: every path gives the bits of the scalar one, at any length and alignment, so a fleet of unlike machines
+//! trains the same model. Which elements a path leaves to the scalar kernel (those before an aligned address, those after the
+//! last whole vector) does therefore not matter.
+#![expect(
+    unsafe_code,
+    reason = "raw pointers into checked slices, and functions compiled for other instruction sets"
+)]
+
+use std::sync::OnceLock;
+
+use super::lanes::Lanes;
+
+/// An update rule with `SLOTS` values of state beside each weight, and the scalars of one step.
+pub(super) trait Kernel<const SLOTS: usize>: Copy {
+    /// The next weights and the next slots of some elements. `gradient` is their sum, not yet scaled to the mean.
+    fn update<V: Lanes>(&self, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
+}
+
+/// A way to run kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// One element after the other, or what the compiler makes of that.
+    Scalar,
+    /// 8 lanes.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// 16 lanes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// 4 lanes.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+}
+
+impl Path {
+    /// What this machine can do, the widest last.
+    pub(super) fn available() -> Vec<Self> {
+        let mut paths = vec![Self::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                paths.push(Self::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                paths.push(Self::Avx512);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            paths.push(Self::Neon);
+        }
+        paths
+    }
+
+    /// The widest one.
+    pub(super) fn widest() -> Self {
+        static WIDEST: OnceLock<Path> = OnceLock::new();
+        *WIDEST.get_or_init(|| Self::available().pop().expect("the scalar one is always there"))
+    }
+}
+
+/// How the next weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Write {
+    /// Into the caches: whoever sends them finds them there.
+    Cached,
+    /// Past the caches, which are too small for them: saves reading the lines that are overwritten.
+    Streamed,
+}
+
+/// The slices of one update, checked to have one length.
+#[derive(Clone, Copy)]
+struct Operands<const SLOTS: usize> {
+    weights: *const f32,
+    /// Maybe not aligned.
+    gradient: *const f32,
+    slots: [*mut f32; SLOTS],
+    next: *mut f32,
+    length: usize,
+}
+
+/// Applies `kernel` to all elements. `gradient` is little-endian f32 at any alignment.
+///
+/// # Panics
+/// If the lengths differ.
+pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
+    (path, write): (Path, Write),
+    kernel: &K,
+    weights: &[f32],
+    gradient: &[u8],
+    slots: [&mut [f32]; SLOTS],
+    next: &mut [f32],
+) {
+    const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
+    let length = weights.len();
+    let check = |what: &str, found: usize| {
+        assert_eq!(found, length, "{what} has {found} values, the weights have {length}");
+    };
+    assert_eq!(gradient.len() % 4, 0, "the gradient ends within a value");
+    check("the gradient", gradient.len() / 4);
+    check("the buffer of the next weights", next.len());
+    for (number, slot) in slots.iter().enumerate() {
+        check(&format!("slot {number}"), slot.len());
+    }
+    let operands = Operands {
+        weights: weights.as_ptr(),
+        gradient: gradient.as_ptr().cast(),
+        slots: slots.map(<[f32]>::as_mut_ptr),
+        next: next.as_mut_ptr(),
+        length,
+    };
+    // SAFETY: all slices have `length` values, and those that are written are borrowed alone. A path other than the scalar
+    // one comes from `Path::available`, which has asked the machine.
+    unsafe {
+        match path {
+            Path::Scalar => run::<f32, K, SLOTS>(write, kernel, operands),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => avx2(write, kernel, operands),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => avx512(write, kernel, operands),
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon => neon(write, kernel, operands),
+        }
+    }
+}
+
+/// # Safety
+/// As [`run`], on a machine with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::lanes::x86::Avx2, K, SLOTS>(write, kernel, operands) }
+    after_streaming(write);
+}
+
+/// # Safety
+/// As [`run`], on a machine with AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::lanes::x86::Avx512, K, SLOTS>(write, kernel, operands) }
+    after_streaming(write);
+}
+
+/// # Safety
+/// As [`run`], on a machine with NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::lanes::arm::Neon, K, SLOTS>(write, kernel, operands) }
+}
+
+/// Streamed stores become visible to other threads in no order before a fence.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn after_streaming(write: Write) {
+    if write == Write::Streamed {
+        // SAFETY: every x86-64 machine has SSE.
+        unsafe { std::arch::x86_64::_mm_sfence() }
+    }
+}
+
+/// # Safety
+/// All pointers lead to `length` values; those of slots and next weights to nothing that anybody else reads or writes. The
+/// machine has the instructions of `V`.
+#[inline(always)]
+unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
+    write: Write,
+    kernel: &K,
+    operands: Operands<SLOTS>,
+) {
+    let length = operands.length;
+    let bytes = V::WIDTH * size_of::<f32>();
+    let streams = write == Write::Streamed && V::WIDTH > 1;
+    let head = if streams { operands.next.align_offset(bytes).min(length) } else { 0 };
+    let vectors = head + (length - head) / V::WIDTH * V::WIDTH;
+    // SAFETY: each index is below `length` by `WIDTH` or more; `next + head` is aligned and every vector after it too.
+    unsafe {
+        for at in 0..head {
+            element::<f32, K, SLOTS>(kernel, operands, at, false);
+        }
+        if streams {
+            for at in (head..vectors).step_by(V::WIDTH) {
+                element::<V, K, SLOTS>(kernel, operands, at, true);
+            }
+        } else {
+            for at in (head..vectors).step_by(V::WIDTH) {
+                element::<V, K, SLOTS>(kernel, operands, at, false);
+            }
+        }
+        for at in vectors..length {
+            element::<f32, K, SLOTS>(kernel, operands, at, false);
+        }
+    }
+}
+
+/// # Safety
+/// As [`run`], and `at + WIDTH <= length`; with `streams`, `next + at` is aligned to `V`.
+#[inline(always)]
+unsafe fn element<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
+    kernel: &K,
+    operands: Operands<SLOTS>,
+    at: usize,
+    streams: bool,
+) {
+    let Operands { weights, gradient, slots, next, .. } = operands;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let here = slots.map(|slot| V::load(slot.add(at)));
+        let (weight, after) = kernel.update(V::load(weights.add(at)), V::load(gradient.add(at)), here);
+        for (slot, value) in slots.into_iter().zip(after) {
+            value.store(slot.add(at));
+        }
+        if streams { weight.stream(next.add(at)) } else { weight.store(next.add(at)) }
+    }
+}

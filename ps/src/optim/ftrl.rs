@@ -1,0 +1,40 @@
+//! FTRL-Proximal, per coordinate (McMahan et al., "Ad click prediction: a view from the trenches", 2013, algorithm 1).
+//!
+//! Slots `z` (sum of the gradients, less what the learning rates take back) and `n` (sum of the squared gradients). The
+//! weights are a function of both. Moves 28 bytes per parameter. The paper makes the weights when they are read; here they
+//! are made when the slots change, which is the same weights.
+
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+
+/// The scalars of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ftrl {
+    pub(super) scale: f32,
+    /// The paper's alpha, at this step.
+    pub(super) learning_rate: f32,
+    pub(super) beta: f32,
+    pub(super) l1: f32,
+    pub(super) l2: f32,
+}
+
+impl Kernel<2> for Ftrl {
+    /// `s = (sqrt(n + g^2) - sqrt(n)) / alpha; z += g - s w; n += g^2;`
+    /// `next = 0 if |z| <= l1, otherwise -(z - sgn(z) l1) / ((beta + sqrt(n)) / alpha + l2)`.
+    ///
+    /// With z = n = w = 0, g = 2, alpha = 0.5, beta = 1, l1 = 0.5, l2 = 0: z = 2, n = 4, next = -1.5 / (3 / 0.5) = -0.25.
+    #[inline(always)]
+    fn update<V: Lanes>(&self, weight: V, gradient: V, [z, n]: [V; 2]) -> (V, [V; 2]) {
+        let rate = V::splat(self.learning_rate);
+        let gradient = gradient * V::splat(self.scale);
+        let more = n + gradient * gradient;
+        let root = more.sqrt();
+        let sigma = (root - n.sqrt()) / rate;
+        let z = z + (gradient - sigma * weight);
+        // Zero first: a NaN is not lost in it.
+        let beyond = V::splat(0.0).max(z.abs() - V::splat(self.l1));
+        let denominator = (V::splat(self.beta) + root) / rate + V::splat(self.l2);
+        let size = beyond / denominator;
+        (V::splat(0.0) - size.abs().with_sign_of(z), [z, more])
+    }
+}

@@ -1,0 +1,91 @@
+"""Golden numbers for the optimizers that PyTorch does not have, written down from their papers, for `ebbflow-ps`.
+
+    pip install numpy && python tests/golden/optimizers_papers.py
+
+writes `optimizers_papers.json` beside this file, for `ps/tests/optimizers_match_papers.rs`. Each case has weights and slots
+twice: `single` rounds every operation to f32, in the order of the paper's formula, and has to be matched to the bit;
+`double` is the formula in f64, which shows what the roundings are worth.
+
+FTRL: McMahan et al., "Ad click prediction: a view from the trenches", 2013, algorithm 1.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+ELEMENTS = 33
+STEPS = 100
+KEPT = (1, 2, 10, 100)
+
+
+def lcg(seed):
+    """Knuth's MMIX generator: the top 24 bits as an f32 in [-1, 1). The Rust test has the same one."""
+    state = seed
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        yield np.float32((state >> 40) / 2**23 - 1.0)
+
+
+def inputs():
+    """Initial weights [33] and the gradients [100, 33]; every fifth coordinate's gradients are small, every seventh's nil."""
+    numbers = lcg(20)
+    weights = np.array([next(numbers) for _ in range(ELEMENTS)], dtype=np.float32)
+    sizes = [0 if i % 7 == 3 else 1e-3 if i % 5 == 2 else 1 for i in range(ELEMENTS)]
+    gradients = [np.array([next(numbers) * np.float32(s) for s in sizes], dtype=np.float32) for _ in range(STEPS)]
+    return weights, gradients
+
+
+def ftrl(real, w, slots, g, _, alpha, beta=1.0, l1=0.0, l2=0.0, **_initial):
+    """Algorithm 1's last lines, and then its first: the weights that the next step reads."""
+    alpha, beta, l1, l2 = real(alpha), real(beta), real(l1), real(l2)
+    z, n = slots["z"], slots["n"]
+    sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / alpha
+    z = z + (g - sigma * w)
+    n = n + g * g
+    w = np.where(np.abs(z) <= l1, real(0), -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2))
+    return w, dict(z=z, n=n)
+
+
+# (name, the job's [optimizer] table, the rule, its slots' first values, its settings, scale of the gradient)
+CASES = [
+    ("ftrl", dict(kind="ftrl", learning_rate=0.1), ftrl, dict(z=0, n=0), {}, 1),
+    (
+        "ftrl, sparse, mean of 3 samples",
+        dict(kind="ftrl", learning_rate=0.5, beta=0.2, l1=0.9, l2=0.1, initial_accumulator_value=0.1),
+        ftrl,
+        dict(z=0, n=0.1),
+        dict(beta=0.2, l1=0.9, l2=0.1),
+        1 / 3,
+    ),
+]
+
+
+def run_case(real, spec, rule, initial, settings, scale):
+    """The weights and slots after each step of KEPT."""
+    w, gradients = inputs()
+    w = w.astype(real)
+    slots = {name: np.full(ELEMENTS, real(np.float32(value))) for name, value in initial.items()}
+    after = {}
+    for step, gradient in enumerate(gradients, start=1):
+        g = gradient.astype(real) * real(np.float32(scale))
+        w, slots = rule(real, w, slots, g, step, spec["learning_rate"], **settings)
+        assert w.dtype == real and all(slot.dtype == real for slot in slots.values()), "an operation was not rounded"
+        if step in KEPT:
+            after[str(step)] = {name: [float(str(x)) for x in values] for name, values in dict(weights=w, **slots).items()}
+    return after
+
+
+def main():
+    lines = []
+    for name, spec, rule, initial, settings, scale in CASES:
+        single, double = (run_case(real, spec, rule, initial, settings, scale) for real in (np.float32, np.float64))
+        zeros = sum(value == 0 for value in single["100"]["weights"])
+        assert spec.get("l1", 0) == 0 or 0 < zeros < ELEMENTS, "l1 shall make some weights zero, not all"
+        case = dict(name=name, spec=spec, scale=float(str(np.float32(scale))), single=single, double=double)
+        lines.append(json.dumps(case))
+    (HERE / "optimizers_papers.json").write_text('{"cases": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+main()
