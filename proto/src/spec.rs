@@ -487,6 +487,16 @@ impl JobSpec {
             (1..=max).contains(&min) && max <= WORKERS_MAX,
             format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
         );
+        if let Some(setting) = self.optimizer.needs_norms() {
+            check(
+                self.fleet.ps == 1,
+                format!(
+                    "optimizer: {setting} needs norms over the whole model before each update, which this version takes on one ps \
+                     only, found fleet.ps = {}; set it to 1, or choose another optimizer",
+                    self.fleet.ps
+                ),
+            );
+        }
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
         check(
             self.checkpoint.is_none(),

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
+use crate::optim::norm::Squares;
 use crate::optim::{Optimizer, Update, state};
 
 /// Recycled buffers of one partition; clones are the same pool.
@@ -184,6 +185,13 @@ impl Slots {
     pub fn new(role: Role, len: usize, optimizer: &Optimizer) -> Self {
         let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
         Self { role, values: (0..count).map(|slot| vec![optimizer.slot_initial(slot); len]).collect() }
+    }
+
+    /// What the chunk contributes to the norms of a step; only parameters do. Nothing is changed.
+    pub fn measure(&self, update: &Update, weights: &Values, sum: &Sum) -> Option<Squares> {
+        let (Role::Parameter, Values::F32(weights)) = (self.role, weights) else { return None };
+        let slots: Vec<&[f32]> = self.values.iter().map(Vec::as_slice).collect();
+        Some(update.measure(weights, sum.bytes(), &slots))
     }
 
     /// Applies a step to the chunk: from `weights` and the step's `sum` to `next`, whose content before does not matter.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 
 use super::dispatch::{Path, Write};
-use super::{Optimizer, Update};
+use super::{Norms, Optimizer, Update};
 
 const TOTAL_STEPS: u64 = 50;
 
@@ -26,6 +26,7 @@ fn optimizers() -> Vec<Optimizer> {
         spec.rho = has("rho").then_some(0.7);
         spec.beta = has("beta").then_some(0.3);
         spec.l1 = has("l1").then_some(0.2);
+        spec.clip_norm = has("clip_norm").then_some(1.0);
         spec.l2 = has("l2").then_some(0.05);
         spec.schedule.warmup_steps = 5;
         spec
@@ -56,6 +57,7 @@ impl Operands {
     fn apply(&self, optimizer: &Optimizer, update: Update) -> Vec<Vec<u32>> {
         let mut slots = self.slots[..optimizer.slots()].to_vec();
         let mut next = vec![f32::NAN; self.weights.len()];
+        let update = Update { norms: Norms::Complete, ..update };
         update.apply(&self.weights, &self.gradient, &mut slots, &mut next);
         [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
     }
@@ -145,7 +147,7 @@ fn the_address_of_gradient_and_next_weights_does_not_reach_the_bits() {
             for (path, write) in ways() {
                 let mut slots = operands.slots[..optimizer.slots()].to_vec();
                 let mut next = vec![f32::NAN; shift + 67];
-                let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
+                let update = Update { path, write, norms: Norms::Complete, ..optimizer.prepare(3, 0.5) };
                 update.apply_bytes(&operands.weights, &raw[shift..], &mut slots, &mut next[shift..]);
                 let found: Vec<_> =
                     [vec![next[shift..].to_vec()], slots].concat().iter().map(|v| bits(v)).collect();
@@ -199,7 +201,8 @@ proptest! {
             let (weights, gradient) = (operands.weights.clone(), operands.gradient.clone());
             let mut slots = operands.slots[..optimizer.slots()].to_vec();
             let mut next = vec![garbage; weights.len()];
-            optimizer.update(step, &weights, &gradient, 0.5, &mut slots, &mut next);
+            let update = Update { norms: Norms::Complete, ..optimizer.prepare(step, 0.5) };
+            update.apply(&weights, &gradient, &mut slots, &mut next);
             prop_assert_eq!(bits(&weights), bits(&operands.weights));
             prop_assert_eq!(bits(&gradient), bits(&operands.gradient));
             prop_assert_eq!(bits(&next), &operands.update(&optimizer, step, 0.5)[0][..]);
