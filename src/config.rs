@@ -14,6 +14,8 @@ const MASTER: &str = "http://127.0.0.1:4700";
 pub(crate) struct Environment {
     /// `EBB_MASTER`.
     master: Option<String>,
+    /// `EBB_HEALTH`.
+    health: Option<String>,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
     /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` form) is set; the exporter reads the value itself.
@@ -35,6 +37,7 @@ impl Environment {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         Self {
             master: get("EBB_MASTER"),
+            health: get("EBB_HEALTH"),
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some(),
@@ -55,6 +58,11 @@ impl Environment {
     pub(crate) fn master(&self, flag: Option<&str>) -> String {
         let url = flag.or(self.master.as_deref()).unwrap_or(MASTER).trim().trim_end_matches('/');
         if url.contains("://") { url.to_owned() } else { format!("http://{url}") }
+    }
+
+    /// URL of the process whose health is asked for, found in the same way: argument over environment over default.
+    pub(crate) fn health(&self, argument: Option<&str>) -> String {
+        self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)))
     }
 
     /// Name of a ps that listens on `address` and was given none.

@@ -9,6 +9,7 @@ pub mod channel;
 pub mod checkpoint;
 pub mod convert;
 pub mod error;
+pub mod health;
 pub mod ids;
 pub mod optimizer;
 pub mod parameters;

@@ -15,6 +15,8 @@ use proto::pb::parameters_server::ParametersServer;
 use proto::session::{Registered, Session};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::error::{Error, Result};
 use crate::handle::Ps;
@@ -52,10 +54,13 @@ where
     // Whichever way this function ends, pulls that wait are answered.
     let stopping = shutdown.child_token();
     let _stop = stopping.clone().drop_guard();
+    let health = health_reporter();
+    let reporter = health.0.clone();
     tokio::select! {
         biased;
-        served = serve(ps.clone(), incoming, stopping) => served,
+        served = serve_with(ps.clone(), incoming, health, stopping) => served,
         failure = driver => Err(refused(failure)),
+        never = proto::health::follow(&reporter, &session) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},
         never = report_checkpoints(&ps, &session) => match never {},
     }
@@ -71,7 +76,22 @@ where
     I: Stream<Item = io::Result<Accepted<T>>> + Send,
     T: Io,
 {
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let health = health_reporter();
+    proto::health::set_ready(&health.0, true).await;
+    serve_with(ps, incoming, health, shutdown).await
+}
+
+/// The same; somebody else says whether this ps is ready.
+async fn serve_with<I, T>(
+    ps: Ps,
+    incoming: I,
+    (health, health_service): (HealthReporter, HealthServer<impl Health>),
+    shutdown: CancellationToken,
+) -> Result<()>
+where
+    I: Stream<Item = io::Result<Accepted<T>>> + Send,
+    T: Io,
+{
     health.set_serving::<ParametersServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
@@ -88,6 +108,7 @@ where
     let overdue = async {
         shutdown.cancelled().await;
         health.set_not_serving::<ParametersServer<Service>>().await;
+        proto::health::set_ready(&health, false).await;
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {

@@ -278,7 +278,7 @@ pub fn python_with_torch() -> Option<String> {
 }
 
 /// Says that a test did less than its name: past the test runner, which shows what a passing test prints to nobody.
-fn skipped(what: &str) {
+pub fn skipped(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }

@@ -22,4 +22,4 @@ mod trainer;
 pub use config::Options;
 pub use error::{Error, Result};
 pub use ps_client::Connector;
-pub use task_loop::run;
+pub use task_loop::{run, run_with_health};

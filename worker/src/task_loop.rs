@@ -19,6 +19,7 @@ use proto::status::{Failure, Kind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tonic_health::server::HealthReporter;
 
 use crate::config::Options;
 use crate::data::Batch;
@@ -43,6 +44,23 @@ pub async fn run(
     dialer: Dialer,
     connector: Connector,
     registry: Registry,
+    shutdown: CancellationToken,
+) -> Result<()> {
+    let (health, _) = tonic_health::server::health_reporter();
+    run_with_health(options, master_url, dialer, connector, registry, health, shutdown).await
+}
+
+/// The same, and tells `health` whether the master knows this worker.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with_health(
+    options: Options,
+    master_url: &str,
+    dialer: Dialer,
+    connector: Connector,
+    registry: Registry,
+    health: HealthReporter,
     shutdown: CancellationToken,
 ) -> Result<()> {
     options.validate().map_err(Error::Options)?;
@@ -116,6 +134,7 @@ pub async fn run(
         biased;
         failure = driver => Err(Error::Call { what: format!("register with master {master_url}"), failure }),
         error = master_lost(&session, master_url, options.master_timeout) => Err(error),
+        never = proto::health::follow(&health, &session) => match never {},
         result = body => result,
     }
 }
