@@ -87,7 +87,7 @@ impl AppliedSteps {
     /// Whether they can be what a ledger says at `version` of a job with `steps` steps.
     pub fn is_valid(&self, version: Version, steps: u64) -> bool {
         let above = self.above.first().is_none_or(|&first| first > self.watermark);
-        let last = self.above.last().map_or(self.watermark, |last| last.next());
-        above && last.get() <= steps && self.version() == version
+        let last = self.above.last().is_none_or(|last| last.get() < steps);
+        above && last && self.watermark.get() <= steps && self.version() == version
     }
 }

@@ -126,10 +126,20 @@ impl<'a> DataFile<'a> {
 pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>> {
     let damaged =
         |error: crate::Error| Error::Damaged { file: folder.shown(MANIFEST), what: error.to_string() };
+    let mut files = Vec::with_capacity(manifest.files.len());
+    for partition in (0..manifest.files.len() as u32).map(PartitionId) {
+        files.push(DataFile::open(folder, manifest, partition).await?);
+    }
+    // Before memory is taken for them: the files are as long as the store says, the tensors as large as the manifest likes.
+    let expected = bytes_of(&manifest.tensors);
+    let found = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.header.data_bytes()));
+    if expected.is_none_or(|expected| expected > found) {
+        let what = format!("its tensors have {} bytes, its files {found}", expected.unwrap_or(u64::MAX));
+        return Err(Error::Damaged { file: folder.shown(MANIFEST), what });
+    }
     let layout = Layout::new(manifest.tensors.clone(), manifest.files.len() as u32).map_err(damaged)?;
     let mut values: Vec<Values> = manifest.tensors.iter().map(TensorSpec::zeros).collect();
-    for partition in (0..manifest.files.len() as u32).map(PartitionId) {
-        let file = DataFile::open(folder, manifest, partition).await?;
+    for (partition, file) in (0..).map(PartitionId).zip(&files) {
         for &chunk in layout.members(partition) {
             let read = file.read(&layout, chunk, &[Section::Weights(manifest.version)]).await?;
             let place = layout.chunk(chunk);
@@ -137,6 +147,15 @@ pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>
         }
     }
     Ok(values)
+}
+
+/// Bytes of these tensors; `None` when they are no number.
+fn bytes_of(tensors: &[TensorSpec]) -> Option<u64> {
+    let bytes = |tensor: &TensorSpec| {
+        let size = tensor.dtype().size() as u64;
+        tensor.shape.iter().try_fold(size, |bytes, &size| bytes.checked_mul(size as u64))
+    };
+    tensors.iter().try_fold(0, |sum: u64, tensor| sum.checked_add(bytes(tensor)?))
 }
 
 async fn read_one(folder: &Folder, file: &File, range: Range<u64>) -> Result<Bytes> {
