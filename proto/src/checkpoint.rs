@@ -19,6 +19,8 @@
 //!   would cost a core more than the disk does.
 //! - Nothing in a data file depends on the clock, the era, or who was there: same tensors, same bytes.
 
+#[cfg(feature = "cloud")]
+mod cloud;
 pub mod data;
 mod error;
 pub mod file;

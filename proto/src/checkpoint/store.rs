@@ -12,6 +12,8 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
 
+#[cfg(feature = "cloud")]
+use super::cloud::open;
 use super::{Error, Result};
 
 /// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
@@ -52,15 +54,23 @@ impl Stores {
                 if scheme == "memory" {
                     (self.memory.clone(), Path::from(rest))
                 } else {
-                    let settings = self.settings.iter().map(|(key, value)| (key, value.clone()));
-                    let opened = object_store::parse_url_opts(&parsed, settings);
+                    let opened = open(&parsed, &self.settings);
                     let (store, path) = opened.map_err(|error| wrong(error.to_string()))?;
-                    (if scheme == "file" { local() } else { store.into() }, path)
+                    (if scheme == "file" { local() } else { store }, path)
                 }
             }
         };
         Ok(Folder { store: self.instead.clone().unwrap_or(store), path, name: url.to_owned() })
     }
+}
+
+/// The store and the path in it that a URL leads to.
+#[cfg(not(feature = "cloud"))]
+fn open(
+    url: &url::Url,
+    _settings: &BTreeMap<String, String>,
+) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
+    object_store::parse_url(url).map(|(store, path)| (store.into(), path))
 }
 
 /// Without the settings: they have secrets.

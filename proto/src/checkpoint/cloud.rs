@@ -1,0 +1,52 @@
+//! Object stores of the clouds, by their URLs.
+//!
+//! `object_store` opens them by itself, but then repeats a request for up to three minutes. Whoever saves or looks for a checkpoint
+//! tries again too, so a store that is away would be reported after a quarter of an hour instead of some seconds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ObjectStore, ObjectStoreScheme, Result, RetryConfig};
+use url::Url;
+
+/// How one request is repeated: enough for one that a busy server refuses among thousands of parts.
+fn retry() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(1),
+            base: 2.0,
+        },
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(10),
+    }
+}
+
+/// The store and the path in it that a URL leads to, in a cloud or not.
+pub(super) fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
+    // The builders share no trait. Settings of the other clouds are not theirs.
+    macro_rules! store {
+        ($builder:ty) => {{
+            let begun = <$builder>::new().with_url(url.as_str()).with_retry(retry());
+            let builder =
+                settings.iter().fold(begun, |builder, (key, value)| match key.to_ascii_lowercase().parse() {
+                    Ok(key) => builder.with_config(key, value),
+                    Err(_) => builder,
+                });
+            Arc::new(builder.build()?)
+        }};
+    }
+    let (scheme, path) = ObjectStoreScheme::parse(url)?;
+    let store: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::AmazonS3 => store!(AmazonS3Builder),
+        ObjectStoreScheme::GoogleCloudStorage => store!(GoogleCloudStorageBuilder),
+        ObjectStoreScheme::MicrosoftAzure => store!(MicrosoftAzureBuilder),
+        _ => return object_store::parse_url(url).map(|(store, path)| (store.into(), path)),
+    };
+    Ok((store, path))
+}

@@ -1,0 +1,218 @@
+//! An S3 server that a test starts, and a proxy before it that fails as told.
+//!
+//! The server is moto, whose authors had S3 in mind and not us. Clients reach it through the [`Proxy`] only.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::skipped;
+
+/// How long a thread of the proxy waits for bytes before it looks whether there is a fault now.
+const LOOK: Duration = Duration::from_millis(20);
+
+const BUSY: &str = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+
+/// The server, with one bucket.
+pub struct S3 {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl S3 {
+    pub const BUCKET: &'static str = "bucket";
+
+    /// `EBB_MOTO`, or `moto_server` on the path; `None` when there is none.
+    pub fn start() -> Option<Self> {
+        let program = std::env::var("EBB_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
+        let mut command = Command::new(&program);
+        command.args(["-H", "127.0.0.1", "-p", "0"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let Ok(mut child) = command.stderr(Stdio::piped()).spawn() else {
+            skipped(&format!(
+                "{program} does not start, so nothing was saved on S3; pip install 'moto[s3]' flask flask-cors, and set EBB_MOTO"
+            ));
+            return None;
+        };
+        let said = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        let mut lines = said.lines().map_while(Result::ok);
+        let address = lines.find_map(|line| line.split_once("http://")?.1.trim().parse().ok());
+        let address = address.expect("moto says where it listens");
+        // It says a line for each request; a full pipe would stop it.
+        std::thread::spawn(move || lines.for_each(drop));
+        let server = Self { child, address };
+        assert_eq!(server.request("PUT", "", b"").0, 200, "the bucket is made");
+        Some(server)
+    }
+
+    /// A request past the proxy, for a key of the bucket: the status, and the body.
+    pub fn request(&self, method: &str, key: &str, body: &[u8]) -> (u16, Vec<u8>) {
+        let mut stream = TcpStream::connect(self.address).expect("moto listens");
+        let head = format!(
+            "{method} /{}/{key} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/octet-stream\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n",
+            Self::BUCKET,
+            self.address,
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body].concat()).expect("moto reads");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("moto answers");
+        let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("an HTTP answer");
+        let status = String::from_utf8_lossy(&answer[9..12]).parse().expect("an HTTP status");
+        (status, answer.split_off(end + 4))
+    }
+
+    /// Keys of the bucket, sorted.
+    pub fn keys(&self) -> Vec<String> {
+        let (status, listed) = self.request("GET", "?list-type=2", b"");
+        assert_eq!(status, 200);
+        let listed = String::from_utf8_lossy(&listed).into_owned();
+        let keys = listed.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next());
+        keys.map(str::to_owned).collect()
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fault {
+    /// It hands on.
+    Nothing,
+    /// Every request is answered with 503.
+    Busy,
+    /// Requests reach the server, their answers do not arrive: the connection is dropped.
+    Drops,
+    /// Connections are closed at once.
+    Away,
+}
+
+/// Stands before a server.
+pub struct Proxy {
+    pub address: SocketAddr,
+    faults: Arc<Faults>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    now: AtomicU8,
+    /// Connections that met a fault.
+    met: AtomicUsize,
+}
+
+impl Faults {
+    fn are(&self, fault: Fault) -> bool {
+        self.now.load(Ordering::SeqCst) == fault as u8
+    }
+}
+
+impl Proxy {
+    pub fn start(server: &S3) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let (faults, server) = (Arc::new(Faults::default()), server.address);
+        let seen = faults.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let faults = seen.clone();
+                // A connection that breaks is what this is for.
+                std::thread::spawn(move || drop(serve(client, server, &faults)));
+            }
+        });
+        Self { address, faults }
+    }
+
+    /// From now on.
+    pub fn set(&self, fault: Fault) {
+        self.faults.met.store(0, Ordering::SeqCst);
+        self.faults.now.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// Connections that have met a fault since it was set.
+    pub fn met(&self) -> usize {
+        self.faults.met.load(Ordering::SeqCst)
+    }
+}
+
+fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std::io::Result<()> {
+    if !faults.are(Fault::Nothing) {
+        faults.met.fetch_add(1, Ordering::SeqCst);
+    }
+    if faults.are(Fault::Away) {
+        return Ok(());
+    }
+    if faults.are(Fault::Busy) {
+        read_request(&mut client)?;
+        let answer = format!(
+            "HTTP/1.1 503 Slow Down\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{BUSY}",
+            BUSY.len()
+        );
+        return client.write_all(answer.as_bytes());
+    }
+    let server = TcpStream::connect(server)?;
+    let (answers, back, watched) = (server.try_clone()?, client.try_clone()?, faults.clone());
+    let other = std::thread::spawn(move || {
+        // What is dropped is an answer that had begun, or the whole of it.
+        hand_on(answers, back, &|| watched.are(Fault::Nothing))
+    });
+    let handed = hand_on(client, server, &|| faults.are(Fault::Nothing) || faults.are(Fault::Drops));
+    let _ = other.join();
+    handed
+}
+
+/// Copies bytes while it may; then both ends are closed.
+fn hand_on(mut from: TcpStream, mut to: TcpStream, may: &dyn Fn() -> bool) -> std::io::Result<()> {
+    from.set_read_timeout(Some(LOOK))?;
+    let mut buffer = vec![0; 64 << 10];
+    let ended = loop {
+        match from.read(&mut buffer) {
+            Ok(0) => break Ok(()),
+            // Bytes that came while there is a fault are kept back.
+            Ok(_) if !may() => break Ok(()),
+            Ok(count) => match to.write_all(&buffer[..count]) {
+                Ok(()) => {}
+                Err(error) => break Err(error),
+            },
+            Err(error)
+                if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
+            {
+                if !may() {
+                    break Ok(());
+                }
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    for end in [&from, &to] {
+        let _ = end.shutdown(Shutdown::Both);
+    }
+    ended
+}
+
+/// Reads one request to its end, so that its answer is not lost with the bytes that nobody read.
+fn read_request(client: &mut TcpStream) -> std::io::Result<()> {
+    let mut reader = BufReader::new(client);
+    let mut bytes = 0;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 || line == "\r\n" {
+            break;
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            bytes = value.trim().parse().unwrap_or(0);
+        }
+    }
+    std::io::copy(&mut reader.take(bytes), &mut std::io::sink())?;
+    Ok(())
+}
