@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -66,10 +67,6 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(path: &Path, log: PathBuf, args: &[&str]) -> Self {
-        Self::start_with(path, log, args, &[])
-    }
-
     fn start_with(path: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = fs::File::create(&log).expect("the log can be written");
         let mut command = program(path, args);
@@ -127,6 +124,7 @@ pub struct Cluster {
     pub url: String,
     pub dir: TempDir,
     program: PathBuf,
+    environment: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -136,16 +134,25 @@ impl Cluster {
 
     /// A cluster of another program with the same commands.
     pub fn of(program: &Path, ps: usize, workers: usize) -> Self {
+        Self::with_environment(program, ps, workers, &[])
+    }
+
+    /// The same, with more in the environment of the master and the ps.
+    pub fn with_environment(program: &Path, ps: usize, workers: usize, environment: &[(&str, &str)]) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         let at = |name: String| dir.path().join(name).display().to_string();
-        let mut master = Process::start(
+        let mut master = Process::start_with(
             program,
             at("master.log".into()).into(),
             &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
+            environment,
         );
         let url = master.url();
         let program = program.to_owned();
-        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program };
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment = environment.iter().map(owned).collect();
+        let mut cluster =
+            Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program, environment };
         for index in 0..ps {
             let process = cluster.start_ps(index);
             cluster.ps.push(process);
@@ -160,9 +167,14 @@ impl Cluster {
         let log = self.dir.path().join(format!("ps-{index}.log"));
         let name = format!("ps-{index}");
         let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
-        let mut process = Process::start(&self.program, log, &args);
+        let mut process = self.start_role(log, &args);
         process.url();
         process
+    }
+
+    fn start_role(&self, log: PathBuf, args: &[&str]) -> Process {
+        let environment = self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Process::start_with(&self.program, log, args, &environment.collect::<Vec<_>>())
     }
 
     /// Kills the master, and starts one at the same address with the same folder.
@@ -173,7 +185,7 @@ impl Cluster {
         let data = self.dir.path().join("data").display().to_string();
         let log = self.dir.path().join("master-again.log");
         let args = ["master", "--listen", &listen, "--data-dir", &data];
-        self.master = Process::start(&self.program, log, &args);
+        self.master = self.start_role(log, &args);
         assert_eq!(self.master.url(), self.url);
     }
 
@@ -278,7 +290,7 @@ pub fn python_with_torch() -> Option<String> {
 }
 
 /// Says that a test did less than its name: past the test runner, which shows what a passing test prints to nobody.
-fn skipped(what: &str) {
+pub fn skipped(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }
