@@ -11,7 +11,7 @@
 #![expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 
 mod peer;
-#[path = "../report.rs"]
+#[path = "../support/report.rs"]
 mod report;
 
 use std::io::{BufRead as _, BufReader};

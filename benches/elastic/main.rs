@@ -24,9 +24,9 @@
 mod harness;
 #[path = "../../tests/harness/paced.rs"]
 mod paced;
-#[path = "../report.rs"]
+#[path = "../support/report.rs"]
 mod report;
-#[path = "../trace.rs"]
+#[path = "../support/trace.rs"]
 mod trace;
 
 use std::fs;
