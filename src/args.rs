@@ -127,8 +127,8 @@ pub(crate) struct CheckpointExport {
 /// Where the master is, for commands that need one.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MasterUrl {
-    /// URL of the master [env: EBB_MASTER] [default: http://127.0.0.1:4700]
-    #[arg(long = "master", value_name = "URL", help_heading = "Master")]
+    /// URL of the master, or of several, of which the one that leads is found [env: EBB_MASTER] [default: http://127.0.0.1:4700]
+    #[arg(long = "master", value_name = "URL[,URL..]", help_heading = "Master")]
     pub(crate) url: Option<String>,
 }
 
@@ -195,9 +195,29 @@ pub(crate) struct Master {
     /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4700")]
     pub(crate) listen: String,
-    /// Folder for the model files of jobs; created if missing
+    /// Folder for the model files of jobs, and without --etcd for the journal; created if missing. Masters with one etcd need
+    /// the same folder, on a file system that they share
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
+    /// Be one of several masters: their journal is in the etcd with these members, which also elects the one that leads; the
+    /// others stand by and take over
+    #[arg(long, value_name = "URL[,URL..]", help_heading = "High availability")]
+    pub(crate) etcd: Option<String>,
+    /// What keys in etcd begin with; the same for the masters of one cluster, another for each cluster
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        default_value = "ebbflow/",
+        requires = "etcd",
+        help_heading = "High availability"
+    )]
+    pub(crate) etcd_prefix: String,
+    /// How long a leader that died is waited for before another master takes over: whole seconds, 2s to 10m
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration, requires = "etcd", help_heading = "High availability")]
+    pub(crate) leader_ttl: Duration,
+    /// URL where others reach this master, told by those that stand by [default: http:// and the address it listens on]
+    #[arg(long, value_name = "URL", requires = "etcd", help_heading = "High availability")]
+    pub(crate) advertise: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -404,5 +424,6 @@ mod tests {
         assert!(wrong("ebb scale digits --workers 0").contains("1..=65536"));
         assert!(wrong("ebb jobs --master-timeout soon").contains("--master-timeout"));
         assert!(wrong("ebb submit job.toml --out o").contains("--follow"));
+        assert!(wrong("ebb master --data-dir d --leader-ttl 3s").contains("--etcd"));
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::failover::Failover;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::retry::Retry;
 use proto::status::Failure;
 use tokio::time::Instant;
 use tonic::Status;
-use tonic::transport::Channel;
 
 use crate::screen::Screen;
 
@@ -21,20 +21,20 @@ const NOTICE_EVERY: Duration = Duration::from_secs(3);
 /// The master as a user's command sees it; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    jobs: JobsClient<Channel>,
+    jobs: JobsClient<Failover>,
     url: String,
     patience: Duration,
     screen: Screen,
 }
 
 impl Client {
-    /// For the master at `url`, which is tried for `patience` in each call.
+    /// For the master at `url` (or the one that leads of several, separated by commas), which is tried for `patience` in each call.
     ///
     /// # Errors
     /// Not a URL.
     pub(crate) fn new(dialer: &Dialer, url: &str, patience: Duration, screen: Screen) -> Result<Self> {
         let channel =
-            dialer.channel(url, Purpose::Control).map_err(|failure| anyhow!("--master: {failure}"))?;
+            Failover::new(dialer, url, Purpose::Control).map_err(|failure| anyhow!("--master: {failure}"))?;
         let jobs = JobsClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         Ok(Self { jobs, url: url.to_owned(), patience, screen })
     }
@@ -118,7 +118,7 @@ impl Client {
     /// What the master says, or that it does not answer.
     pub(crate) async fn call<T>(
         &self,
-        attempt: impl AsyncFn(JobsClient<Channel>) -> Result<T, Failure>,
+        attempt: impl AsyncFn(JobsClient<Failover>) -> Result<T, Failure>,
     ) -> Result<T> {
         let begin = Instant::now();
         let mut next_notice = begin;
@@ -143,7 +143,7 @@ impl Client {
     }
 
     /// One call that must not be repeated, because it is not known whether it was heard.
-    pub(crate) const fn jobs(&self) -> &JobsClient<Channel> {
+    pub(crate) const fn jobs(&self) -> &JobsClient<Failover> {
         &self.jobs
     }
 

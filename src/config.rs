@@ -51,10 +51,9 @@ impl Environment {
         }
     }
 
-    /// URL of the master: flag over environment over default. `HOST:PORT` is taken for `http://HOST:PORT`.
+    /// URLs of the masters, separated by commas: flag over environment over default.
     pub(crate) fn master(&self, flag: Option<&str>) -> String {
-        let url = flag.or(self.master.as_deref()).unwrap_or(MASTER).trim().trim_end_matches('/');
-        if url.contains("://") { url.to_owned() } else { format!("http://{url}") }
+        urls(flag.or(self.master.as_deref()).unwrap_or(MASTER))
     }
 
     /// Name of a ps that listens on `address` and was given none.
@@ -68,6 +67,15 @@ impl Environment {
     }
 }
 
+/// A list of URLs with commas, each written out: `HOST:PORT` is taken for `http://HOST:PORT`.
+pub(crate) fn urls(list: &str) -> String {
+    let written = |url: &str| match url.trim_end_matches('/') {
+        url if url.contains("://") => url.to_owned(),
+        host => format!("http://{host}"),
+    };
+    proto::failover::urls(list).map(written).collect::<Vec<_>>().join(",")
+}
+
 /// URL where others reach a server that listens on `address`: what the user says, else that address.
 ///
 /// # Errors
@@ -77,8 +85,7 @@ pub(crate) fn advertised(flag: Option<&str>, address: SocketAddr) -> Result<Stri
         Some(url) if url.contains("://") => Ok(url.trim_end_matches('/').to_owned()),
         Some(host) => Ok(format!("http://{host}")),
         None if address.ip().is_unspecified() => bail!(
-            "--listen {address} is every interface of this machine; say with --advertise http://HOST:PORT where workers \
-             reach this ps"
+            "--listen {address} is every interface of this machine; say with --advertise http://HOST:PORT where others reach it"
         ),
         None => Ok(format!("http://{address}")),
     }
@@ -111,6 +118,7 @@ mod tests {
         assert_eq!(with(None).master(None), "http://127.0.0.1:4700");
         assert_eq!(with(Some("http://m:1/")).master(None), "http://m:1");
         assert_eq!(with(Some("http://m:1")).master(Some("10.0.0.7:2")), "http://10.0.0.7:2");
+        assert_eq!(with(Some("m:1, http://n:1/")).master(None), "http://m:1,http://n:1");
     }
 
     #[test]

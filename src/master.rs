@@ -1,6 +1,7 @@
 //! `ebb master`: binds, says where it listens, runs the role until it is told to stop.
 
 use anyhow::{Context as _, Result};
+use master::{ElectionOptions, Options};
 
 use crate::App;
 use crate::args;
@@ -12,9 +13,21 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
     let (listener, address) = config::bind(&args.listen).await?;
-    let options = master::Options { data_dir: args.data_dir, ..master::Options::default() };
-    let master = master::Master::open(options, app.environment.stores.clone(), app.dialer.clone()).await?;
-    app.screen.print(&format!("master listening on http://{address}"))?;
-    master.serve(proto::channel::accept(listener), app.stop.token().clone()).await?;
-    Ok(())
+    let options = Options { data_dir: args.data_dir, ..Options::default() };
+    let stores = app.environment.stores.clone();
+    let stop = app.stop.token().clone();
+    let Some(etcd) = args.etcd else {
+        let master = master::Master::open(options, stores, app.dialer.clone()).await?;
+        app.screen.print(&format!("master listening on http://{address}"))?;
+        return Ok(master.serve(proto::channel::accept(listener), stop).await?);
+    };
+    let election = ElectionOptions {
+        etcd: config::urls(&etcd),
+        prefix: args.etcd_prefix,
+        ttl: args.leader_ttl,
+        url: config::advertised(args.advertise.as_deref(), address)?,
+    };
+    app.screen.print(&format!("master, one of several, listening on http://{address}"))?;
+    let incoming = proto::channel::accept(listener);
+    Ok(master::run_elected(options, election, stores, incoming, app.dialer.clone(), stop).await?)
 }

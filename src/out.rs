@@ -236,7 +236,7 @@ impl Out {
     /// another try.
     async fn download(
         &self,
-        mut jobs: pb::jobs_client::JobsClient<tonic::transport::Channel>,
+        mut jobs: pb::jobs_client::JobsClient<proto::failover::Failover>,
         status: &pb::JobStatus,
     ) -> Result<Result<Vec<String>>, Failure> {
         let request = pb::FetchRequest { job: status.name.clone() };

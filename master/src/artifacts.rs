@@ -1,15 +1,17 @@
 //! The data folder: files that jobs were submitted with and files that they ended with.
 //!
 //! ```text
-//!   data_dir/lock                 held by the one master that uses the folder
-//!   data_dir/starts               how often a master started here
-//!   data_dir/incoming/N/NAME      being received; gone after a restart
-//!   data_dir/jobs/ID/input/NAME   submitted with the job
-//!   data_dir/jobs/ID/output/NAME  exported at its end
+//!   data_dir/lock                     held by the one master that uses the folder
+//!   data_dir/starts                   how often a master started here
+//!   data_dir/identity                 of the masters that share the folder, instead of `starts`
+//!   data_dir/incoming/START/N/NAME    being received; gone after a restart
+//!   data_dir/jobs/ID/input/SHA256     submitted with the job
+//!   data_dir/jobs/ID/output/SHA256    exported at its end
 //! ```
 //!
 //! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size and hash that were
-//! announced: a folder is received beside and renamed. Reads and writes are of at most 1 MiB and go to the page cache, so
+//! announced: they are received beside and renamed. They are named by their hash and never replaced, so a master that no longer leads
+//! can do no harm here: which files a job has is in the journal. Reads and writes are of at most 1 MiB and go to the page cache, so
 //! they are done in place: a hop to another thread would cost more, and a simulation has only one.
 
 use std::fs::{self, File, TryLockError};
@@ -53,6 +55,8 @@ impl Folder {
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     root: PathBuf,
+    /// Where files are received.
+    incoming: PathBuf,
     /// Starts of a master in this folder, this one included.
     pub(crate) starts: u64,
     /// The newest job that left files here.
@@ -66,58 +70,110 @@ pub(crate) struct Artifacts {
 impl Artifacts {
     /// Takes the folder, makes what is missing, and forgets what was being received.
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self> {
-        let at = |path: PathBuf| move |source| Error::File { path, source };
-        let (incoming, jobs) = (root.join("incoming"), root.join("jobs"));
-        fs::create_dir_all(&jobs).map_err(at(jobs.clone()))?;
+        let lock = Self::take(root, File::try_lock)?;
+        let starts = count_start(root).map_err(at(&root.join("starts")))?;
+        let incoming = root.join("incoming");
+        match fs::remove_dir_all(&incoming) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(&incoming)(error)),
+            _ => Self::begin(root, bytes_max, starts, lock),
+        }
+    }
+
+    /// The same with a folder that the masters of the journal `identity` share, as the one that leads for the `starts`th time.
+    pub(crate) fn share(root: &Path, bytes_max: u64, starts: u64, identity: u64) -> Result<Self> {
+        let lock = Self::take(root, File::try_lock_shared)?;
+        let (path, next) = (root.join("identity"), root.join(format!("identity.{starts}")));
+        if Self::identity(root)?.is_none() {
+            fs::write(&next, format!("{identity:016x}\n")).map_err(at(&next))?;
+            fs::rename(&next, &path).map_err(at(&path))?;
+        }
+        Self::check(root, identity)?;
+        // A master that led before may still be writing there, and so keep it from being removed: the next one will do it.
+        let _ = fs::remove_dir_all(root.join("incoming"));
+        Self::begin(root, bytes_max, starts, lock)
+    }
+
+    /// Refuses a folder that is not the one of the masters of the journal `identity`.
+    pub(crate) fn check(root: &Path, identity: u64) -> Result<()> {
+        let found = match Self::identity(root)? {
+            Some(found) if found == identity => return Ok(()),
+            Some(found) => format!("the data folder of master {found:016x}"),
+            None => "a data folder that no leader has used".to_owned(),
+        };
+        Err(Error::NotShared { path: root.to_owned(), found, expected: identity })
+    }
+
+    /// Of the masters that share the folder, once one of them led.
+    pub(crate) fn identity(root: &Path) -> Result<Option<u64>> {
+        let path = root.join("identity");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(at(&path)(error)),
+        };
+        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, format!("`{}`: {error}", text.trim()));
+        u64::from_str_radix(text.trim(), 16).map(Some).map_err(wrong).map_err(at(&path))
+    }
+
+    fn take(root: &Path, lock: impl FnOnce(&File) -> Result<(), TryLockError>) -> Result<File> {
+        fs::create_dir_all(root).map_err(at(root))?;
         let path = root.join("lock");
-        let lock = File::create(&path).map_err(at(path.clone()))?;
-        lock.try_lock().map_err(|error| match error {
+        let file = File::create(&path).map_err(at(&path))?;
+        lock(&file).map_err(|error| match error {
             TryLockError::WouldBlock => Error::Busy(root.to_owned()),
             TryLockError::Error(source) => Error::File { path, source },
         })?;
-        match fs::remove_dir_all(&incoming) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(incoming)(error)),
-            _ => fs::create_dir_all(&incoming).map_err(at(incoming))?,
+        Ok(file)
+    }
+
+    fn begin(root: &Path, bytes_max: u64, starts: u64, lock: File) -> Result<Self> {
+        let (incoming, jobs) = (root.join("incoming"), root.join("jobs"));
+        let incoming = incoming.join(starts.to_string());
+        for folder in [&incoming, &jobs] {
+            fs::create_dir_all(folder).map_err(at(folder))?;
         }
-        let starts = count_start(root).map_err(at(root.join("starts")))?;
         let mut newest_job = JobId(0);
-        for entry in fs::read_dir(&jobs).map_err(at(jobs.clone()))? {
-            let name = entry.map_err(at(jobs.clone()))?.file_name();
+        for entry in fs::read_dir(&jobs).map_err(at(&jobs))? {
+            let name = entry.map_err(at(&jobs))?.file_name();
             let id = name.to_str().and_then(|name| name.parse().ok()).map_or(JobId(0), JobId);
             newest_job = newest_job.max(id);
         }
         let next_incoming = AtomicU64::new(1);
-        Ok(Self { root: root.to_owned(), starts, newest_job, next_incoming, bytes_max, _lock: lock })
+        Ok(Self {
+            root: root.to_owned(),
+            incoming,
+            starts,
+            newest_job,
+            next_incoming,
+            bytes_max,
+            _lock: lock,
+        })
     }
 
     /// A place for the files of one stream.
     pub(crate) fn receive(&self) -> Result<Receiving, Failure> {
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
-        let folder = self.root.join("incoming").join(number.to_string());
+        let folder = self.incoming.join(number.to_string());
         fs::create_dir(&folder).map_err(|error| unusable(&folder, &error))?;
         let received = Received { folder, artifacts: Vec::new() };
         Ok(Receiving { received, current: None, bytes: 0, bytes_max: self.bytes_max })
     }
 
-    /// Gives received files to a job, in place of what it may have.
+    /// Gives received files to a job.
     pub(crate) fn adopt(
         &self,
-        received: Received,
+        received: &Received,
         job: JobId,
         folder: Folder,
     ) -> Result<Vec<Artifact>, Failure> {
         let target = self.folder(job, folder);
-        let parent = target.parent().expect("a folder below the root");
-        let moved = fs::create_dir_all(parent)
-            .and_then(|()| match fs::remove_dir_all(&target) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            })
-            .and_then(|()| fs::rename(&received.folder, &target));
-        moved.map_err(|error| unusable(&target, &error))?;
-        let artifacts = received.artifacts.clone();
-        drop(received);
-        Ok(artifacts)
+        fs::create_dir_all(&target).map_err(|error| unusable(&target, &error))?;
+        for artifact in &received.artifacts {
+            let path = target.join(&artifact.sha256);
+            fs::rename(received.folder.join(&artifact.name), &path)
+                .map_err(|error| unusable(&path, &error))?;
+        }
+        Ok(received.artifacts.clone())
     }
 
     /// A file as a stream's messages: its header, then its content. Read as they are asked for.
@@ -127,7 +183,7 @@ impl Artifacts {
         folder: Folder,
         artifact: &Artifact,
     ) -> impl Iterator<Item = Result<ArtifactPart, Failure>> + Send + use<> {
-        let path = self.folder(job, folder).join(&artifact.name);
+        let path = self.folder(job, folder).join(&artifact.sha256);
         let header = ArtifactPart { part: Some(Part::Header(artifact.clone())) };
         let slices = match File::open(&path) {
             Ok(file) => Ok(Slices { path, file: Some(file) }),
@@ -143,6 +199,11 @@ impl Artifacts {
     fn folder(&self, job: JobId, folder: Folder) -> PathBuf {
         self.root.join("jobs").join(job.to_string()).join(folder.name())
     }
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { path, source }
 }
 
 /// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers.
@@ -275,7 +336,7 @@ pub(crate) struct Received {
 
 impl Drop for Received {
     fn drop(&mut self) {
-        // After adoption there is nothing here any more; at worst the next start cleans up.
+        // After adoption it is empty; at worst the next start cleans up.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -347,11 +408,11 @@ mod tests {
         let two = [describe("a", b"hello"), describe("b", b"")];
         let parts = vec![header(two[0].clone()), content(b"hel"), content(b"lo"), header(two[1].clone())];
         let received = receive(&artifacts, parts).expect("whole");
-        assert_eq!(artifacts.adopt(received, JobId(3), Folder::Input).expect("a move"), two);
+        assert_eq!(artifacts.adopt(&received, JobId(3), Folder::Input).expect("a move"), two);
         let parts: Vec<_> = artifacts.parts(JobId(3), Folder::Input, &two[0]).map(Result::unwrap).collect();
         assert_eq!(parts, [header(two[0].clone()), content(b"hello")]);
         assert_eq!(artifacts.parts(JobId(3), Folder::Input, &two[1]).count(), 1);
-        assert!(is_empty(&root.path().join("incoming")));
+        assert!(is_empty(&root.path().join("incoming/1")));
     }
 
     #[test]
@@ -373,7 +434,7 @@ mod tests {
         ] {
             let failure = receive(&artifacts, parts).unwrap_err();
             assert!(failure.kind == Kind::Malformed && failure.message.contains(expected), "{failure}");
-            assert!(is_empty(&root.path().join("incoming")), "{expected}");
+            assert!(is_empty(&root.path().join("incoming/1")), "{expected}");
         }
     }
 
@@ -383,13 +444,13 @@ mod tests {
         let artifacts = open(root.path());
         assert_eq!((artifacts.starts, artifacts.newest_job), (1, JobId(0)));
         let received = receive(&artifacts, vec![header(describe("a", b""))]).expect("whole");
-        artifacts.adopt(received, JobId(7), Folder::Output).expect("a move");
+        artifacts.adopt(&received, JobId(7), Folder::Output).expect("a move");
         let half = artifacts.receive().expect("a folder");
         std::mem::forget(half);
         drop(artifacts);
         let artifacts = open(root.path());
         assert_eq!((artifacts.starts, artifacts.newest_job), (2, JobId(7)));
-        assert!(is_empty(&root.path().join("incoming")));
+        assert!(is_empty(&root.path().join("incoming/2")) && !root.path().join("incoming/1").exists());
     }
 
     #[test]
@@ -402,14 +463,38 @@ mod tests {
     }
 
     #[test]
-    fn a_later_export_takes_the_place_of_an_earlier_one() {
+    fn a_later_export_leaves_an_earlier_one_readable() {
         let root = tempfile::tempdir().expect("a folder");
         let artifacts = open(root.path());
-        for name in ["old", "new"] {
-            let received = receive(&artifacts, vec![header(describe(name, b""))]).expect("whole");
-            artifacts.adopt(received, JobId(1), Folder::Output).expect("a move");
+        let exports = ["old", "new"].map(|text| (describe("model", text.as_bytes()), text));
+        for (artifact, text) in &exports {
+            let parts = vec![header(artifact.clone()), content(text.as_bytes())];
+            let received = receive(&artifacts, parts).expect("whole");
+            artifacts.adopt(&received, JobId(1), Folder::Output).expect("a move");
         }
-        assert!(!root.path().join("jobs/1/output/old").exists());
-        assert!(root.path().join("jobs/1/output/new").exists());
+        for (artifact, text) in &exports {
+            let parts: Vec<_> =
+                artifacts.parts(JobId(1), Folder::Output, artifact).map(Result::unwrap).collect();
+            assert_eq!(parts, [header(artifact.clone()), content(text.as_bytes())]);
+        }
+    }
+
+    #[test]
+    fn masters_share_a_folder_only_with_those_of_their_journal() {
+        let root = tempfile::tempdir().expect("a folder");
+        let no_leader = Artifacts::check(root.path(), 7).unwrap_err().to_string();
+        assert!(no_leader.contains("no leader has used"), "{no_leader}");
+        let first = Artifacts::share(root.path(), 100, 1, 7).expect("a folder");
+        let half = first.receive().expect("a folder");
+        // The first one may still run when the second is elected: it finds its uploads gone, and that is all.
+        let second = Artifacts::share(root.path(), 100, 2, 7).expect("the same folder");
+        assert!(!half.received.folder.exists() && is_empty(&root.path().join("incoming/2")));
+        assert!(matches!(
+            Artifacts::share(root.path(), 100, 1, 8),
+            Err(Error::NotShared { expected: 8, .. })
+        ));
+        assert!(matches!(Artifacts::open(root.path(), 1), Err(Error::Busy(_))), "a master that is alone");
+        drop((first, second));
+        open(root.path());
     }
 }

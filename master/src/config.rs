@@ -47,6 +47,52 @@ impl Default for Options {
     }
 }
 
+/// What one of several masters is told besides: of them one leads, the others stand by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ElectionOptions {
+    /// URLs of etcd's members, separated by commas. It keeps the journal and says who leads.
+    pub etcd: String,
+    /// What all keys in etcd begin with. Default `ebbflow/`. Masters with the same one are the same master; another cluster in
+    /// the same etcd needs another one.
+    pub prefix: String,
+    /// How long a leader that died is waited for before another master leads. In whole seconds. Default 5 s. Shorter makes
+    /// takeovers faster; a leader that stands still, or that etcd does not answer, for three quarters of it steps down.
+    pub ttl: Duration,
+    /// URL where the fleet and users reach this master; those who ask one that stands by are told it.
+    pub url: String,
+}
+
+impl ElectionOptions {
+    /// Every relation that does not hold.
+    ///
+    /// # Errors
+    /// One message for each.
+    pub fn validate(&self) -> Result<(), Vec<String>> {
+        let mut wrong = Vec::new();
+        let mut check = |ok: bool, message: String| {
+            if !ok {
+                wrong.push(message);
+            }
+        };
+        let Self { etcd, prefix, ttl, url } = self;
+        check(
+            proto::failover::urls(etcd).next().is_some(),
+            "etcd: empty; expected http://HOST:PORT[,..]".to_owned(),
+        );
+        check(
+            !prefix.is_empty() && prefix.chars().all(|letter| letter.is_ascii_graphic()),
+            format!("prefix: expected visible ASCII, found `{}`", prefix.escape_debug()),
+        );
+        check(
+            (Duration::from_secs(2)..=Duration::from_secs(600)).contains(ttl) && ttl.subsec_nanos() == 0,
+            format!("ttl = {ttl:?}: from 2s to 10min, in whole seconds"),
+        );
+        check(url.starts_with("http://"), format!("url: `{url}` is no URL; expected http://HOST:PORT"));
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+}
+
 impl Options {
     /// Every relation that does not hold.
     ///
@@ -92,6 +138,22 @@ mod tests {
         let wrong = options.validate().unwrap_err();
         assert_eq!(wrong.len(), 2, "{wrong:?}");
         assert!(wrong[0].contains("death = 5s is below two heartbeats of 3s"), "{wrong:?}");
+    }
+
+    #[test]
+    fn an_election_needs_etcd_whole_seconds_and_a_url() {
+        let good = ElectionOptions {
+            etcd: "http://127.0.0.1:2379".into(),
+            prefix: "ebbflow/".into(),
+            ttl: Duration::from_secs(5),
+            url: "http://m:1".into(),
+        };
+        assert_eq!(good.validate(), Ok(()));
+        let ttl = Duration::from_millis(2500);
+        let bad = ElectionOptions { etcd: " ,".into(), prefix: "a\0".into(), ttl, url: "m".into() };
+        let wrong = bad.validate().unwrap_err();
+        assert_eq!(wrong.len(), 4, "{wrong:?}");
+        assert!(wrong[2].contains("ttl = 2.5s"), "{wrong:?}");
     }
 
     #[test]

@@ -22,6 +22,19 @@ pub enum Error {
     /// Two masters must not share a data folder.
     #[error("{}: another master uses this folder; stop it or choose another data_dir", .0.display())]
     Busy(PathBuf),
+    /// Several masters with one journal need one data folder.
+    #[error(
+        "{}: {found}, and the journal in etcd belongs to the data folder of master {expected:016x}; all masters of one --etcd-prefix \
+         need the same folder, on a file system that they share", path.display()
+    )]
+    NotShared {
+        /// The folder.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// Identity in the journal.
+        expected: u64,
+    },
     /// The journal cannot be opened or read.
     #[error("{}: {reason}; it must be the journal of this program, and no other process may have it open", path.display())]
     Journal {

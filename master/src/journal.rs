@@ -61,8 +61,7 @@ impl Found {
         };
         let mut found = Self::default();
         if let Some(bytes) = all.get(keys::MASTER) {
-            found.identity =
-                Some(pb::MasterRecord::decode(&bytes[..]).map_err(wrong(keys::MASTER))?.identity);
+            found.identity = Some(master_record(bytes)?.identity);
         }
         let under = |prefix: &str| {
             let prefix = prefix.to_owned();
@@ -80,9 +79,15 @@ impl Found {
     }
 }
 
-/// What makes the next start the same master.
-pub(crate) fn keep_identity(identity: u64) -> Batch {
-    let record = pb::MasterRecord { identity };
+/// The master's own record, from its bytes.
+pub(crate) fn master_record(bytes: &[u8]) -> Result<pb::MasterRecord> {
+    let wrong = |reason| Error::Record { key: keys::MASTER.to_owned(), reason };
+    pb::MasterRecord::decode(bytes).map_err(wrong)
+}
+
+/// What makes the next start the same master, and one more.
+pub(crate) fn keep_identity(identity: u64, starts: u64) -> Batch {
+    let record = pb::MasterRecord { identity, starts };
     Batch::from([(keys::MASTER.to_owned(), Some(record.encode_to_vec()))])
 }
 

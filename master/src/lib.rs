@@ -11,17 +11,21 @@
 //! ```
 //!
 //! What must survive a restart is written to a journal before anybody outside hears of it: jobs, placements, eras, events. Tasks and
-//! leases are not: the ledgers of the ps say what is done.
+//! leases are not: the ledgers of the ps say what is done. Of several masters with one journal in etcd one leads (`candidate`);
+//! whatever another one believes, it can neither write (`etcd`) nor answer (`gate`).
 
 mod applied;
 mod artifacts;
 mod books;
+mod candidate;
 mod checkpoints;
 mod clock;
 mod config;
 mod dispatcher;
 mod error;
+mod etcd;
 mod events;
+mod gate;
 mod job;
 mod journal;
 mod lease;
@@ -33,9 +37,10 @@ mod service;
 mod speeds;
 mod tasks;
 
+pub use candidate::run_elected;
 #[doc(hidden)]
 pub use clock::Clock;
-pub use config::Options;
+pub use config::{ElectionOptions, Options};
 pub use error::{Error, Result};
 pub use journal::{Batch, FileStore, MemoryStore, Store, StoreError};
 pub use metrics::{Metric, Metrics};

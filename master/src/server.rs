@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,8 +24,12 @@ use crate::checkpoints;
 use crate::clock::{Clock, Now};
 use crate::config::Options;
 use crate::error::{Error, Result};
+use crate::etcd::{EtcdStore, Leadership};
+use crate::gate::Gate;
 use crate::job::Effect;
-use crate::journal::{FileStore, Found, Journal, Mark, MemoryStore, Store, keep_identity};
+use crate::journal::{
+    FileStore, Found, Journal, Mark, MemoryStore, Store, keep_identity, keys, master_record,
+};
 use crate::metrics::Metrics;
 use crate::ps_client;
 use crate::service::{FleetService, JobsService};
@@ -78,6 +83,8 @@ pub(crate) struct Shared {
     pub(crate) recalls: broadcast::Sender<(IncarnationId, LeaseId)>,
     /// Long calls end.
     pub(crate) stopping: CancellationToken,
+    /// Of several masters: that this one leads.
+    leadership: Option<Arc<Leadership>>,
     books: Mutex<Books>,
     clock: Clock,
 }
@@ -94,7 +101,40 @@ impl Master {
             true => Arc::new(FileStore::open(&options.data_dir.join("journal.redb"))?),
             false => Arc::new(MemoryStore::default()),
         };
-        Self::start(options, stores, dialer, artifacts, store, Clock::start()).await
+        Self::start(options, stores, dialer, artifacts, store, Clock::start(), None).await
+    }
+
+    /// Takes up the journal of several masters, as the one that leads.
+    ///
+    /// # Errors
+    /// A data folder that cannot be used or is not that of the journal, or a journal that cannot be read.
+    pub(crate) async fn elected(
+        options: Options,
+        stores: Stores,
+        dialer: Dialer,
+        store: Arc<EtcdStore>,
+        leadership: Arc<Leadership>,
+    ) -> Result<Self> {
+        let clock = Clock::start();
+        let found = store.load().await.map_err(Error::Store)?;
+        let record = match found.get(keys::MASTER) {
+            Some(bytes) => {
+                check_folder(&options.data_dir, bytes)?;
+                master_record(bytes)?
+            }
+            None => pb::MasterRecord::default(),
+        };
+        // Before an id is given away that another lead may have used.
+        let starts = record.starts + 1;
+        let identity = match record.identity {
+            // A leader that died before it wrote a journal may have marked the folder.
+            0 => Artifacts::identity(&options.data_dir)?
+                .unwrap_or((clock.now().unix_ms << 16) | (starts & 0xFFFF)),
+            identity => identity,
+        };
+        let artifacts = Artifacts::share(&options.data_dir, options.artifact_bytes_max, starts, identity)?;
+        store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
+        Self::start(options, stores, dialer, artifacts, store, clock, Some(leadership)).await
     }
 
     /// The same, with a journal in `store`, and a clock that may be wrong.
@@ -108,7 +148,7 @@ impl Master {
     ) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
-        Self::start(options, stores, dialer, artifacts, store, clock).await
+        Self::start(options, stores, dialer, artifacts, store, clock, None).await
     }
 
     async fn start(
@@ -118,11 +158,13 @@ impl Master {
         artifacts: Artifacts,
         store: Arc<dyn Store>,
         clock: Clock,
+        leadership: Option<Arc<Leadership>>,
     ) -> Result<Self> {
         let found = Found::load(store.as_ref()).await?;
         let now = clock.now();
         let identity = found.identity.unwrap_or((now.unix_ms << 16) | (artifacts.starts & 0xFFFF));
-        let mut books = Books::new(options, identity, artifacts.starts, artifacts.newest_job);
+        let starts = artifacts.starts;
+        let mut books = Books::new(options, identity, starts, artifacts.newest_job);
         for (record, log) in found.jobs {
             let job = record.job;
             if let Err(reason) = books.restore(now, record, log) {
@@ -134,7 +176,7 @@ impl Master {
             }
         }
         let journal = Journal::new(store);
-        journal.append(keep_identity(identity));
+        journal.append(keep_identity(identity, starts));
         let shared = Shared {
             artifacts,
             stores,
@@ -143,6 +185,7 @@ impl Master {
             work: Notify::new(),
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
+            leadership,
             journal,
             books: Mutex::new(books),
             clock,
@@ -169,7 +212,9 @@ impl Master {
             .build_v1()
             .expect("our own schema is well-formed");
         let (jobs, fleet) = (JobsService::new(shared.clone()), FleetService::new(shared.clone()));
+        let gate = shared.leadership.clone().map_or(Gate::Open, Gate::Leading);
         let serving = proto::channel::server()
+            .layer(gate)
             .add_service(health)
             .add_service(reflection)
             .add_service(JobsServer::new(jobs).max_decoding_message_size(MESSAGE_BYTES_MAX))
@@ -190,8 +235,10 @@ impl Master {
             () = tick(shared) => unreachable!("ticks for ever"),
             () = shared.journal.write() => unreachable!("writes for ever"),
         };
-        // What happened last is worth a moment; a store that fails is not waited for.
-        let _ = tokio::time::timeout(SHUTDOWN, shared.journal.flush()).await;
+        if shared.leads() {
+            // What happened last is worth a moment; a store that fails is not waited for.
+            let _ = tokio::time::timeout(SHUTDOWN, shared.journal.flush()).await;
+        }
         served
     }
 
@@ -223,6 +270,12 @@ impl Shared {
         result
     }
 
+    /// Whether no other master can do what this one does.
+    fn leads(&self) -> bool {
+        let leadership = self.leadership.as_ref();
+        leadership.is_none_or(|leadership| leadership.is_certain(tokio::time::Instant::now()))
+    }
+
     /// Removes the files of exports whose lease has ended.
     fn drop_ended_uploads(self: &Arc<Self>) {
         self.act(|books, _| {
@@ -249,6 +302,9 @@ impl Shared {
         let shared = self.clone();
         let speaking = async move {
             shared.journal.durable(written).await;
+            if !shared.leads() {
+                return;
+            }
             tokio::select! {
                 biased;
                 () = shared.stopping.cancelled() => {}
@@ -310,5 +366,13 @@ async fn tick(shared: &Arc<Shared>) {
         ticks.tick().await;
         shared.act(Books::on_tick);
         shared.drop_ended_uploads();
+    }
+}
+
+/// Refuses a data folder that is not the one of a journal that several masters share, by the journal's record of the master.
+pub(crate) fn check_folder(folder: &Path, record: &[u8]) -> Result<()> {
+    match master_record(record)?.identity {
+        0 => Ok(()),
+        identity => Artifacts::check(folder, identity),
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! The wire schema ([`pb`]), the job's specification ([`spec`]), the numbering of its work ([`plan`]), the order of
 //! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`channel`],
-//! [`convert`]), how a job's state rests ([`checkpoint`]), and what errors mean ([`status`], [`retry`]). Roles meet here and nowhere else.
+//! [`convert`]), how a job's state rests ([`checkpoint`]), and what errors mean ([`status`], [`retry`], [`failover`]). Roles meet
+//! here and nowhere else.
 
 pub mod artifact;
 pub mod channel;
 pub mod checkpoint;
 pub mod convert;
 pub mod error;
+pub mod failover;
 pub mod ids;
 pub mod optimizer;
 pub mod parameters;

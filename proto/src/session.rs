@@ -8,13 +8,20 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 
+use crate::failover::Failover;
 use crate::ids::IncarnationId;
 use crate::pb;
 use crate::pb::fleet_client::FleetClient;
 use crate::retry::Retry;
 use crate::status::{Failure, Kind};
+
+/// Longest wait for a master's first answers, where there is another one to ask.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Heartbeats in a row without an answer, after which another master is asked, where there is one. A master that is alone is
+/// waited for: its connection breaks when it is gone.
+const UNANSWERED_MAX: u32 = 5;
 
 /// What the fleet knows of this process: cheap to clone, all clones are the same session.
 #[derive(Clone, Debug)]
@@ -45,7 +52,7 @@ impl Session {
     /// Starts the session. The returned future drives it, and ends only with an error that trying again cannot mend
     /// (another program version, a refused name); drop it to leave the fleet.
     pub fn start(
-        fleet: FleetClient<Channel>,
+        masters: Failover,
         register: pb::RegisterRequest,
     ) -> (Self, impl Future<Output = Failure> + Send) {
         let (registered_tx, registered) = watch::channel(None);
@@ -54,8 +61,7 @@ impl Session {
         let session = Self { registered, replies, outgoing: outgoing.clone() };
         let driver = async move {
             loop {
-                if let Err(failure) =
-                    live(fleet.clone(), &register, &registered_tx, &replies_tx, &outgoing).await
+                if let Err(failure) = live(&masters, &register, &registered_tx, &replies_tx, &outgoing).await
                     && !failure.is_retryable()
                     && failure.kind != Kind::Fenced
                 {
@@ -101,7 +107,7 @@ impl Session {
 
 /// One incarnation: from registration to the end of its heartbeat stream.
 async fn live(
-    mut fleet: FleetClient<Channel>,
+    masters: &Failover,
     register: &pb::RegisterRequest,
     registered: &watch::Sender<Option<Registered>>,
     replies: &watch::Sender<pb::HeartbeatReply>,
@@ -115,11 +121,15 @@ async fn live(
             tracing::warn!(reason = %failure, "master unreachable; trying again");
         }
     };
+    let mut fleet = FleetClient::new(masters.clone());
     let client = fleet.clone();
     let reply = Retry::unlimited()
         .run(seed, visible, || {
             let mut fleet = client.clone();
-            async move { Ok(fleet.register(register.clone()).await.map_err(Failure::from)?.into_inner()) }
+            let registering = async move {
+                Ok(fleet.register(register.clone()).await.map_err(Failure::from)?.into_inner())
+            };
+            answered(masters, registering)
         })
         .await?;
     let incarnation = IncarnationId(reply.incarnation);
@@ -134,8 +144,12 @@ async fn live(
     let (requests, receiver) = mpsc::channel(4);
     // The first one travels with the call, so that the master can answer it.
     let _ = requests.try_send(beat());
-    let mut answers =
-        fleet.heartbeat(ReceiverStream::new(receiver)).await.map_err(Failure::from)?.into_inner();
+    let opening = async {
+        Ok(fleet.heartbeat(ReceiverStream::new(receiver)).await.map_err(Failure::from)?.into_inner())
+    };
+    let mut answers = answered(masters, opening).await?;
+    let master = masters.url();
+    let mut unanswered = 0;
     registered.send_replace(Some(Registered { incarnation, master: reply.master }));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -143,11 +157,38 @@ async fn live(
         tokio::select! {
             biased;
             answer = answers.message() => match answer.map_err(Failure::from)? {
-                Some(answer) => drop(replies.send_replace(answer)),
+                Some(answer) => {
+                    unanswered = 0;
+                    replies.send_replace(answer);
+                }
                 None => return Err(Failure::new(Kind::Unavailable, "the master closed the heartbeat stream")),
             },
-            _ = ticks.tick() => drop(requests.try_send(beat())),
+            _ = ticks.tick() => {
+                if unanswered == UNANSWERED_MAX && masters.has_others() {
+                    return Err(silent(masters, &master));
+                }
+                unanswered += 1;
+                drop(requests.try_send(beat()));
+            }
             () = outgoing.now.notified() => drop(requests.try_send(beat())),
         }
     }
+}
+
+/// Waits for an answer, but not for ever where there is another master to ask.
+async fn answered<T>(
+    masters: &Failover,
+    answer: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    if !masters.has_others() {
+        return answer.await;
+    }
+    let asked = masters.url();
+    tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(silent(masters, &asked)))
+}
+
+/// A master that takes calls and does not answer: stopped, or cut off. Another one is asked from now on.
+fn silent(masters: &Failover, url: &str) -> Failure {
+    masters.leave(url);
+    Failure::new(Kind::Unavailable, format!("the master at {url} does not answer"))
 }

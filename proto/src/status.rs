@@ -26,6 +26,8 @@ pub enum Kind {
     Full,
     /// Starting, draining or unreachable: wait and try again.
     Unavailable,
+    /// A master that does not lead: ask the one that does.
+    StandingBy,
     /// The versions of the two programs do not fit.
     Incompatible,
     /// A bug on the other side.
@@ -33,7 +35,7 @@ pub enum Kind {
 }
 
 /// The table: kind, its name on the wire, its gRPC code, whether to try again.
-const TABLE: [(Kind, &str, Code, bool); 10] = [
+const TABLE: [(Kind, &str, Code, bool); 11] = [
     (Kind::Malformed, "malformed", Code::InvalidArgument, false),
     (Kind::NotFound, "not-found", Code::NotFound, false),
     (Kind::Ended, "ended", Code::FailedPrecondition, false),
@@ -42,6 +44,7 @@ const TABLE: [(Kind, &str, Code, bool); 10] = [
     (Kind::NotYet, "not-yet", Code::Unavailable, true),
     (Kind::Full, "full", Code::ResourceExhausted, true),
     (Kind::Unavailable, "unavailable", Code::Unavailable, true),
+    (Kind::StandingBy, "standing-by", Code::Unavailable, true),
     (Kind::Incompatible, "incompatible", Code::FailedPrecondition, false),
     (Kind::Internal, "internal", Code::Internal, false),
 ];
@@ -86,6 +89,12 @@ impl Failure {
     }
 }
 
+/// The kind that a status of ours names.
+pub(crate) fn kind_named(status: &Status) -> Option<Kind> {
+    let name = status.metadata().get(KIND_KEY)?.to_str().ok()?;
+    TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
+}
+
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
         let mut status = Self::new(failure.kind.code(), failure.message);
@@ -97,9 +106,7 @@ impl From<Failure> for Status {
 impl From<Status> for Failure {
     /// A status without our metadata comes from the transport (or from something that is no Ebbflow): its code decides.
     fn from(status: Status) -> Self {
-        let named = status.metadata().get(KIND_KEY).and_then(|name| name.to_str().ok());
-        let kind = named.and_then(|name| TABLE.iter().find(|row| row.1 == name)).map(|row| row.0);
-        let kind = kind.unwrap_or_else(|| match status.code() {
+        let kind = kind_named(&status).unwrap_or_else(|| match status.code() {
             Code::InvalidArgument | Code::OutOfRange => Kind::Malformed,
             Code::NotFound => Kind::NotFound,
             Code::Unimplemented => Kind::Incompatible,

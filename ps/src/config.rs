@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 pub struct Options {
     /// Name of this ps: what a placement calls it, and what it keeps over restarts; 1 to 128 bytes. Default: `ps`.
     pub name: String,
-    /// URL of the master. Default: `http://127.0.0.1:4700`.
+    /// URL of the master, or of several, separated by commas: of those one leads. Default: `http://127.0.0.1:4700`.
     pub master: String,
     /// URL where workers and the master reach this ps; it is sent to them. Default: `http://127.0.0.1:4701`.
     pub url: String,
@@ -64,7 +64,11 @@ impl Options {
         };
         let name = self.name.len();
         check((1..=128).contains(&name), format!("name: {name} bytes; expected 1 to 128"));
-        for (key, url) in [("master", &self.master), ("url", &self.url)] {
+        let mut addresses = vec![("url", self.url.as_str())];
+        addresses.extend(proto::failover::urls(&self.master).map(|url| ("master", url)));
+        check(addresses.len() > 1, "master: empty; expected http://HOST:PORT[,..]".to_owned());
+        addresses.reverse();
+        for (key, url) in addresses {
             check(
                 url.strip_prefix("http://").is_some_and(|host| !host.is_empty()),
                 format!("{key}: `{url}` is no URL; expected http://HOST:PORT"),

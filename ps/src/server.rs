@@ -8,9 +8,9 @@ use std::time::Duration;
 use futures::Stream;
 use proto::PROGRAM_VERSION;
 use proto::channel::{Accepted, Dialer, Io, MESSAGE_BYTES_MAX, Purpose};
+use proto::failover::Failover;
 use proto::ids::JobId;
 use proto::pb;
-use proto::pb::fleet_client::FleetClient;
 use proto::pb::parameters_server::ParametersServer;
 use proto::session::{Registered, Session};
 use tokio::time::Instant;
@@ -38,9 +38,9 @@ where
 {
     let options = ps.options();
     let refused = |failure| Error::Session { master: options.master.clone(), failure };
-    let channel = dialer.channel(&options.master, Purpose::Control).map_err(refused)?;
+    let masters = Failover::new(&dialer, &options.master, Purpose::Control).map_err(refused)?;
     let (session, driver) = Session::start(
-        FleetClient::new(channel),
+        masters,
         pb::RegisterRequest {
             role: pb::ProcessRole::Ps.into(),
             name: options.name.clone(),

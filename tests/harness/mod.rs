@@ -5,6 +5,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod etcd;
+pub mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -66,10 +68,6 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(path: &Path, log: PathBuf, args: &[&str]) -> Self {
-        Self::start_with(path, log, args, &[])
-    }
-
     fn start_with(path: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = fs::File::create(&log).expect("the log can be written");
         let mut command = program(path, args);
@@ -82,13 +80,21 @@ impl Process {
         Self { child: command.spawn().expect("ebb starts"), log }
     }
 
+    /// Waits until its log has a line with `text`.
+    pub fn wait_for(&mut self, text: &str) {
+        while !self.log().contains(text) {
+            assert!(self.child.try_wait().expect("a child").is_none(), "it ended:\n{}", self.log());
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// What it logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The URL in the line that a server prints when it is ready.
-    fn url(&mut self) -> String {
+    pub fn url(&mut self) -> String {
         let stdout = self.child.stdout.take().expect("stdout is piped");
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if let Some(at) = line.find("http://") {
@@ -119,14 +125,32 @@ impl Drop for Process {
     }
 }
 
+/// What a master logs when it is elected.
+pub const LEADS: &str = "this master leads";
+
+/// What a master logs when another one leads.
+pub const STANDS_BY: &str = "standing by";
+
+/// One of several masters, with the data folder `dir/data`.
+pub fn candidate(program: &Path, dir: &Path, log: &str, etcd: &etcd::Etcd, ttl: &str) -> Process {
+    let data = dir.join("data").display().to_string();
+    let election = ["--etcd", &etcd.url, "--leader-ttl", ttl];
+    let args = [&["master", "--listen", "127.0.0.1:0", "--data-dir", &data][..], &election].concat();
+    Process::start_with(program, dir.join(log), &args, &[])
+}
+
 /// A master with ps and workers.
 pub struct Cluster {
     pub workers: Vec<Process>,
     pub ps: Vec<Process>,
     pub master: Process,
+    /// Of two masters the one that was started second.
+    pub standby: Option<Process>,
+    /// Of the master; of several, all of them.
     pub url: String,
     pub dir: TempDir,
     program: PathBuf,
+    environment: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -136,33 +160,73 @@ impl Cluster {
 
     /// A cluster of another program with the same commands.
     pub fn of(program: &Path, ps: usize, workers: usize) -> Self {
+        Self::with_environment(program, ps, workers, &[])
+    }
+
+    /// The same, with more in the environment of the master and the ps.
+    pub fn with_environment(program: &Path, ps: usize, workers: usize, environment: &[(&str, &str)]) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         let at = |name: String| dir.path().join(name).display().to_string();
-        let mut master = Process::start(
+        let mut master = Process::start_with(
             program,
             at("master.log".into()).into(),
             &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
+            environment,
         );
         let url = master.url();
-        let program = program.to_owned();
-        let mut cluster = Self { workers: Vec::new(), ps: Vec::new(), master, url, dir, program };
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment = environment.iter().map(owned).collect();
+        Self { environment, ..Self::around(program, dir, master, url) }.with(ps, workers)
+    }
+
+    /// A cluster of two masters with a journal in `etcd`; the first one leads.
+    pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
+        let dir = TempDir::new().expect("a temporary folder");
+        let mut master = candidate(program, dir.path(), "master.log", etcd, ttl);
+        let first = master.url();
+        master.wait_for(LEADS);
+        let mut standby = candidate(program, dir.path(), "standby.log", etcd, ttl);
+        let url = format!("{first},{}", standby.url());
+        standby.wait_for(STANDS_BY);
+        Self { standby: Some(standby), ..Self::around(program, dir, master, url) }.with(ps, workers)
+    }
+
+    /// A cluster that has only a master.
+    fn around(program: &Path, dir: TempDir, master: Process, url: String) -> Self {
+        Self {
+            workers: Vec::new(),
+            ps: Vec::new(),
+            master,
+            standby: None,
+            url,
+            dir,
+            program: program.to_owned(),
+            environment: Vec::new(),
+        }
+    }
+
+    fn with(mut self, ps: usize, workers: usize) -> Self {
         for index in 0..ps {
-            let process = cluster.start_ps(index);
-            cluster.ps.push(process);
+            let process = self.start_ps(index);
+            self.ps.push(process);
         }
-        for _ in 0..workers {
-            cluster.add_worker();
-        }
-        cluster
+        (0..workers).for_each(|_| self.add_worker());
+        self
     }
 
     fn start_ps(&self, index: usize) -> Process {
         let log = self.dir.path().join(format!("ps-{index}.log"));
         let name = format!("ps-{index}");
         let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
-        let mut process = Process::start(&self.program, log, &args);
+        let mut process = self.start_role(log, &args);
         process.url();
         process
+    }
+
+    fn start_role(&self, log: PathBuf, args: &[&str]) -> Process {
+        let environment = self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Process::start_with(&self.program, log, args, &environment.collect::<Vec<_>>())
     }
 
     /// Kills the master, and starts one at the same address with the same folder.
@@ -173,7 +237,7 @@ impl Cluster {
         let data = self.dir.path().join("data").display().to_string();
         let log = self.dir.path().join("master-again.log");
         let args = ["master", "--listen", &listen, "--data-dir", &data];
-        self.master = Process::start(&self.program, log, &args);
+        self.master = self.start_role(log, &args);
         assert_eq!(self.master.url(), self.url);
     }
 
@@ -278,7 +342,7 @@ pub fn python_with_torch() -> Option<String> {
 }
 
 /// Says that a test did less than its name: past the test runner, which shows what a passing test prints to nobody.
-fn skipped(what: &str) {
+pub fn skipped(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::failover::Failover;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
@@ -49,8 +50,8 @@ pub async fn run(
     options.validate().map_err(Error::Options)?;
     let device = options.device.resolve(engine::cuda_devices())?;
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
-    let channel = dialer.channel(master_url, Purpose::Control).map_err(unreachable)?;
-    let fleet = FleetClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let masters = Failover::new(&dialer, master_url, Purpose::Control).map_err(unreachable)?;
+    let fleet = FleetClient::new(masters.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let register = pb::RegisterRequest {
         role: pb::ProcessRole::Worker.into(),
         name: options.name.clone(),
@@ -59,7 +60,7 @@ pub async fn run(
         threads: options.threads as u32,
         device: device.to_string(),
     };
-    let (session, driver) = Session::start(fleet.clone(), register);
+    let (session, driver) = Session::start(masters, register);
     let seed = proto::random::key(0, &options.name, 0);
     let master = MasterClient::new(fleet, master_url, seed);
     let held = Held::new(session.clone());

@@ -3,11 +3,12 @@
 //! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole workspace: another choice of
 //! packages is another choice of their dependencies' features, and would compile half of those again.
 
-use crate::{libtorch, workspace};
+use crate::{etcd, libtorch, workspace};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use std::{
     fmt::Write as _,
+    path::Path,
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -58,13 +59,14 @@ enum Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     libtorch::ensure_installed()?;
+    let etcd = etcd::ensure()?;
     let mut outcomes = Vec::new();
     let mut failed = None;
     for stage in STAGES
         .iter()
         .filter(|stage| args.stages.is_empty() || args.stages.iter().any(|name| name == stage.name))
     {
-        let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run()? };
+        let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run(etcd.as_deref())? };
         if matches!(outcome, Outcome::Failed(_)) {
             failed = Some(stage);
         }
@@ -78,7 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Stage {
-    fn run(&self) -> Result<Outcome> {
+    /// `programs`: a folder to add to the PATH.
+    fn run(&self, programs: Option<&Path>) -> Result<Outcome> {
         if self.name == "deny" && !has_cargo_deny()? {
             eprintln!(
                 "\n== deny: SKIPPED, cargo-deny is not installed; licences, bans and sources are NOT checked"
@@ -90,6 +93,9 @@ impl Stage {
         let start = now();
         let mut command = workspace::cargo();
         command.args(self.cargo.split_whitespace()).current_dir(workspace::root());
+        if let Some(programs) = programs {
+            command.env("PATH", workspace::path_with(programs)?);
+        }
         let status = command.status().with_context(|| format!("run cargo {}", self.cargo))?;
         Ok(if status.success() { Outcome::Passed(start.elapsed()) } else { Outcome::Failed(start.elapsed()) })
     }

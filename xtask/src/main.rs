@@ -3,6 +3,7 @@
 
 mod chaos;
 mod check;
+mod etcd;
 mod install;
 mod libtorch;
 mod pip;

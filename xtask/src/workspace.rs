@@ -5,6 +5,7 @@
 use anyhow::{Context, Result};
 use std::{
     env,
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -33,6 +34,13 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
         .or_else(|| Some(caches()?.join("ebbflow")))
         .context("no home folder to keep libtorch in; set EBB_CACHE_DIR to a folder")?;
     std::path::absolute(&cache).with_context(|| format!("resolve `{}`", cache.display()))
+}
+
+/// The PATH with one more folder, searched last.
+pub(crate) fn path_with(folder: &Path) -> Result<OsString> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain([folder.to_owned()]);
+    env::join_paths(folders).with_context(|| format!("add `{}` to the PATH", folder.display()))
 }
 
 /// The cargo that runs this program.

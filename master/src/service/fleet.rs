@@ -120,6 +120,7 @@ impl Fleet for FleetService {
             tracing::info!(%job, partition, ps = ps.name, url = ps.url, "partition placed");
         }
         // What they are opened with is known after a restart: another beginning would be refused.
+        // A master that no longer leads cannot write, and so opens nothing.
         self.shared.durable().await;
         ps_client::open(&self.shared.dialer, partitions).await.map_err(|failure| match failure.kind {
             // The worker is fine, and so is its task: it waits for the ps.
@@ -227,7 +228,7 @@ impl FleetService {
                 uploaded.as_ref().map(|uploaded| uploaded.artifacts.as_slice()).unwrap_or_default();
             check_exported(request.result.as_ref(), artifacts)?;
             if let Some(uploaded) = uploaded {
-                self.shared.artifacts.adopt(uploaded, job, Folder::Output)?;
+                self.shared.artifacts.adopt(&uploaded, job, Folder::Output)?;
             }
             books.complete(now, request)
         })

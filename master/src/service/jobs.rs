@@ -102,7 +102,7 @@ impl Jobs for JobsService {
         }
         let reply = self.shared.act(|books, now| {
             let id = books.admit(&spec)?;
-            let input = self.shared.artifacts.adopt(received, id, Folder::Input)?;
+            let input = self.shared.artifacts.adopt(&received, id, Folder::Input)?;
             Ok::<_, Failure>(books.submit(now, id, spec, input, resume))
         })?;
         self.shared.durable().await;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use futures::Stream;
 use proto::channel::{Dialer, Purpose};
+use proto::failover::Failover;
 use proto::pb;
-use proto::pb::fleet_client::FleetClient;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
 use proto::session::Session;
 use proto::status::{Failure, Kind};
@@ -49,7 +49,7 @@ impl FakePs {
         let serving = proto::channel::server()
             .add_service(service)
             .serve_with_incoming(proto::channel::accept(listener));
-        let channel = Dialer::tcp().channel(master, Purpose::Control).expect("a URL");
+        let masters = Failover::new(&Dialer::tcp(), master, Purpose::Control).expect("a URL");
         let register = pb::RegisterRequest {
             role: pb::ProcessRole::Ps.into(),
             name: name.to_owned(),
@@ -57,7 +57,7 @@ impl FakePs {
             url,
             ..Default::default()
         };
-        let (session, driver) = Session::start(FleetClient::new(channel), register);
+        let (session, driver) = Session::start(masters, register);
         let tasks = vec![
             tokio::spawn(async move { serving.await.expect("serves until it is aborted") }),
             tokio::spawn(async move { panic!("the session ended: {}", driver.await) }),

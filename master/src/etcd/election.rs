@@ -1,0 +1,206 @@
+//! Who leads: the master whose key is in etcd, for as long as its lease there lives.
+//!
+//! The leader counts the lease from before it asked for it, and stops a quarter of it early. So it has stopped by its own
+//! clock before etcd gives the lead to another, as long as the two clocks do not differ by a quarter.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use proto::retry::Retry;
+use proto::status::Failure;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::client::{Client, revision};
+use super::pb;
+use super::pb::request_op::Request;
+use super::pb::response_op::Response;
+
+/// The key of the leader.
+pub(super) const LEADER: &str = "leader";
+
+/// How often a lease is renewed in its time.
+const RENEWALS: u32 = 6;
+
+/// Between two attempts to reach an etcd that does not answer.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(50), longest: Duration::from_secs(1), attempts_max: u32::MAX };
+
+/// One master's part in the election.
+#[derive(Clone, Debug)]
+pub(crate) struct Election {
+    client: Client,
+    /// Where others reach this master.
+    url: String,
+    ttl: Duration,
+}
+
+impl Election {
+    pub(crate) const fn new(client: Client, url: String, ttl: Duration) -> Self {
+        Self { client, url, ttl }
+    }
+
+    /// Waits until this master leads. Tells `leader` who does meanwhile.
+    pub(crate) async fn campaign(&self, leader: &watch::Sender<Option<String>>) -> Leadership {
+        let mut failures = 0;
+        loop {
+            match self.stand(leader).await {
+                Ok(Some(leadership)) => return leadership,
+                Ok(None) => failures = 0,
+                Err(failure) => {
+                    leader.send_replace(None);
+                    if failures == 0 {
+                        tracing::warn!(reason = %failure, "etcd unreachable; trying again, nobody is elected meanwhile");
+                    }
+                    tokio::time::sleep(RETRY.wait(failures, seed_of(&self.url))).await;
+                    failures += 1;
+                }
+            }
+        }
+    }
+
+    /// Once: takes the lead if nobody has it, else waits for a change.
+    async fn stand(&self, leader: &watch::Sender<Option<String>>) -> Result<Option<Leadership>, Failure> {
+        let (found, at) = self.client.get(LEADER).await?;
+        if let Some(found) = found {
+            let url = String::from_utf8_lossy(&found.value).into_owned();
+            if leader.send_replace(Some(url.clone())).as_deref() != Some(&url) {
+                tracing::info!(leader = url, "standing by");
+            }
+            // Looks again now and then: a watch may end without a word.
+            let removed = tokio::time::timeout(self.ttl, self.client.removed(LEADER, at)).await;
+            return removed.unwrap_or(Ok(())).map(|()| None);
+        }
+        leader.send_replace(None);
+        let asked = Instant::now();
+        let (lease, ttl) = self.client.grant(self.ttl).await?;
+        let put = pb::PutRequest {
+            key: self.client.key(LEADER).into_bytes(),
+            value: self.url.clone().into_bytes(),
+            lease,
+        };
+        let put = pb::RequestOp { request: Some(Request::RequestPut(put)) };
+        let taken = self.client.transaction(LEADER, 0, vec![put]).await;
+        match taken {
+            Ok(reply) if reply.succeeded => {
+                let made = revision(reply.header.as_ref());
+                let client = self.client.clone();
+                let until = Mutex::new(certain_until(asked, ttl));
+                let lost = CancellationToken::new();
+                return Ok(Some(Leadership { client, lease, made, ttl, until, lost }));
+            }
+            Ok(reply) => {
+                if let Some(Response::ResponseRange(range)) =
+                    reply.responses.into_iter().find_map(|op| op.response)
+                {
+                    let url = range.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value).into_owned());
+                    leader.send_replace(url);
+                }
+            }
+            Err(failure) => {
+                // Whether the key was put is not known; without its lease it is not there.
+                let _ = self.client.revoke(lease).await;
+                return Err(failure);
+            }
+        }
+        let _ = self.client.revoke(lease).await;
+        Ok(None)
+    }
+}
+
+/// The lead, from an election to the end of its lease.
+#[derive(Debug)]
+pub(crate) struct Leadership {
+    client: Client,
+    lease: i64,
+    /// The revision that made the leader's key: no other leader has the same.
+    made: i64,
+    ttl: Duration,
+    until: Mutex<Instant>,
+    lost: CancellationToken,
+}
+
+impl Leadership {
+    /// What every write compares.
+    pub(super) const fn made(&self) -> i64 {
+        self.made
+    }
+
+    /// Whether no other master can lead at `now`.
+    pub(crate) fn is_certain(&self, now: Instant) -> bool {
+        !self.lost.is_cancelled() && now < self.until()
+    }
+
+    /// Ends with the lead.
+    pub(crate) const fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    /// It is over; says why, once.
+    pub(crate) fn lose(&self, reason: &str) {
+        if !self.lost.is_cancelled() {
+            tracing::error!(reason, "this master no longer leads; it stops answering and stands by");
+            self.lost.cancel();
+        }
+    }
+
+    /// Renews the lease until it is lost.
+    pub(crate) async fn keep(&self) {
+        let mut failures = 0;
+        while !self.lost.is_cancelled() {
+            let wait = match failures {
+                0 => self.ttl / RENEWALS,
+                _ => RETRY.wait(failures, self.lease.unsigned_abs()).min(self.ttl / RENEWALS),
+            };
+            let until = self.until();
+            let renewing = async {
+                tokio::time::sleep(wait).await;
+                let asked = Instant::now();
+                (asked, self.client.keep_alive(self.lease).await)
+            };
+            match tokio::time::timeout_at(until, renewing).await {
+                Ok((asked, Ok(Some(ttl)))) => {
+                    if failures > 0 {
+                        tracing::info!("etcd answers again");
+                    }
+                    failures = 0;
+                    let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+                    *until = certain_until(asked, ttl).max(*until);
+                }
+                Ok((_, Ok(None))) => self.lose("its lease in etcd has ended"),
+                Ok((_, Err(failure))) => {
+                    if failures == 0 {
+                        tracing::warn!(reason = %failure, "etcd does not renew the lead; trying again while it lasts");
+                    }
+                    failures += 1;
+                }
+                // Another renewal may have come in a moment before.
+                Err(_) if Instant::now() < self.until() => {}
+                Err(_) => self.lose("etcd did not renew its lease in time, or this process stood still"),
+            }
+        }
+    }
+
+    /// Gives the lead away, so that nobody has to wait for the lease to end.
+    pub(crate) async fn resign(&self) {
+        self.lost.cancel();
+        if let Err(failure) = self.client.revoke(self.lease).await {
+            tracing::warn!(reason = %failure, "the lead was not given back; it ends with its lease");
+        }
+    }
+
+    fn until(&self) -> Instant {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Until when a lease that was asked for at `asked` holds, with a quarter of it to spare.
+fn certain_until(asked: Instant, ttl: Duration) -> Instant {
+    asked + ttl - ttl / 4
+}
+
+/// Another one for each master, so that they do not knock in step.
+fn seed_of(url: &str) -> u64 {
+    url.bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()))
+}
