@@ -231,7 +231,8 @@ impl Cluster {
 
     /// Kills the master, and starts one at the same address with the same folder.
     pub fn restart_master(&mut self) {
-        self.master.signal("KILL");
+        // It may have been killed already.
+        let _ = self.master.child.kill();
         let _ = self.master.child.wait();
         let listen = self.url.trim_start_matches("http://").to_owned();
         let data = self.dir.path().join("data").display().to_string();
@@ -244,6 +245,14 @@ impl Cluster {
     /// Kills a ps, and starts one of its name at another port.
     pub fn restart_ps(&mut self, index: usize) {
         self.ps[index].signal("KILL");
+        self.ps[index] = self.start_ps(index);
+    }
+
+    /// Tells a ps to leave and waits until it has; then starts one of its name at another port.
+    pub fn replace_ps(&mut self, index: usize) {
+        self.ps[index].signal("TERM");
+        let left = self.ps[index].child.wait().expect("a child");
+        assert!(left.success(), "{left:?}:\n{}", self.ps[index].log());
         self.ps[index] = self.start_ps(index);
     }
 

@@ -14,6 +14,10 @@ use super::skipped;
 /// How long a thread of the proxy waits for bytes before it looks whether there is a fault now.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Moto looks whether a request is signed and not how; what is not is refused most keys.
+const SIGNED: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, \
+                      SignedHeaders=host, Signature=0";
+
 const BUSY: &str = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 
 /// The server, with one bucket.
@@ -51,7 +55,7 @@ impl S3 {
     pub fn request(&self, method: &str, key: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(self.address).expect("moto listens");
         let head = format!(
-            "{method} /{}/{key} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/octet-stream\r\n\
+            "{method} /{}/{key} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/octet-stream\r\n{SIGNED}\r\n\
              Content-Length: {}\r\nConnection: close\r\n\r\n",
             Self::BUCKET,
             self.address,
@@ -94,6 +98,8 @@ pub enum Fault {
     Drops,
     /// Connections are closed at once.
     Away,
+    /// Nothing moves.
+    Stalls,
 }
 
 /// Stands before a server.
@@ -105,13 +111,26 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Faults {
     now: AtomicU8,
-    /// Connections that met a fault.
+    /// Connections and messages that met a fault.
     met: AtomicUsize,
 }
 
 impl Faults {
     fn are(&self, fault: Fault) -> bool {
         self.now.load(Ordering::SeqCst) == fault as u8
+    }
+
+    fn is_one_of(&self, faults: &[Fault]) -> bool {
+        faults.iter().any(|fault| self.are(*fault))
+    }
+
+    fn stand_still(&self) {
+        if self.are(Fault::Stalls) {
+            self.met.fetch_add(1, Ordering::SeqCst);
+        }
+        while self.are(Fault::Stalls) {
+            std::thread::park_timeout(LOOK);
+        }
     }
 }
 
@@ -137,14 +156,14 @@ impl Proxy {
         self.faults.now.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// Connections that have met a fault since it was set.
+    /// Connections, or messages that stand still, that have met a fault since it was set.
     pub fn met(&self) -> usize {
         self.faults.met.load(Ordering::SeqCst)
     }
 }
 
 fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std::io::Result<()> {
-    if !faults.are(Fault::Nothing) {
+    if !faults.is_one_of(&[Fault::Nothing, Fault::Stalls]) {
         faults.met.fetch_add(1, Ordering::SeqCst);
     }
     if faults.are(Fault::Away) {
@@ -162,30 +181,32 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     let (answers, back, watched) = (server.try_clone()?, client.try_clone()?, faults.clone());
     let other = std::thread::spawn(move || {
         // What is dropped is an answer that had begun, or the whole of it.
-        hand_on(answers, back, &|| watched.are(Fault::Nothing))
+        hand_on(answers, back, &watched, &[Fault::Nothing, Fault::Stalls])
     });
-    let handed = hand_on(client, server, &|| faults.are(Fault::Nothing) || faults.are(Fault::Drops));
+    let handed = hand_on(client, server, faults, &[Fault::Nothing, Fault::Stalls, Fault::Drops]);
     let _ = other.join();
     handed
 }
 
-/// Copies bytes while it may; then both ends are closed.
-fn hand_on(mut from: TcpStream, mut to: TcpStream, may: &dyn Fn() -> bool) -> std::io::Result<()> {
+/// Copies bytes with no other faults than these; then both ends are closed.
+fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault]) -> std::io::Result<()> {
     from.set_read_timeout(Some(LOOK))?;
     let mut buffer = vec![0; 64 << 10];
     let ended = loop {
         match from.read(&mut buffer) {
             Ok(0) => break Ok(()),
             // Bytes that came while there is a fault are kept back.
-            Ok(_) if !may() => break Ok(()),
-            Ok(count) => match to.write_all(&buffer[..count]) {
-                Ok(()) => {}
-                Err(error) => break Err(error),
-            },
+            Ok(_) if !faults.is_one_of(may) => break Ok(()),
+            Ok(count) => {
+                faults.stand_still();
+                if let Err(error) = to.write_all(&buffer[..count]) {
+                    break Err(error);
+                }
+            }
             Err(error)
                 if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
             {
-                if !may() {
+                if !faults.is_one_of(may) {
                     break Ok(());
                 }
             }
