@@ -43,9 +43,11 @@ impl Found {
     }
 
     /// What need not be kept once `newest` of a run is complete: all but the `keep` newest of that run, and what never became
-    /// a checkpoint. Newer versions, other runs and what cannot be read are nobody's to remove.
+    /// a checkpoint. Newer versions, other runs and what cannot be read are nobody's to remove; nor is anything complete
+    /// while `newest` cannot be read itself.
     pub fn superseded(&self, run: &str, newest: Version, keep: u32) -> Vec<Version> {
-        let older = self.manifests.range(..newest).filter(|(_, manifest)| manifest.run == run);
+        let complete = self.manifests.get(&newest).is_some_and(|manifest| manifest.run == run);
+        let older = self.manifests.range(..newest).filter(|(_, manifest)| complete && manifest.run == run);
         let older = older.map(|(&version, _)| version).rev().skip(keep.saturating_sub(1) as usize);
         let mut superseded: Vec<_> = older.chain(self.incomplete.range(..newest).copied()).collect();
         superseded.sort_unstable();
@@ -65,4 +67,37 @@ pub async fn read(folder: &Folder, version: Version) -> Result<Manifest> {
         return Err(Error::Damaged { file: name, what });
     }
     Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AppliedSteps;
+    use super::super::manifest::tests::manifest;
+    use super::*;
+    use crate::spec::Order;
+
+    fn found(runs: &[(u64, &str)], incomplete: &[u64]) -> Found {
+        let manifest = |&(version, run): &(u64, &str)| {
+            let (version, run) = (Version(version), run.to_owned());
+            (version, Manifest { version, run, ..manifest(Order::Canonical, &[AppliedSteps::default()]) })
+        };
+        let incomplete = incomplete.iter().copied().map(Version).collect();
+        Found { manifests: runs.iter().map(manifest).collect(), incomplete, ..Found::default() }
+    }
+
+    #[test]
+    fn what_is_superseded_is_older_of_the_same_run_and_beyond_those_to_keep() {
+        let found = found(&[(1, "a"), (2, "b"), (3, "a"), (4, "a"), (6, "a")], &[0, 5]);
+        let superseded = |newest, keep| found.superseded("a", Version(newest), keep);
+        assert_eq!(superseded(4, 2), [0, 1].map(Version));
+        assert_eq!(superseded(4, 1), [0, 1, 3].map(Version));
+        assert_eq!(superseded(6, 9), [0, 5].map(Version), "only what never became one");
+    }
+
+    #[test]
+    fn nothing_complete_is_superseded_by_what_cannot_be_read() {
+        let found = found(&[(1, "a"), (3, "a"), (4, "b")], &[2]);
+        assert_eq!(found.superseded("a", Version(5), 1), [Version(2)], "it is not there");
+        assert_eq!(found.superseded("a", Version(4), 1), [Version(2)], "it is of another run");
+    }
 }

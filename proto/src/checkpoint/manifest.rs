@@ -242,7 +242,7 @@ fn begin(crc32c: u32) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
@@ -261,7 +261,7 @@ mod tests {
         AppliedSteps { watermark: Step(watermark), above: above.iter().copied().map(Step).collect() }
     }
 
-    fn manifest(order: Order, ledgers: &[AppliedSteps]) -> Manifest {
+    pub(in crate::checkpoint) fn manifest(order: Order, ledgers: &[AppliedSteps]) -> Manifest {
         let spec = JobSpec::from_json(SPEC).unwrap();
         let file = |(index, applied): (usize, &AppliedSteps)| File {
             name: super::super::file_name(PartitionId(index as u32), ledgers.len() as u32, 77),
