@@ -5,9 +5,9 @@
 //!
 //! - A cut is taken by whoever updates the partition, between two updates: weights, slots and ledger are of one version. It takes
 //!   references, not copies, so it costs microseconds; updates that follow leave what it holds as it is.
-//! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported. So a cut costs at most one copy
-//!   of the slots and of the weights that it saves, until it is written. All of it is held to the end, because a store that fails
-//!   is tried again from the beginning.
+//! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported, but one that the master asked
+//!   for waits for its turn, because a job may end with it. So cuts cost at most two copies of the slots and of the weights that
+//!   they save, until they are written. All of it is held to the end, because a store that fails is tried again from the beginning.
 //! - Whatever the store does, training goes on.
 //! - A restored partition appears whole, after the last checksum was compared, or not at all.
 
@@ -17,7 +17,6 @@ pub(crate) mod restore;
 mod write;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -56,7 +55,6 @@ pub(crate) struct Saver {
     /// Cancelled when the partition is closed: nobody wants the file any more.
     pub(crate) ended: CancellationToken,
     pub(crate) wishes: Mutex<Wishes>,
-    pub(crate) busy: AtomicBool,
 }
 
 /// What is to be saved beside the versions of the specification.
@@ -66,6 +64,10 @@ pub(crate) struct Wishes {
     asked: Option<Version>,
     /// The newest that was begun: not again.
     begun: Option<Version>,
+    /// One is being written.
+    writing: bool,
+    /// What is written then.
+    next: Option<Cut>,
 }
 
 impl Saver {
@@ -74,14 +76,15 @@ impl Saver {
         self.wishes().asked = Some(version);
     }
 
-    /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped.
+    /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped, unless the master
+    /// asked for it.
     pub(crate) fn begins(&self, plan: &Plan, version: Version) -> bool {
         let mut wishes = self.wishes();
         let asked = wishes.asked.take_if(|asked| *asked <= version) == Some(version);
         if wishes.begun == Some(version) || (!asked && !self.spec.saves(plan, version)) {
             return false;
         }
-        let begins = !self.busy.swap(true, Ordering::AcqRel);
+        let begins = asked || !wishes.writing;
         if begins {
             wishes.begun = Some(version);
         }
@@ -95,22 +98,35 @@ impl Saver {
         begins
     }
 
-    /// Writes a cut in the background. [`begins`](Self::begins) has said so.
+    /// Writes a cut in the background, after the one that is being written. [`begins`](Self::begins) has said so.
     pub(crate) fn save(self: &Arc<Self>, cut: Cut) {
+        let mut wishes = self.wishes();
+        if std::mem::replace(&mut wishes.writing, true) {
+            let passed = wishes.next.replace(cut);
+            drop(wishes);
+            passed
+                .inspect(|cut| self.failed(cut.version(), &"a later one was asked for before its turn came"));
+            return;
+        }
+        drop(wishes);
         let saver = self.clone();
         tokio::spawn(async move {
-            let (version, _idle) = (cut.version(), Idle(&saver.busy));
-            tokio::select! {
-                biased;
-                () = saver.ended.cancelled() => {}
-                saved = saver.write(cut) => match saved {
-                    Ok(saved) => {
-                        saver.metrics.saves.add(1);
-                        saver.metrics.save_bytes.add(saved.bytes);
-                        saver.reports.add(Report::Saved(saved));
-                    }
-                    Err(error) => saver.failed(version, &error),
-                },
+            let mut turn = Some((cut, Turn(&saver.wishes)));
+            while let Some((cut, this)) = turn {
+                let version = cut.version();
+                tokio::select! {
+                    biased;
+                    () = saver.ended.cancelled() => return,
+                    saved = saver.write(cut) => match saved {
+                        Ok(saved) => {
+                            saver.metrics.saves.add(1);
+                            saver.metrics.save_bytes.add(saved.bytes);
+                            saver.reports.add(Report::Saved(saved));
+                        }
+                        Err(error) => saver.failed(version, &error),
+                    },
+                }
+                turn = this.next();
             }
         });
     }
@@ -150,16 +166,41 @@ impl Saver {
     }
 
     fn wishes(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.wishes)
     }
 }
 
-/// However the writing ends, the next checkpoint may begin.
-struct Idle<'a>(&'a AtomicBool);
+fn lock(wishes: &Mutex<Wishes>) -> MutexGuard<'_, Wishes> {
+    wishes.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-impl Drop for Idle<'_> {
+/// However the writing ends, the next checkpoint may begin.
+struct Turn<'a>(&'a Mutex<Wishes>);
+
+impl Turn<'_> {
+    /// What waits for its turn. Without one nothing is being written any more, from the same moment on.
+    fn next(self) -> Option<(Cut, Self)> {
+        let mut wishes = lock(self.0);
+        let next = wishes.next.take();
+        wishes.writing = next.is_some();
+        drop(wishes);
+        match next {
+            Some(cut) => Some((cut, self)),
+            None => {
+                // Another one may have begun.
+                std::mem::forget(self);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        let mut wishes = lock(self.0);
+        wishes.writing = false;
+        let next = wishes.next.take();
+        drop((wishes, next));
     }
 }
 

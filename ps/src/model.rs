@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -178,7 +177,6 @@ impl Model {
                 metrics: metrics.clone(),
                 ended: ended.clone(),
                 wishes: Mutex::default(),
-                busy: AtomicBool::default(),
             })
         });
         Ok(Self {

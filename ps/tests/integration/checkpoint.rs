@@ -428,6 +428,32 @@ async fn while_one_is_written_training_goes_on_and_the_next_is_skipped() {
 }
 
 #[tokio::test]
+async fn a_version_that_is_asked_for_waits_while_another_is_written() {
+    let store = Faulty::new();
+    let job = job(0, Shape { checkpoint: every(2), ..Shape::default() });
+    let ps = started(&job, Stores::only(Arc::new(store.clone()))).await;
+    store.stand_still();
+    train(&ps, &job, 0..3).await;
+    assert!(ps.save(job.id, Version(3)).unwrap(), "it is here");
+    train(&ps, &job, 3..4).await;
+    let skipped = reports(&ps, 1).await;
+    assert!(matches!(&skipped[0], Report::Failed(failed) if failed.version == Version(4)), "{skipped:?}");
+    store.go_on();
+    let versions: Vec<_> = reports(&ps, 3)
+        .await
+        .into_iter()
+        .skip(1)
+        .map(|report| match report {
+            Report::Saved(saved) => saved.version,
+            Report::Failed(failed) => panic!("{failed:?}"),
+        })
+        .collect();
+    assert_eq!(versions, [Version(2), Version(3)]);
+    train(&ps, &job, 4..6).await;
+    assert!(matches!(reports(&ps, 4).await.pop(), Some(Report::Saved(saved)) if saved.version == Version(6)));
+}
+
+#[tokio::test]
 async fn a_version_that_is_asked_for_is_saved_once_it_comes() {
     let job = job(0, Shape { checkpoint: json!({ "url": URL, "every_seconds": 60 }), ..Shape::default() });
     let ps = started(&job, Stores::default()).await;
