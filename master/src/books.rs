@@ -186,7 +186,8 @@ impl Books {
             lost.retain(|lease| !good.contains(lease));
         }
         let taken = self.take_reports(now, request);
-        Ok(pb::HeartbeatReply { reports_taken: taken, ..self.reply(lost) })
+        let may_leave = request.draining && self.live_jobs().all(|job| job.lets_go(incarnation));
+        Ok(pb::HeartbeatReply { reports_taken: taken, may_leave, ..self.reply(lost) })
     }
 
     /// What a ps reports of checkpoints; answers which of it need not be told again.
@@ -213,6 +214,7 @@ impl Books {
             jobs: self.live_jobs().map(|job| job.id.get()).collect(),
             newest_job: self.newest_job.get(),
             reports_taken: Vec::new(),
+            may_leave: false,
         }
     }
 

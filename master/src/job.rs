@@ -231,6 +231,7 @@ impl Job {
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
         self.crew.choose(fleet.workers());
         self.watch_ps(now, fleet);
+        self.maybe_hold(now, fleet);
         self.waits = self.lacks(fleet);
         self.tell_state(now);
     }

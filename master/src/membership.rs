@@ -216,6 +216,11 @@ impl Membership {
         self.members.iter().find(|(_, member)| named(member)).map(|(&id, member)| (id, &member.process))
     }
 
+    /// Whether this incarnation wants to leave.
+    pub(crate) fn is_draining(&self, incarnation: IncarnationId) -> bool {
+        self.members.get(&incarnation).is_some_and(|member| member.live && member.draining)
+    }
+
     /// Count of changes of the live set.
     pub(crate) const fn generation(&self) -> Generation {
         self.generation

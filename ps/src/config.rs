@@ -32,6 +32,9 @@ pub struct Options {
     pub steps_in_progress_max: usize,
     /// Jobs at once. Default 64.
     pub jobs_max: usize,
+    /// How long a ps that was told to leave may wait until its jobs are saved. Default 25 s, a little less than Kubernetes gives. Raise
+    /// it for large models on slow stores.
+    pub drain: Duration,
 }
 
 impl Default for Options {
@@ -46,6 +49,7 @@ impl Default for Options {
             partition_bytes_max: 4 << 30,
             steps_in_progress_max: 1024,
             jobs_max: 64,
+            drain: Duration::from_secs(25),
         }
     }
 }

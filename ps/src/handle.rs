@@ -234,6 +234,11 @@ impl Ps {
         self.partitions().iter().map(|(place, model)| (place.job, model.master)).collect()
     }
 
+    /// Whether it holds anything that a checkpoint could keep.
+    pub(crate) fn has_something_to_save(&self) -> bool {
+        self.partitions().values().any(|model| model.can_be_saved())
+    }
+
     /// From now on jobs are opened by this process start of the master.
     pub(crate) fn registered_with(&self, master: u64) {
         self.0.master.store(master, Ordering::Relaxed);

@@ -200,6 +200,11 @@ impl Model {
         })
     }
 
+    /// Whether it has been trained, or restored, and can be saved.
+    pub(crate) fn can_be_saved(&self) -> bool {
+        self.saver.is_some() && self.state().version().is_some_and(|version| version > Version(0))
+    }
+
     /// What it was opened with.
     pub(crate) const fn opening(&self) -> &Opening {
         &self.opening

@@ -27,7 +27,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// sent before it opened a job here may still be on its way.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Runs a ps until `shutdown`: serves `incoming` connections and is a member of the fleet of the master in its options.
+/// Runs a ps until `shutdown`: serves `incoming` connections and is a member of the fleet of the master in its options. Then its
+/// jobs are saved where they stand, for as long as its options allow, so that nothing of them is trained again, and it leaves.
 ///
 /// # Errors
 /// The master refuses this ps for good (another program version, a bad name), its URL is none, or the server breaks.
@@ -50,12 +51,13 @@ where
         },
     );
     // Whichever way this function ends, pulls that wait are answered.
-    let stopping = shutdown.child_token();
+    let stopping = CancellationToken::new();
     let _stop = stopping.clone().drop_guard();
     tokio::select! {
         biased;
-        served = serve(ps.clone(), incoming, stopping) => served,
+        served = serve(ps.clone(), incoming, stopping.clone()) => served,
         failure = driver => Err(refused(failure)),
+        never = leave(&ps, &session, &shutdown, &stopping) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},
         never = report_checkpoints(&ps, &session) => match never {},
     }
@@ -98,6 +100,40 @@ where
             Ok(())
         }
     }
+}
+
+/// Begins to stop when its jobs are saved after `shutdown`, or cannot be. Never ends by itself.
+async fn leave(
+    ps: &Ps,
+    session: &Session,
+    shutdown: &CancellationToken,
+    stopping: &CancellationToken,
+) -> Infallible {
+    shutdown.cancelled().await;
+    let drain = ps.options().drain;
+    // Without a master nobody could complete a checkpoint.
+    let (mut incarnations, mut replies) = (session.incarnations(), session.replies());
+    if ps.has_something_to_save() && incarnations.borrow_and_update().is_some() {
+        tracing::info!("leaving when the jobs are saved, or after {drain:?}");
+        session.report(|beat| {
+            beat.draining = true;
+            true
+        });
+        let let_go = async {
+            tokio::select! {
+                biased;
+                reply = replies.wait_for(|reply| reply.may_leave) => reply.is_ok(),
+                _ = incarnations.wait_for(Option::is_none) => false,
+            }
+        };
+        match tokio::time::timeout(drain, let_go).await {
+            Ok(true) => tracing::info!("the jobs are saved; leaving"),
+            Ok(false) => tracing::warn!("the master is gone, so nobody completes a checkpoint; leaving"),
+            Err(_) => tracing::warn!("the jobs are not saved after {drain:?}; leaving"),
+        }
+    }
+    stopping.cancel();
+    std::future::pending().await
 }
 
 /// Closes the jobs that the master says are over. Never ends by itself.

@@ -2,11 +2,12 @@
 //!
 //! A checkpoint is of one version that every partition comes to. While training goes on, a version a little ahead is asked for. A
 //! job that a user ends is *closed*: what is handed out is finished, nothing more is handed out, so that all partitions come to rest
-//! at the same version, in arrival order with the same ledger too, and that version is saved.
+//! at the same version, in arrival order with the same ledger too, and that version is saved. So is a job of which a ps wants to
+//! leave: what it holds goes with it, and whatever comes next goes on from that version.
 
 use std::time::Duration;
 
-use proto::ids::Version;
+use proto::ids::{IncarnationId, Version};
 use proto::pb::JobState;
 use proto::status::Failure;
 
@@ -14,6 +15,7 @@ use super::ending::{End, Salvage};
 use super::partitions::Partitions;
 use super::{Effect, Job, Phase};
 use crate::clock::Now;
+use crate::membership::Membership;
 
 /// Longest wait at the end of a job for its last checkpoint. A store that fails is reported after a quarter of a minute; this is for
 /// one that never answers, and for large models on slow ones.
@@ -22,9 +24,11 @@ const LAST: Duration = Duration::from_secs(120);
 /// Longest wait for the steps that are begun, when a job is to be saved where it stands.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// A job that is saved where it stands, and ends then.
+/// A job that is saved where it stands, and ends then, or goes on when a ps that leaves has come back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
+    /// It ends.
+    ends: bool,
     /// All steps that were begun are below it.
     version: Version,
     until: Duration,
@@ -99,21 +103,71 @@ impl Job {
         else {
             return false;
         };
-        if checkpoints.closing.is_some() {
-            return true;
-        }
-        let version = Version(training.books.close().get());
-        if version == Version(0) {
-            return false;
-        }
         let until = now.since_start + CLOSE;
-        checkpoints.closing = Some(Closing { version, until, saves: true });
+        match &mut checkpoints.closing {
+            Some(closing) if closing.ends => return true,
+            // A ps is leaving: it is being saved already.
+            Some(closing) if closing.version > Version(0) => (closing.ends, closing.until) = (true, until),
+            Some(_) => return false,
+            None => {
+                let version = Version(training.books.close().get());
+                if version == Version(0) {
+                    return false;
+                }
+                checkpoints.closing = Some(Closing { ends: true, version, until, saves: true });
+                let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
+                self.effects.push(Effect::Save(ps, version));
+            }
+        }
         self.end = Some(end.clone());
-        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-        self.effects.push(Effect::Save(ps, version));
         self.tell_state(now);
         self.maybe_closed(now);
         true
+    }
+
+    /// Saves the job where it stands when a ps with a part of its model wants to leave. It goes on when that part is somewhere again.
+    pub(super) fn maybe_hold(&mut self, now: Now, fleet: &Membership) {
+        let left = self.partitions.as_ref().is_some_and(|partitions| partitions.is_left(fleet));
+        let trains = matches!(self.phase, Phase::Training);
+        let (Some(checkpoints), Some(training)) =
+            (&mut self.checkpoints, self.training.as_mut().filter(|_| trains && left))
+        else {
+            return;
+        };
+        if checkpoints.closing.is_some() {
+            return;
+        }
+        let version = Version(training.books.close().get());
+        let saves = version > checkpoints.begun && !checkpoints.is_settled(version);
+        let until = now.since_start + CLOSE;
+        checkpoints.closing = Some(Closing { ends: false, version, until, saves });
+        if saves {
+            let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
+            self.effects.push(Effect::Save(ps, version));
+        }
+        self.tell_state(now);
+    }
+
+    /// Whether a ps that wants to leave may do so: it has nothing of this job, or what it has is saved as far as it can be.
+    pub(crate) fn lets_go(&self, ps: IncarnationId) -> bool {
+        let needed = self.partitions.as_ref().is_some_and(|partitions| partitions.need(ps));
+        let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| needed && !self.is_ended()) else {
+            return true;
+        };
+        let Some(closing) = checkpoints.closing.filter(|_| matches!(self.phase, Phase::Training)) else {
+            // It will train soon, or ends; the ps does not wait for ever.
+            return false;
+        };
+        !closing.ends
+            && checkpoints.writing.is_none()
+            && (!closing.saves || checkpoints.is_settled(closing.version))
+    }
+
+    /// What was lost is begun anew, so nothing is held any more.
+    pub(super) fn let_go(&mut self) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.closing.take_if(|closing| !closing.ends);
+        }
     }
 
     /// Whether nothing more is begun, because it ends with a checkpoint.
@@ -124,7 +178,10 @@ impl Job {
     /// The steps that were begun are finished and their epochs measured, or it took too long.
     pub(super) fn maybe_closed(&mut self, now: Now) {
         let closing = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.closing);
-        let (Some(Closing { version, until, .. }), Phase::Training) = (closing, &self.phase) else { return };
+        let (Some(Closing { ends: true, version, until, .. }), Phase::Training) = (closing, &self.phase)
+        else {
+            return;
+        };
         let trained =
             self.training.as_ref().is_some_and(|training| training.watermark().get() >= version.get());
         if (trained && self.is_measured_before(version)) || until <= now.since_start {

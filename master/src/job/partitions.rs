@@ -285,6 +285,16 @@ impl Partitions {
         self.number
     }
 
+    /// Whether a ps that holds something to lose wants to leave.
+    pub(super) fn is_left(&self, fleet: &Membership) -> bool {
+        self.homes.iter().any(|home| !home.fresh && fleet.is_draining(home.incarnation))
+    }
+
+    /// Whether this process holds something to lose.
+    pub(super) fn need(&self, ps: IncarnationId) -> bool {
+        self.homes.iter().any(|home| !home.fresh && home.incarnation == ps)
+    }
+
     /// Whether no ps is missing.
     pub(super) fn are_all_here(&self) -> bool {
         self.missing.is_empty()

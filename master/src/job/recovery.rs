@@ -107,6 +107,7 @@ impl Job {
         self.numbers.leases_expired += ended.len() as u64;
         self.effects.extend(ended.into_iter().map(Effect::Lost));
         self.queue.clear();
+        self.let_go();
         self.phase = Phase::Initializing;
         if self.decide_beginning() {
             self.queue.push(Work::Init);

@@ -131,6 +131,10 @@ impl Job {
             Phase::Initializing | Phase::Surveying { .. } => {
                 (JobState::Indexing, "a worker builds the model".to_owned())
             }
+            Phase::Training if self.is_closing() && self.end.is_none() => (
+                JobState::Running,
+                "a ps leaves; the steps that were begun are finished and saved".to_owned(),
+            ),
             Phase::Training if self.is_closing() => {
                 (JobState::Exporting, format!("{reason}; the steps that were begun are finished and saved"))
             }

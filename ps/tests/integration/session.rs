@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use proto::channel::Dialer;
@@ -26,7 +27,7 @@ struct Script {
     start: u64,
     jobs: Vec<u64>,
     newest_job: u64,
-    /// It takes reports of checkpoints.
+    /// It takes reports of checkpoints, and lets a ps leave.
     takes: bool,
 }
 
@@ -35,8 +36,8 @@ struct Script {
 struct Master {
     script: watch::Receiver<Script>,
     registered: Arc<watch::Sender<Option<pb::RegisterRequest>>>,
-    /// The reports of each heartbeat.
-    saved: Arc<watch::Sender<Vec<Vec<pb::SavedPartition>>>>,
+    /// Each heartbeat.
+    heard: Arc<watch::Sender<Vec<pb::HeartbeatRequest>>>,
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -62,7 +63,7 @@ impl Fleet for Master {
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Reply<Self::HeartbeatStream> {
         let (script, start) = (self.script.clone(), self.script.borrow().start);
-        let saved = self.saved.clone();
+        let heard = self.heard.clone();
         let replies = request.into_inner().map(move |request| {
             let request = request?;
             let Script { start: now, jobs, newest_job, takes } = script.borrow().clone();
@@ -72,8 +73,9 @@ impl Fleet for Master {
             }
             let numbers = request.saved.iter().map(|saved| saved.report);
             let reports_taken = if takes { numbers.collect() } else { Vec::new() };
-            saved.send_modify(|all| all.push(request.saved));
-            Ok(pb::HeartbeatReply { jobs, newest_job, reports_taken, ..Default::default() })
+            let may_leave = takes && request.draining;
+            heard.send_modify(|all| all.push(request));
+            Ok(pb::HeartbeatReply { jobs, newest_job, reports_taken, may_leave, ..Default::default() })
         });
         Ok(Response::new(Box::pin(replies)))
     }
@@ -109,12 +111,16 @@ struct Cluster {
     client: Client,
     script: watch::Sender<Script>,
     registered: watch::Receiver<Option<pb::RegisterRequest>>,
-    saved: watch::Receiver<Vec<Vec<pb::SavedPartition>>>,
+    heard: watch::Receiver<Vec<pb::HeartbeatRequest>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<ps::Result<()>>,
 }
 
 async fn cluster(name: &str) -> Cluster {
+    cluster_with(name, options().drain).await
+}
+
+async fn cluster_with(name: &str, drain: Duration) -> Cluster {
     let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (master, listener) = (bind().await, bind().await);
     let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().expect("an address"));
@@ -122,13 +128,14 @@ async fn cluster(name: &str) -> Cluster {
     let client = Client::new(listener.local_addr().expect("an address"));
     let (script, script_rx) = watch::channel(Script { start: 70, jobs: vec![], newest_job: 0, takes: false });
     let (registered, registered_rx) = watch::channel(None);
-    let saved = Arc::new(watch::Sender::new(Vec::new()));
-    let saved_rx = saved.subscribe();
-    let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered), saved });
+    let heard = Arc::new(watch::Sender::new(Vec::new()));
+    let heard_rx = heard.subscribe();
+    let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered), heard });
     let serving =
         proto::channel::server().add_service(service).serve_with_incoming(proto::channel::accept(master));
     tokio::spawn(serving);
-    let ps = Ps::new(Options { name, master: master_url, url: own_url, ..options() }).expect("valid options");
+    let options = Options { name, master: master_url, url: own_url, drain, ..options() };
+    let ps = Ps::new(options).expect("valid options");
     let stop = CancellationToken::new();
     let running = ps::run(ps.clone(), proto::channel::accept(listener), Dialer::tcp(), stop.clone());
     Cluster {
@@ -136,7 +143,7 @@ async fn cluster(name: &str) -> Cluster {
         client,
         script,
         registered: registered_rx,
-        saved: saved_rx,
+        heard: heard_rx,
         stop,
         task: tokio::spawn(running),
     }
@@ -201,16 +208,46 @@ async fn a_checkpoint_is_reported_at_each_heartbeat_until_the_master_has_taken_i
     cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
     cluster.client.push(job.push_initial(PARTITION)).await.unwrap();
     cluster.client.push(job.push_step(PARTITION, Step(0))).await.unwrap();
-    let twice = |saved: &Vec<Vec<_>>| saved.iter().filter(|saved| saved.len() == 1).count() > 1;
-    let reported = soon(cluster.saved.wait_for(twice)).await.unwrap().iter().flatten().next().cloned();
+    let twice =
+        |heard: &Vec<pb::HeartbeatRequest>| heard.iter().filter(|beat| beat.saved.len() == 1).count() > 1;
+    let reported = {
+        let heard = soon(cluster.heard.wait_for(twice)).await.unwrap();
+        heard.iter().flat_map(|beat| &beat.saved).next().cloned()
+    };
     let reported = reported.expect("two of them");
     assert_eq!((reported.job, reported.partition, reported.version, reported.watermark), (1, 0, 1, 1));
     assert!(reported.file.ends_with(&format!("{:08x}.safetensors", reported.crc32c)), "{}", reported.file);
     cluster.script.send_replace(Script { takes: true, ..script });
     until("it is taken", || cluster.ps.reports().borrow().reports().count() == 0).await;
-    soon(cluster.saved.wait_for(|saved| saved.last().is_some_and(Vec::is_empty))).await.unwrap();
+    let nothing = |heard: &Vec<pb::HeartbeatRequest>| heard.last().is_some_and(|beat| beat.saved.is_empty());
+    drop(soon(cluster.heard.wait_for(nothing)).await.unwrap());
     cluster.stop.cancel();
     soon(cluster.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_ps_that_is_told_to_leave_serves_until_the_master_lets_it_go_or_it_took_too_long() {
+    for (drain, lets_go) in [(Duration::from_secs(3600), true), (Duration::from_millis(200), false)] {
+        let mut cluster = cluster_with("ps", drain).await;
+        cluster.registered.wait_for(Option::is_some).await.unwrap();
+        let script = Script { start: 70, jobs: vec![1], newest_job: 1, takes: false };
+        cluster.script.send_replace(script.clone());
+        let checkpoint = serde_json::json!({ "url": "memory://ck", "every_steps": 100 });
+        let job = Job::new(Shape { checkpoint, ..Shape::default() });
+        cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
+        cluster.client.push(job.push_initial(PARTITION)).await.unwrap();
+        cluster.client.push(job.push_step(PARTITION, Step(0))).await.unwrap();
+        cluster.stop.cancel();
+        let drains =
+            |heard: &Vec<pb::HeartbeatRequest>| heard.iter().filter(|beat| beat.draining).count() > 1;
+        drop(soon(cluster.heard.wait_for(drains)).await.unwrap());
+        if lets_go {
+            cluster.client.push(job.push_step(PARTITION, Step(1))).await.unwrap();
+            assert!(!cluster.task.is_finished(), "it left before it might");
+            cluster.script.send_replace(Script { takes: true, ..script });
+        }
+        soon(cluster.task).await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]

@@ -274,6 +274,82 @@ fn a_cancelled_job_finishes_what_is_begun_and_ends_with_a_checkpoint_of_it() {
     assert_eq!(world.state(), JobState::Cancelled);
 }
 
+/// A job that trains, holds a lease, and whose ps wants to leave; the version that is to be saved.
+fn left() -> (World, IncarnationId, pb::Lease, Version) {
+    let mut spec = parse("\n[checkpoint]\nurl = \"memory://ck\"\nevery_steps = 100\n");
+    (spec.epochs, spec.data.validation_fraction) = (20, None);
+    let mut world = World::new(spec, 1, &["p"]);
+    world.index();
+    world.found(&[]);
+    world.open();
+    world.survey(&[0]);
+    let held = world.lease(0).expect("work");
+    let ps = world.fleet.ps_named("p").expect("it lives").0;
+    world.fleet.beat(world.now.since_start, ps, true).expect("known");
+    world.job.on_fleet(world.now, &world.fleet);
+    let save = |effect: &Effect| match effect {
+        Effect::Save(_, version) => Some(*version),
+        _ => None,
+    };
+    let version = world.effects().iter().find_map(save).expect("a checkpoint is asked for");
+    world.job.on_save_answered(world.now, version, Ok(true));
+    (world, ps, held, version)
+}
+
+#[test]
+fn a_ps_may_leave_when_what_was_begun_is_trained_and_saved_and_nothing_is_trained_again() {
+    let (mut world, ps, held, version) = left();
+    assert!(!world.job.lets_go(ps) && world.job.lets_go(ps.next()), "somebody else has nothing of it");
+    world.complete(0, &held, report(&held));
+    while let Some(lease) = world.lease(0) {
+        world.complete(0, &lease, report(&lease));
+    }
+    assert_eq!((world.state(), world.status().steps_done), (JobState::Running, version.get()));
+    assert!(!world.job.lets_go(ps), "it is not saved yet");
+    world.job.on_saved(world.now, &saved(1, 0, version.get()));
+    assert!(!world.job.lets_go(ps), "its manifest is not written yet");
+    world.job.on_published(world.now, Ok(()));
+    assert!(world.job.lets_go(ps));
+
+    let run = world.run();
+    world.restart("p");
+    world.found(&[(version.get(), &run)]);
+    assert_eq!(world.open().map(|restore| restore.version), Some(version.get()));
+    world.survey(&[version.get()]);
+    let next = world.lease(0).expect("it goes on");
+    let Some(pb::lease::Work::Train(next)) = next.work else { panic!("{next:?}") };
+    let plan = world.job.facts.as_ref().expect("indexed").plan;
+    assert_eq!(next.first, plan.first_of(Step(version.get())).get(), "nothing is trained again");
+}
+
+#[test]
+fn a_ps_may_leave_when_its_job_cannot_be_saved() {
+    let (mut world, ps, _, version) = left();
+    let failed =
+        pb::SaveFailed { version: version.get(), message: "disk full".to_owned(), ..Default::default() };
+    world.job.on_save_failed(world.now, &failed);
+    assert!(world.job.lets_go(ps));
+    let (mut world, ps, _, version) = left();
+    world.job.on_save_answered(world.now, version, Ok(false));
+    assert!(world.job.lets_go(ps), "a partition has passed it");
+}
+
+#[test]
+fn a_job_that_is_cancelled_while_a_ps_leaves_ends_with_that_checkpoint() {
+    let (mut world, ps, held, version) = left();
+    world.job.cancel(world.now, false);
+    assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::Save(..))), "it is asked for once");
+    world.complete(0, &held, report(&held));
+    while world.effects().iter().all(|effect| !matches!(effect, Effect::Ask(..))) {
+        let lease = world.lease(0).expect("the rest of the steps that were begun");
+        world.complete(0, &lease, report(&lease));
+    }
+    assert!(!world.job.lets_go(ps), "the model is not exported yet");
+    let placement = world.job.partitions.as_ref().map_or(0, Partitions::number);
+    world.job.on_ledgers(world.now, placement, Ok(vec![ledger(version.get())]));
+    assert_eq!(world.lease(0).expect("an export").work, exported(Some(version.get())));
+}
+
 #[test]
 fn a_restarted_master_begins_with_what_was_decided() {
     let mut world = World::saving(true);
