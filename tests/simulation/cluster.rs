@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::Stream;
-use object_store::memory::InMemory;
 use proto::channel::{Accepted, Dialer};
 use proto::checkpoint::store::Stores;
 use proto::pb;
@@ -20,6 +19,7 @@ use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
 use crate::plan::Plan;
+use crate::store::Disk;
 use crate::{checks, model};
 
 const PORT: u16 = 4700;
@@ -29,11 +29,17 @@ type Failed = Box<dyn std::error::Error>;
 /// What the user saw.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
+    /// How often the job was submitted to go on from checkpoints.
+    pub(crate) resumed: u64,
+    /// Since it was submitted for the last time.
     pub(crate) events: Vec<pb::Event>,
     pub(crate) status: Option<pb::JobStatus>,
     /// `model.safetensors`.
     pub(crate) model: Vec<u8>,
 }
+
+/// By host name.
+type Shutdowns = Arc<Mutex<BTreeMap<String, CancellationToken>>>;
 
 /// The processes of a run.
 pub(crate) struct Cluster {
@@ -41,21 +47,24 @@ pub(crate) struct Cluster {
     folder: PathBuf,
     /// By host name: the master and the ps first.
     names: Vec<String>,
-    /// Asks a worker to leave.
-    shutdowns: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
-    /// What lies on the store of checkpoints; it outlives everything.
-    pub(crate) store: Arc<InMemory>,
+    /// Asks a worker or a ps to leave.
+    shutdowns: Shutdowns,
+    /// Where checkpoints lie; it outlives everything.
+    pub(crate) disk: Disk,
+    /// Outlives the master, like its disk.
+    journal: Arc<Mutex<master::MemoryStore>>,
     pub(crate) master: Arc<Mutex<Option<master::Master>>>,
 }
 
 impl Cluster {
     /// Of a plan, with all files in `folder`.
-    pub(crate) fn new(plan: &Plan, folder: PathBuf) -> Self {
+    pub(crate) fn new(seed: u64, plan: &Plan, folder: PathBuf) -> Self {
         let mut names = vec!["master".to_owned()];
         names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
         names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
-        let (shutdowns, store, master) = (Arc::default(), Arc::default(), Arc::default());
-        Self { plan: plan.clone(), folder, names, shutdowns, store, master }
+        let (shutdowns, journal, master) = (Arc::default(), Arc::default(), Arc::default());
+        let disk = Disk::new(seed, plan);
+        Self { plan: plan.clone(), folder, names, shutdowns, disk, journal, master }
     }
 
     /// Starts everything but the workers that join late; answers which those are.
@@ -66,17 +75,16 @@ impl Cluster {
             ps_grace: Duration::from_secs(self.plan.ps_grace_secs),
             ..master::Options::default()
         };
-        let (rate, handle) = (self.plan.clock_rate, self.master.clone());
-        // It outlives the master, like a disk.
-        let journal = master::MemoryStore::default();
-        let stores = Stores::only(self.store.clone());
+        let (rate, handle, journal) = (self.plan.clock_rate, self.master.clone(), self.journal.clone());
+        let stores = Stores::only(Arc::new(self.disk.clone()));
         let on_disk = stores.clone();
         sim.host("master", move || {
-            run_master(options.clone(), on_disk.clone(), rate, journal.clone(), handle.clone())
+            let journal = journal.lock().unwrap().clone();
+            run_master(options.clone(), on_disk.clone(), rate, journal, handle.clone())
         });
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
-            let (host, stores) = (name.clone(), stores.clone());
-            sim.host(name.as_str(), move || run_ps(host.clone(), stores.clone()));
+            let (host, stores, shutdowns) = (name.clone(), stores.clone(), self.shutdowns.clone());
+            sim.host(name.as_str(), move || run_ps(host.clone(), stores.clone(), shutdowns.clone()));
         }
         let workers = self.names.iter().filter(|name| name.starts_with("worker-"));
         let (late, early): (Vec<_>, Vec<_>) =
@@ -122,10 +130,21 @@ impl Cluster {
         self.names[..count].iter().map(String::as_str)
     }
 
-    /// Asks a worker to finish what it does and to leave.
-    pub(crate) fn drain(&self, worker: &str) {
-        if let Some(shutdown) = self.shutdowns.lock().unwrap().get(worker) {
+    /// Asks a worker to finish what it does and to leave, or a ps to leave when what it holds is saved.
+    pub(crate) fn drain(&self, host: &str) {
+        if let Some(shutdown) = self.shutdowns.lock().unwrap().get(host) {
             shutdown.cancel();
+        }
+    }
+
+    /// The data folder of a master that does not run is lost, and its journal.
+    pub(crate) fn lose_master(&self) {
+        count_leases(&self.master);
+        *self.journal.lock().unwrap() = master::MemoryStore::default();
+        let data = self.folder.join("master");
+        // It may be lost again before it is started again.
+        if data.exists() {
+            std::fs::remove_dir_all(data).unwrap();
         }
     }
 }
@@ -166,7 +185,9 @@ async fn run_master(
     Ok(master.serve(accept().await?, CancellationToken::new()).await?)
 }
 
-async fn run_ps(name: String, stores: Stores) -> Result<(), Failed> {
+async fn run_ps(name: String, stores: Stores, shutdowns: Shutdowns) -> Result<(), Failed> {
+    let shutdown = CancellationToken::new();
+    shutdowns.lock().unwrap().insert(name.clone(), shutdown.clone());
     let url = format!("http://{name}:{PORT}");
     let options = ps::Options {
         name,
@@ -175,14 +196,10 @@ async fn run_ps(name: String, stores: Stores) -> Result<(), Failed> {
         threads: 1,
         ..ps::Options::default()
     };
-    Ok(ps::run(ps::Ps::with_stores(options, stores)?, accept().await?, dialer(), CancellationToken::new())
-        .await?)
+    Ok(ps::run(ps::Ps::with_stores(options, stores)?, accept().await?, dialer(), shutdown).await?)
 }
 
-async fn run_worker(
-    options: worker::Options,
-    shutdowns: Arc<Mutex<BTreeMap<String, CancellationToken>>>,
-) -> Result<(), Failed> {
+async fn run_worker(options: worker::Options, shutdowns: Shutdowns) -> Result<(), Failed> {
     let shutdown = CancellationToken::new();
     shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
     let connector = worker::Connector::grpc(dialer());
@@ -196,37 +213,107 @@ async fn run_worker(
     Ok(())
 }
 
-/// Submits the job, follows it to its end, and fetches its model.
-pub(crate) async fn run_user(spec: String, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
+/// Submits the job, follows it to its end, and fetches its model. When the master knows nothing of it any more, or it cannot begin
+/// because of what is on the store, it is submitted again.
+pub(crate) async fn run_user(spec: String, disk: Disk, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
     let jobs = JobsClient::new(channel);
-    let job = insist(async || submit(jobs.clone(), &spec).await).await?;
-    insist(async || watch(jobs.clone(), &job, &seen).await).await?;
-    let (status, model) = insist(async || fetch(jobs.clone(), &job).await).await?;
-    let mut seen = seen.lock().unwrap();
-    (seen.status, seen.model) = (Some(status), model);
-    Ok(())
+    let (mut resume, mut before) = (false, String::new());
+    loop {
+        let job = insist(async || submit(jobs.clone(), &spec, resume, &before).await).await?;
+        match follow(&jobs, &job, &seen).await {
+            Ok((status, model)) => match again(&status) {
+                None => {
+                    let mut seen = seen.lock().unwrap();
+                    (seen.status, seen.model) = (Some(status), model);
+                    return Ok(());
+                }
+                Some(Again::AsBefore) => {}
+                Some(Again::Resume) => resume = true,
+                Some(Again::Cleared) => {
+                    disk.clear();
+                    resume = false;
+                }
+            },
+            Err(lost) if lost.code() == tonic::Code::NotFound => {
+                checks::count("jobs submitted again to a master that knows none");
+                (resume, before) = (true, String::new());
+                seen.lock().unwrap().begin_again(resume);
+                continue;
+            }
+            Err(status) => return Err(status.into()),
+        }
+        checks::count("jobs submitted again that could not begin");
+        before = job;
+        seen.lock().unwrap().begin_again(resume);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+impl Seen {
+    fn begin_again(&mut self, resume: bool) {
+        self.events.clear();
+        self.resumed += u64::from(resume);
+    }
+}
+
+/// How a user submits a job again that could not begin.
+enum Again {
+    AsBefore,
+    /// There are checkpoints.
+    Resume,
+    /// There is none that can be read: what is there is removed.
+    Cleared,
+}
+
+/// What a user does about a job that has ended; `None`: nothing.
+fn again(status: &pb::JobStatus) -> Option<Again> {
+    let failed = status.state() == pb::JobState::Failed;
+    match &status.reason {
+        _ if !failed => None,
+        reason if reason.contains("go on from them with --resume") => Some(Again::Resume),
+        reason if reason.contains("nothing to resume from") => Some(Again::Cleared),
+        reason if reason.contains("can be restored") => Some(Again::Cleared),
+        reason if reason.contains("the store is away") => Some(Again::AsBefore),
+        _ => None,
+    }
+}
+
+async fn follow(
+    jobs: &JobsClient<Channel>,
+    job: &str,
+    seen: &Mutex<Seen>,
+) -> Result<(pb::JobStatus, Vec<u8>), tonic::Status> {
+    insist(async || watch(jobs.clone(), job, seen).await).await?;
+    insist(async || fetch(jobs.clone(), job).await).await
 }
 
 /// Tries again while the master is away.
-async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Result<T, Failed> {
+async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {
     loop {
         match attempt().await {
             Err(status) if Failure::from(status.clone()).is_retryable() => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            result => return Ok(result?),
+            result => return result,
         }
     }
 }
 
-/// Submits the job, unless a master that died before it could answer has taken it.
-async fn submit(mut jobs: JobsClient<Channel>, spec: &str) -> Result<String, tonic::Status> {
-    if let Some(job) = jobs.list(pb::ListRequest {}).await?.into_inner().jobs.pop() {
+/// Submits the job, unless a master that died before it could answer has taken it: there is one after the one `before`.
+async fn submit(
+    mut jobs: JobsClient<Channel>,
+    spec: &str,
+    resume: bool,
+    before: &str,
+) -> Result<String, tonic::Status> {
+    if let Some(job) = jobs.list(pb::ListRequest {}).await?.into_inner().jobs.pop()
+        && job.name != before
+    {
         return Ok(job.name);
     }
     let part = pb::submit_request::Part::SpecJson(spec.to_owned());
-    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume: false }]);
+    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume }]);
     Ok(jobs.submit(submit).await?.into_inner().name)
 }
 
@@ -245,6 +332,9 @@ async fn watch(mut jobs: JobsClient<Channel>, job: &str, seen: &Mutex<Seen>) -> 
 
 async fn fetch(mut jobs: JobsClient<Channel>, job: &str) -> Result<(pb::JobStatus, Vec<u8>), tonic::Status> {
     let status = jobs.status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner();
+    if status.state() != pb::JobState::Succeeded {
+        return Ok((status, Vec::new()));
+    }
     let mut files = jobs.fetch(pb::FetchRequest { job: job.to_owned() }).await?.into_inner();
     let mut model = Vec::new();
     while let Some(part) = files.message().await? {

@@ -57,19 +57,26 @@ impl<'a> Faults<'a> {
             } else if self.dice.happens(crash) {
                 sim.crash(host);
                 checks::count(format!("{} crashes", role(host)));
-            } else if role(host) == "worker" && self.dice.happens(plan.worker_drain) {
+            } else if self.dice.happens(plan.drain_of(host)) {
                 cluster.drain(host);
-                checks::count("worker drains");
+                checks::count(format!("{} drains", role(host)));
             }
         }
         if plan.all_crash > 0.0 && self.dice.happens(plan.all_crash) {
-            for host in hosts.iter().copied().filter(|host| sim.is_host_running(*host)).collect::<Vec<_>>() {
-                sim.crash(host);
-            }
+            crash(sim, &hosts);
             checks::count("crashes of everything");
         }
+        if plan.all_lost > 0.0 && self.dice.happens(plan.all_lost) {
+            crash(sim, &hosts);
+            cluster.lose_master();
+            checks::forget();
+            checks::count("losses of everything but the store");
+        }
         if plan.rot > 0.0 && self.dice.happens(plan.rot) {
-            self.rot(&cluster.store);
+            self.rot(&cluster.disk.files);
+        }
+        if plan.saves.is_some() {
+            self.strike_store(cluster);
         }
         for (cut, chance) in [(Cut::Both, plan.cut), (Cut::OneWay, plan.cut_one_way), (Cut::Hold, plan.hold)]
         {
@@ -94,6 +101,7 @@ impl<'a> Faults<'a> {
             self.join(sim, cluster);
         }
         sim.set_fail_rate(0.0);
+        cluster.disk.heal();
         self.cuts.clear();
         for host in cluster.hosts(&[]) {
             if !sim.is_host_running(host) {
@@ -102,6 +110,25 @@ impl<'a> Faults<'a> {
             for peer in cluster.peers(host) {
                 mend(sim, host, peer);
             }
+        }
+    }
+
+    /// The disk fills up or goes away, and comes back.
+    fn strike_store(&mut self, cluster: &Cluster) {
+        let (plan, disk) = (self.plan, &cluster.disk);
+        if self.dice.happens(plan.store_full) {
+            disk.fill(true);
+            checks::count("full disks");
+        }
+        if self.dice.happens(plan.store_away) {
+            disk.cut(true);
+            checks::count("stores that went away");
+        }
+        if self.dice.happens(plan.store_mend) {
+            disk.fill(false);
+        }
+        if self.dice.happens(plan.store_mend) {
+            disk.cut(false);
         }
     }
 
@@ -171,6 +198,20 @@ impl Plan {
             "ps" => self.ps_crash,
             _ => self.master_crash,
         }
+    }
+
+    fn drain_of(&self, host: &str) -> f32 {
+        match role(host) {
+            "worker" => self.worker_drain,
+            "ps" => self.ps_drain,
+            _ => 0.0,
+        }
+    }
+}
+
+fn crash(sim: &mut Sim<'_>, hosts: &[&str]) {
+    for host in hosts.iter().copied().filter(|host| sim.is_host_running(*host)).collect::<Vec<_>>() {
+        sim.crash(host);
     }
 }
 

@@ -32,6 +32,7 @@ mod plan;
 mod run;
 mod seeds;
 mod serial;
+mod store;
 
 use std::collections::BTreeMap;
 

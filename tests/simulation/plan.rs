@@ -75,6 +75,25 @@ pub(crate) struct Plan {
     pub(crate) all_crash: f32,
     /// A file of a checkpoint is damaged, cut short or lost.
     pub(crate) rot: f32,
+    /// Master, ps and workers die at once, and the master's data folder with its journal is lost: the user submits the job again, to go
+    /// on from its checkpoints.
+    pub(crate) all_lost: f32,
+    /// A ps is told to leave.
+    pub(crate) ps_drain: f32,
+    /// Longest time that one call of the store takes.
+    pub(crate) store_ms: u64,
+    /// The disk is full until somebody makes room.
+    pub(crate) store_full: f32,
+    /// Nobody reaches the store until somebody mends it.
+    pub(crate) store_away: f32,
+    /// One of both ends.
+    pub(crate) store_mend: f32,
+    /// Per call of the store: it fails.
+    pub(crate) store_fails: f32,
+    /// Per write: half of the file is there before the whole, or alone.
+    pub(crate) store_torn: f32,
+    /// Per write: the file is there, and the writer is told that it is not.
+    pub(crate) store_unheard: f32,
 }
 
 /// When checkpoints are made.
@@ -136,6 +155,15 @@ impl Plan {
             saves: None,
             all_crash: 0.0,
             rot: 0.0,
+            all_lost: 0.0,
+            ps_drain: 0.0,
+            store_ms: 0,
+            store_full: 0.0,
+            store_away: 0.0,
+            store_mend: 1.0,
+            store_fails: 0.0,
+            store_torn: 0.0,
+            store_unheard: 0.0,
         };
         if dice.one_in(2) {
             return plan;
@@ -148,6 +176,15 @@ impl Plan {
             saves: Some(Saves { every, count, keep: dice.range(1, 3) }),
             all_crash: dice.chance(0.02),
             rot: dice.chance(0.02),
+            all_lost: dice.chance(0.01),
+            ps_drain: dice.chance(0.03),
+            store_ms: [0, dice.range(1, 100), dice.range(100, 3000)][dice.range(0, 2) as usize],
+            store_full: dice.chance(0.03),
+            store_away: dice.chance(0.02),
+            store_mend: 0.01 + dice.chance(0.2),
+            store_fails: dice.chance(0.1),
+            store_torn: dice.chance(0.3),
+            store_unheard: dice.chance(0.1),
             ..plan
         }
     }
