@@ -3,12 +3,12 @@
 //! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole workspace: another choice of
 //! packages is another choice of their dependencies' features, and would compile half of those again.
 
-use crate::{etcd, libtorch, workspace};
+use crate::{etcd, libtorch, moto, workspace};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use std::{
     fmt::Write as _,
-    path::Path,
+    path::PathBuf,
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -59,14 +59,14 @@ enum Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     libtorch::ensure_installed()?;
-    let etcd = etcd::ensure()?;
+    let programs: Vec<_> = [etcd::ensure()?, moto::ensure()?].into_iter().flatten().collect();
     let mut outcomes = Vec::new();
     let mut failed = None;
     for stage in STAGES
         .iter()
         .filter(|stage| args.stages.is_empty() || args.stages.iter().any(|name| name == stage.name))
     {
-        let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run(etcd.as_deref())? };
+        let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run(&programs)? };
         if matches!(outcome, Outcome::Failed(_)) {
             failed = Some(stage);
         }
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Stage {
-    /// `programs`: a folder to add to the PATH.
-    fn run(&self, programs: Option<&Path>) -> Result<Outcome> {
+    /// `programs`: folders to add to the PATH.
+    fn run(&self, programs: &[PathBuf]) -> Result<Outcome> {
         if self.name == "deny" && !has_cargo_deny()? {
             eprintln!(
                 "\n== deny: SKIPPED, cargo-deny is not installed; licences, bans and sources are NOT checked"
@@ -93,7 +93,7 @@ impl Stage {
         let start = now();
         let mut command = workspace::cargo();
         command.args(self.cargo.split_whitespace()).current_dir(workspace::root());
-        if let Some(programs) = programs {
+        if !programs.is_empty() {
             command.env("PATH", workspace::path_with(programs)?);
         }
         let status = command.status().with_context(|| format!("run cargo {}", self.cargo))?;

@@ -18,7 +18,7 @@ const PROGRAM: &str = "usr/bin/etcd";
 /// # Errors
 /// There is no place for a cache.
 pub(crate) fn ensure() -> Result<Option<PathBuf>> {
-    if runs("etcd".as_ref()) {
+    if runs("etcd".as_ref(), "--version") {
         return Ok(None);
     }
     let dir = workspace::cache_dir()?.join("etcd");
@@ -46,7 +46,7 @@ fn unpack(dir: &Path) -> Result<()> {
     let mut command = Command::new("dpkg-deb");
     run(command.arg("-x").arg(&archive).arg(dir))?;
     fs::remove_file(&archive).with_context(|| format!("remove `{}`", archive.display()))?;
-    match runs(&dir.join(PROGRAM)) {
+    match runs(&dir.join(PROGRAM), "--version") {
         true => Ok(()),
         false => bail!("{PACKAGE} has no {PROGRAM} that runs here"),
     }
@@ -65,9 +65,10 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn runs(program: &Path) -> bool {
+/// Whether a program can be started, by an argument with which it ends at once.
+pub(crate) fn runs(program: &Path, arg: &str) -> bool {
     let mut command = Command::new(program);
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.arg(arg).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
@@ -79,6 +80,6 @@ mod tests {
     fn what_fails_says_which_command_and_why() {
         let error = run(Command::new("ls").arg("no-such-file")).unwrap_err().to_string();
         assert!(error.contains("ls") && error.contains("no-such-file"), "{error}");
-        assert!(!runs("no-such-program".as_ref()));
+        assert!(!runs("no-such-program".as_ref(), "--version"));
     }
 }

@@ -6,6 +6,7 @@ mod check;
 mod etcd;
 mod install;
 mod libtorch;
+mod moto;
 mod pip;
 mod run;
 mod sim;

@@ -101,6 +101,38 @@ impl Pip {
         entries.map(|entry| Ok(entry?.path())).collect()
     }
 
+    /// Installs `packages` with what they need into the new folder `dir`, for this Python and for nobody else.
+    ///
+    /// # Errors
+    /// When pip fails: no network, no such package.
+    pub(crate) fn install(&self, packages: &[&str], dir: &Path) -> Result<()> {
+        let mut command = Command::new(self.python);
+        command
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--no-input",
+                "--disable-pip-version-check",
+                "--no-cache-dir",
+                "--quiet",
+            ])
+            .args(&self.options)
+            .arg("--target")
+            .arg(dir)
+            .args(packages)
+            .stdin(self.lock.try_clone()?)
+            // It warns of what does not concern a folder of ours.
+            .env("PIP_ROOT_USER_ACTION", "ignore");
+        let status = command.status().with_context(|| format!("run `{}`", self.python))?;
+        ensure!(
+            status.success(),
+            "pip did not install {} ({status}), its reason is above; for a proxy or mirror see PIP_PROXY and PIP_INDEX_URL",
+            packages.join(" ")
+        );
+        Ok(())
+    }
+
     /// Unpacks the members of `wheel` that match `patterns` (`*` also matches `/`; a leading `!` takes members out)
     /// into `dir`; returns how many.
     ///
@@ -163,6 +195,17 @@ print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())
         assert_eq!(fs::read_to_string(dir.path().join("torch/lib/libtorch_cpu.so")).unwrap(), "cpu");
         assert!(!dir.path().join("torch/lib/libtorch_cuda.so").exists());
         assert!(!dir.path().join("torch/nn").exists());
+    }
+
+    #[test]
+    fn package_is_installed_into_a_folder_of_its_own() {
+        let (index, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (pip, _) = pip_with_fake_wheel(index.path());
+        let target = dir.path().join("packages");
+        pip.install(&["fake==1.0"], &target).unwrap();
+        assert!(target.join("torch/nn/functional.py").exists());
+        let error = pip.install(&["fake==2.0"], &target).unwrap_err().to_string();
+        assert!(error.starts_with("pip did not install fake==2.0"), "{error}");
     }
 
     #[test]

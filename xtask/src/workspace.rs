@@ -36,11 +36,16 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
     std::path::absolute(&cache).with_context(|| format!("resolve `{}`", cache.display()))
 }
 
-/// The PATH with one more folder, searched last.
-pub(crate) fn path_with(folder: &Path) -> Result<OsString> {
+/// The PATH with these folders too, searched last.
+pub(crate) fn path_with(folders: &[PathBuf]) -> Result<OsString> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain([folder.to_owned()]);
-    env::join_paths(folders).with_context(|| format!("add `{}` to the PATH", folder.display()))
+    let all = env::split_paths(&path).chain(folders.iter().cloned());
+    env::join_paths(all).with_context(|| format!("add {folders:?} to the PATH"))
+}
+
+/// Whether the user says where an S3 server is.
+pub(crate) fn has_moto() -> bool {
+    env::var_os("EBB_MOTO").is_some()
 }
 
 /// The cargo that runs this program.
