@@ -172,10 +172,10 @@ impl Plan {
         let count = if every == "steps" { dice.range(1, 12) } else { dice.range(1, 2) };
         Self {
             // Long enough to be lost in the middle.
-            epochs: plan.epochs + dice.range(0, 12),
+            epochs: plan.epochs + dice.range(4, 24),
             saves: Some(Saves { every, count, keep: dice.range(1, 3) }),
             all_crash: dice.chance(0.02),
-            rot: dice.chance(0.02),
+            rot: dice.chance(0.05),
             all_lost: dice.chance(0.01),
             ps_drain: dice.chance(0.03),
             store_ms: [0, dice.range(1, 100), dice.range(100, 3000)][dice.range(0, 2) as usize],
