@@ -4,19 +4,13 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use proto::artifact;
+use proto::artifact::{self, INITIAL, SCRIPT};
 use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::spec::{self, JobSpec};
 
 use crate::args::JobFile;
 use crate::checkpoint;
-
-/// Name of the model's file in the job, whatever it is called on the user's disk: the engine looks for it.
-const SCRIPT: &str = "model.pt";
-
-/// Name of the weights that it begins with.
-const INITIAL: &str = "initial.safetensors";
 
 /// A job that is ready to be sent.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use proto::artifact::SCRIPT;
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::status::Failure;
@@ -27,7 +28,7 @@ use crate::client::{self, Client};
 use crate::screen::Screen;
 
 /// What a trained model consists of.
-const MODELS: [&str; 2] = [MODEL, "model.pt"];
+const MODELS: [&str; 2] = [MODEL, SCRIPT];
 const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const TENSORBOARD: &str = "tensorboard";

@@ -1,9 +1,15 @@
-//! Files on the wire: described by name, size and SHA-256, then sent in slices.
+//! Files of a job: the names that both ends know, and how files travel: described by name, size and SHA-256, then in slices.
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use crate::pb;
+
+/// The TorchScript module of a job that has one, whatever it is called on the user's disk; exported, the same with trained weights.
+pub const SCRIPT: &str = "model.pt";
+
+/// The weights that a job with `model.initial` begins with.
+pub const INITIAL: &str = "initial.safetensors";
 
 /// Content bytes of one message.
 pub const SLICE_BYTES: usize = 1 << 20;

@@ -1,12 +1,10 @@
 //! Warm start: weights of another training, taken tensor by tensor where name, shape and type are those of the model.
 
+use proto::artifact::INITIAL;
 use proto::tensor::{DType, TensorSpec, Values};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::{Error, Result};
-
-/// Name of the file with the weights among those of the job.
-pub(crate) const FILE: &str = "initial.safetensors";
 
 /// Tensors that a report names at most of one kind.
 const NAMED_MAX: usize = 8;
@@ -17,7 +15,7 @@ const NAMED_MAX: usize = 8;
 /// # Errors
 /// No such file, or nothing in it fits.
 pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -> Result<String> {
-    let wrong = |reason: String| Error::Engine { what: format!("model.initial `{FILE}`"), reason };
+    let wrong = |reason: String| Error::Engine { what: format!("model.initial `{INITIAL}`"), reason };
     let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
     let (mut fit, mut from_seed) = (0, Vec::new());
     for (tensor, values) in tensors.iter().zip(values) {

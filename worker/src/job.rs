@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use proto::artifact::INITIAL;
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
 use proto::pb;
@@ -16,7 +17,6 @@ use crate::config::Options;
 use crate::data::{Batch, Dataset};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::initial;
 use crate::master_client::MasterClient;
 use crate::model::{Context, Registry};
 use crate::ps_client::{Connector, PsClient};
@@ -69,7 +69,7 @@ impl Job {
         }
         let folder = options.scratch.join(format!("ebb-{}-{}-{id}", std::process::id(), options.name));
         let mut artifacts = download(id, &reply.artifacts, &folder, master).await?;
-        let initial = artifacts.remove(initial::FILE).filter(|_| spec.model.initial.is_some());
+        let initial = artifacts.remove(INITIAL).filter(|_| spec.model.initial.is_some());
         let context = Context {
             spec: spec.clone(),
             features: train.shape().to_vec(),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use proto::artifact::{INITIAL, SCRIPT};
 use proto::convert::required;
 use proto::ids::JobId;
 use proto::pb;
@@ -20,12 +21,6 @@ use crate::clock::Now;
 use crate::job::Job;
 use crate::membership::Membership;
 use crate::server::Shared;
-
-/// The file that a job with a script brings.
-const SCRIPT: &str = "model.pt";
-
-/// The file that a job with initial weights brings.
-const INITIAL: &str = "initial.safetensors";
 
 /// Events that are copied under one lock.
 const EVENTS_AT_ONCE: usize = 256;

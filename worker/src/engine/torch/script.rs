@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use proto::artifact::SCRIPT;
 use proto::spec::Loss;
 use proto::tensor::{TensorSpec, Values};
 use tch::{Kind, Tensor};
@@ -26,9 +27,6 @@ use crate::engine::loss;
 use crate::error::{Error, Result};
 use crate::export::{Constant, Dtype};
 use crate::model::Context;
-
-/// The artifact's name in the job, and the exported file's.
-const NAME: &str = "model.pt";
 
 /// A loaded module.
 #[derive(Debug)]
@@ -45,7 +43,7 @@ impl ScriptNetwork {
     pub(super) fn new(context: &Context) -> Result<Self> {
         let path = context
             .artifacts
-            .get(NAME)
+            .get(SCRIPT)
             .ok_or_else(|| wrong("the job came without this file; submit it again"))?;
         let script = load(path, device(context.device))?;
         check_inputs(&script, context.spec.model.loss)?;
@@ -98,7 +96,7 @@ impl Network for ScriptNetwork {
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         let content =
             self.script.save().map_err(|error| wrong(&format!("cannot be saved: {}", brief(&error))))?;
-        Ok([(NAME.to_owned(), content)].into())
+        Ok([(SCRIPT.to_owned(), content)].into())
     }
 }
 
@@ -151,7 +149,7 @@ fn load(path: &std::path::Path, device: tch::Device) -> Result<Script> {
             return wrong(&format!("{} is gone; submit the job again", path.display()));
         }
         wrong(&format!(
-            "not a TorchScript file ({}); write it with torch.jit.script(model).save(\"{NAME}\")",
+            "not a TorchScript file ({}); write it with torch.jit.script(model).save(\"{SCRIPT}\")",
             brief(&error).lines().next().unwrap_or_default()
         ))
     })
@@ -212,7 +210,7 @@ fn forward_failed(error: &str, features: &Tensor) -> Error {
     let error = brief(error);
     let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];
     if elsewhere.iter().any(|text| error.contains(text)) {
-        return Error::Engine { what: format!("forward of {NAME}"), reason: error };
+        return Error::Engine { what: format!("forward of {SCRIPT}"), reason: error };
     }
     // The interpreter prints its stack first and the cause last.
     let cause = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -220,5 +218,5 @@ fn forward_failed(error: &str, features: &Tensor) -> Error {
 }
 
 fn wrong(reason: &str) -> Error {
-    Error::Script { name: NAME.to_owned(), reason: reason.to_owned() }
+    Error::Script { name: SCRIPT.to_owned(), reason: reason.to_owned() }
 }
