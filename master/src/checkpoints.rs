@@ -1,18 +1,12 @@
 //! The edge to the stores where checkpoints lie: what is there of a job, and the manifest that completes one.
 
 use std::fmt;
-use std::time::Duration;
 
 use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::Manifest;
 use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{MANIFEST, Result, folder_name};
+use proto::checkpoint::{Error, MANIFEST, Result, folder_name};
 use proto::ids::Version;
-use proto::retry::Retry;
-
-/// How a store that fails is tried again: for about 13 s.
-const RETRY: Retry =
-    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
 
 /// Where the checkpoints of one job lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,16 +82,6 @@ async fn prune(folder: &Folder, newest: &Manifest, keep: u32) -> Result<()> {
 }
 
 async fn patiently<T, Fut: Future<Output = Result<T>>>(attempt: impl Fn() -> Fut) -> Result<T> {
-    for count in 0.. {
-        match attempt().await {
-            Err(error) if error.is_retryable() && count + 1 < RETRY.attempts_max => {
-                if count == 0 {
-                    tracing::warn!(%error, "the checkpoint store fails; trying again");
-                }
-                tokio::time::sleep(RETRY.wait(count, u64::from(count))).await;
-            }
-            done => return done,
-        }
-    }
-    unreachable!("the last attempt is answered")
+    let tell = |error: &Error| tracing::warn!(%error, "the checkpoint store fails; trying again");
+    proto::checkpoint::patiently(tell, attempt).await
 }

@@ -29,17 +29,66 @@ pub mod manifest;
 pub mod store;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::error::{Error, Result};
 use crate::ids::{PartitionId, Step, Version};
+use crate::retry::Retry;
 
 /// Name of the manifest in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
 
 /// Largest manifest that makes sense: it lists the tensors of a model.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
+
+/// How a store that fails is asked again: six waits that double from 0.2 s, together 6 to 13 s.
+const RETRY: Retry =
+    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
+
+/// Calls `attempt` until the store does it, or trying again cannot help, or helps no more. `on_retry` hears of the first failure that is
+/// followed by another attempt.
+///
+/// # Errors
+/// The last one.
+pub async fn patiently<T, Fut: Future<Output = Result<T>>>(
+    on_retry: impl Fn(&Error),
+    attempt: impl Fn() -> Fut,
+) -> Result<T> {
+    repeat(RETRY, on_retry, attempt).await
+}
+
+/// The same, for as long as the store may still do it.
+///
+/// # Errors
+/// What trying again cannot help.
+pub async fn for_as_long_as_it_takes<T, Fut: Future<Output = Result<T>>>(
+    on_retry: impl Fn(&Error),
+    attempt: impl Fn() -> Fut,
+) -> Result<T> {
+    repeat(Retry { attempts_max: u32::MAX, ..RETRY }, on_retry, attempt).await
+}
+
+async fn repeat<T, Fut: Future<Output = Result<T>>>(
+    retry: Retry,
+    on_retry: impl Fn(&Error),
+    attempt: impl Fn() -> Fut,
+) -> Result<T> {
+    let mut count = 0;
+    loop {
+        match attempt().await {
+            Err(error) if error.is_retryable() && count < retry.attempts_max - 1 => {
+                if count == 0 {
+                    on_retry(&error);
+                }
+                tokio::time::sleep(retry.wait(count, u64::from(count))).await;
+                count += 1;
+            }
+            done => return done,
+        }
+    }
+}
 
 /// Folder of one checkpoint, below the store's URL.
 ///
@@ -91,5 +140,40 @@ impl AppliedSteps {
         let above = self.above.first().is_none_or(|&first| first > self.watermark);
         let last = self.above.last().is_none_or(|last| last.get() < steps);
         above && last && self.watermark.get() <= steps && self.version() == version
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn store() -> Error {
+        Error::Store { what: "write", file: "x".to_owned(), reason: "no space".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_is_tried_for_about_ten_seconds_and_what_cannot_pass_is_not() {
+        let (begin, tried, told) = (tokio::time::Instant::now(), Cell::new(0), Cell::new(0));
+        let tell = |_: &Error| told.set(told.get() + 1);
+        let failing = |error: fn() -> Error, times: u32| {
+            tried.set(0);
+            let tried = &tried;
+            move || async move {
+                tried.set(tried.get() + 1);
+                if tried.get() > times { Ok(tried.get()) } else { Err(error()) }
+            }
+        };
+        assert_eq!(patiently(tell, failing(store, 2)).await, Ok(3));
+        assert_eq!(told.get(), 1, "the first failure alone is told");
+        let missing = || Error::Missing { file: "x".to_owned() };
+        assert_eq!(patiently(tell, failing(missing, 9)).await, Err(missing()));
+        assert_eq!(tried.get(), 1);
+        let before = begin.elapsed();
+        assert_eq!(patiently(tell, failing(store, 9)).await, Err(store()));
+        let took = begin.elapsed() - before;
+        assert_eq!(tried.get(), RETRY.attempts_max);
+        assert!((6..=13).contains(&took.as_secs()), "{took:?}");
     }
 }

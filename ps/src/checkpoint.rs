@@ -18,13 +18,11 @@ mod write;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use proto::checkpoint::store::Stores;
-use proto::checkpoint::{self, folder};
+use proto::checkpoint::{self, folder, patiently};
 use proto::ids::{Era, Version};
 use proto::plan::Plan;
-use proto::retry::Retry;
 use proto::spec::CheckpointSpec;
 use tokio_util::sync::CancellationToken;
 
@@ -33,10 +31,6 @@ pub(crate) use self::report::Reports;
 pub use self::report::{Report, Reported, SaveFailed, Saved};
 use crate::error::Place;
 use crate::metrics::Metrics;
-
-/// How a store that fails is tried again: for about half a minute.
-const RETRY: Retry =
-    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
 
 /// Work on at most this many bytes is done where it comes up, more of it on a thread that may block.
 const INLINE_BYTES_MAX: u64 = 1 << 20;
@@ -135,17 +129,11 @@ impl Saver {
         let version = cut.version();
         let folder = self.stores.open(&self.spec.url)?.below(&folder(&self.job, version));
         let sealed = cut.seal().await;
-        let mut attempt = 0;
-        loop {
-            match write::write(&folder, &sealed, self.spec.bandwidth).await {
-                Ok(()) => break,
-                Err(error) => match again(attempt, &error) {
-                    Some(wait) => tokio::time::sleep(wait).await,
-                    None => return Err(error),
-                },
-            }
-            attempt += 1;
-        }
+        let place = self.place;
+        let tell = |error: &checkpoint::Error| {
+            tracing::warn!(%place, %version, %error, "the checkpoint store fails; trying again");
+        };
+        patiently(tell, || write::write(&folder, &sealed, self.spec.bandwidth)).await?;
         Ok(Saved {
             place: self.place,
             era: self.era,
@@ -202,10 +190,4 @@ impl Drop for Turn<'_> {
         let next = wishes.next.take();
         drop((wishes, next));
     }
-}
-
-/// How long to wait before a store is asked again; `None` when that cannot help.
-fn again(attempt: u32, error: &checkpoint::Error) -> Option<Duration> {
-    let again = error.is_retryable() && attempt + 1 < RETRY.attempts_max;
-    again.then(|| RETRY.wait(attempt, u64::from(attempt)))
 }

@@ -12,13 +12,12 @@ use proto::checkpoint::data::Section;
 use proto::checkpoint::file::DataFile;
 use proto::checkpoint::manifest::{Manifest, Needs, oldest};
 use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, found};
+use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, for_as_long_as_it_takes, found, patiently};
 use proto::ids::{ChunkId, PartitionId, Version};
 use proto::parameters::Restore;
 use proto::placement::Layout;
 use proto::tensor::Role;
 
-use super::{RETRY, again};
 use crate::chunk::{Buffer, Slots};
 use crate::model::{Model, Opening, Weights};
 
@@ -39,15 +38,9 @@ pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
     let loading = async {
         let folder = stores.open(&restore.url)?;
         let manifest = manifest(&model, &folder, restore.version).await?;
-        let mut attempt = 0;
-        loop {
-            let loaded = load(&model, &folder, &manifest).await;
-            match loaded.as_ref().err().and_then(|error| again(attempt, error)) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => return loaded,
-            }
-            attempt += 1;
-        }
+        let place = model.place();
+        let tell = |error: &Error| tracing::warn!(%place, %error, "the checkpoint store fails; trying again");
+        patiently(tell, || load(&model, &folder, &manifest)).await
     };
     let ended = model.ended().clone();
     let loaded = tokio::select! {
@@ -71,19 +64,10 @@ pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
 /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
 /// older checkpoint would be a loss for nothing.
 async fn manifest(model: &Model, folder: &Folder, version: Version) -> Result<Manifest> {
-    let mut attempt = 0;
-    let manifest = loop {
-        match found::read(folder, version).await {
-            Err(error) if error.is_retryable() => {
-                if attempt == 0 {
-                    tracing::warn!(place = %model.place(), %version, %error, "the store cannot be read; waiting for it");
-                }
-                tokio::time::sleep(RETRY.wait(attempt, u64::from(attempt))).await;
-                attempt = attempt.saturating_add(1);
-            }
-            read => break read?,
-        }
+    let tell = |error: &Error| {
+        tracing::warn!(place = %model.place(), %version, %error, "the store cannot be read; waiting for it");
     };
+    let manifest = for_as_long_as_it_takes(tell, || found::read(folder, version)).await?;
     let Opening { tensors, plan, spec, .. } = model.opening();
     manifest.check(&folder.shown(MANIFEST), &Needs { tensors, plan, spec, version })?;
     Ok(manifest)
