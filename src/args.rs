@@ -48,15 +48,15 @@ pub(crate) enum Command {
     /// List the master's jobs, oldest first
     Jobs(Jobs),
     /// Show one job: state, progress, counters, metrics
-    Status(Status),
+    Status(OneJob),
     /// Follow a job until it ends; exit code 0 if it succeeds
     Watch(Watch),
     /// Set how many workers take part in a job; that changes its speed, never the trained bits
     Scale(Scale),
     /// Hold a job: nothing new is handed out, what its workers hold is finished
-    Pause(Pause),
+    Pause(OneJob),
     /// Let a paused job go on
-    Resume(Resume),
+    Resume(OneJob),
     /// Stop a job; what is trained so far is exported first, and saved as a checkpoint where the job has some
     Cancel(Cancel),
     /// Write the results of a job that ended into a folder
@@ -278,13 +278,14 @@ pub(crate) struct Jobs {
     pub(crate) json: bool,
 }
 
+/// One job, and nothing else to say.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Status {
+pub(crate) struct OneJob {
     /// The job's number, NAME-ID, or name (its newest job)
     pub(crate) job: String,
     #[command(flatten)]
     pub(crate) reach: Reach,
-    /// Print one JSON object on stdout
+    /// Print the job as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -309,28 +310,6 @@ pub(crate) struct Scale {
     /// Workers that take part at most, 1 to 65536; the others stand by. N are enough where fleet.workers.min is above N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(crate) workers: u32,
-    /// Print the job as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Pause {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
-    #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Print the job as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Resume {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
-    #[command(flatten)]
-    pub(crate) reach: Reach,
     /// Print the job as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,7 +8,7 @@ use crate::report;
 
 /// # Errors
 /// No such job, one that is ending or has ended, or the master does not answer.
-pub(crate) async fn run(args: args::Pause, app: &App) -> Result<()> {
+pub(crate) async fn run(args: args::OneJob, app: &App) -> Result<()> {
     let status = app.client(&args.reach)?.pause(&args.job).await?;
     if args.json {
         return app.screen.print(&report::json(&status).to_string());
@@ -25,8 +25,8 @@ mod tests {
     use super::*;
     use crate::fake::{Fake, reach};
 
-    fn args(job: &str, json: bool) -> args::Pause {
-        args::Pause { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
+    fn args(job: &str, json: bool) -> args::OneJob {
+        args::OneJob { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
     }
 
     #[tokio::test]

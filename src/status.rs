@@ -8,7 +8,7 @@ use crate::report;
 
 /// # Errors
 /// No such job, or the master does not answer.
-pub(crate) async fn run(args: args::Status, app: &App) -> Result<()> {
+pub(crate) async fn run(args: args::OneJob, app: &App) -> Result<()> {
     let status = app.client(&args.reach)?.status(&args.job).await?;
     app.screen.print(&if args.json { report::json(&status).to_string() } else { report::status(&status) })
 }
@@ -24,7 +24,7 @@ mod tests {
     async fn one_job_and_the_list_show_the_same_facts() {
         let app = Fake::new().app();
         let reach = reach(Duration::from_secs(5));
-        run(args::Status { job: "line".to_owned(), reach: reach.clone(), json: true }, &app).await.unwrap();
+        run(args::OneJob { job: "line".to_owned(), reach: reach.clone(), json: true }, &app).await.unwrap();
         crate::jobs::run(args::Jobs { reach, json: true }, &app).await.unwrap();
         let facts = app.facts();
         let (one, list) = facts.split_once('\n').unwrap();
