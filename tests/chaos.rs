@@ -6,15 +6,12 @@
 
 mod harness;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use harness::chaos::{Chaos, Fault};
-use harness::{Cluster, mnist, mnist_sets, model, root, summary, text};
-
-/// Records of the oracle's data.
-const RECORDS: u64 = 1024;
+use harness::oracle::Oracle;
+use harness::{Cluster, mnist, mnist_sets, model, root, skipped, summary, text};
 
 /// One job under chaos.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +90,9 @@ impl Scenario {
         let number = |name: &str| summary[name].as_u64().unwrap_or_default();
         let sha = &summary["model_sha256"].as_str().unwrap_or_default()[..12];
         println!(
-            "| mode | workers | ps | kill | stop | drain | add | seen | duplicates | expired | wall s | sha256 |\n\
-             | {mode} | {workers} | {ps} | {kill} | {stop} | {drain} | {add} | {} | {} | {} | {:.1} | {sha} |",
+            "| job | mode | workers | ps | kill | stop | drain | add | seen | duplicates | expired | wall s | sha256 |\n\
+             | {} | {mode} | {workers} | {ps} | {kill} | {stop} | {drain} | {add} | {} | {} | {} | {:.1} | {sha} |",
+            summary["job"].as_str().unwrap_or_default(),
             number("workers_seen"),
             number("duplicates_dropped"),
             number("leases_expired"),
@@ -107,6 +105,15 @@ impl Scenario {
 fn same_bits(one: Scenario) {
     let asked = Asked::read();
     let torch = cfg!(feature = "torch").then(mnist).flatten();
+    let instead = torch.is_none() && asked.whole;
+    let say_instead = || {
+        skipped(
+            "the bits of MNIST's script model under chaos: NOT checked; those of digits' MLP stand for them",
+        );
+    };
+    if instead {
+        say_instead();
+    }
     let (job, epochs, mut sets) = match torch {
         Some(data) => (root().join("examples/mnist/job.toml"), asked.epochs(9), mnist_sets(&data)),
         None => (root().join("examples/digits/job.toml"), asked.epochs(400), Vec::new()),
@@ -135,6 +142,10 @@ fn same_bits(one: Scenario) {
         assert!(model(&out) == bits, "{scenario:?}: other bits than the undisturbed run: {disturbed}");
         assert_eq!(disturbed["model_sha256"], undisturbed["model_sha256"]);
     }
+    // Again, where whoever waited half an hour looks.
+    if instead {
+        say_instead();
+    }
 }
 
 #[test]
@@ -150,51 +161,15 @@ fn killed_stopped_drained_and_added_workers_do_not_change_the_model_in_pipelined
 #[test]
 fn every_record_is_counted_once_an_epoch_in_all_modes() {
     let asked = Asked::read();
-    let epochs = asked.epochs(80);
-    let folder = tempfile::tempdir().unwrap();
-    let data: String = (0..RECORDS).map(|record| format!("{record},0\n")).collect();
-    std::fs::write(folder.path().join("data.csv"), data).unwrap();
-    let job = folder.path().join("job.toml");
-    // 4 ms for each of 128 microbatches an epoch: about 5 epochs a second with 3 workers, on any machine.
-    std::fs::write(
-        &job,
-        format!(
-            r#"
-name = "oracle"
-epochs = {epochs}
-model = {{ builtin = "paced", options = {{ of = "oracle", millis = 4, records = {RECORDS} }}, loss = "mse" }}
-data = {{ format = "csv", header = false, train = {{ features = ["data.csv"] }} }}
-batch = {{ micro = 8, effective = 32 }}
-optimizer = {{ kind = "sgd", learning_rate = 4.0 }}
-"#
-        ),
-    )
-    .unwrap();
+    // 4 ms for each of 128 microbatches an epoch: about 5 epochs a second with 3 workers.
+    let oracle = Oracle::new(asked.epochs(80), Some(4));
     for scenario in [
         scenario("sync", 3, 1),
         scenario("pipelined", 5, 2),
         scenario("bounded", 3, 3),
         scenario("async", 5, 1),
     ] {
-        let (_chaos, out) = scenario.run(&asked, &harness::example("oracle"), &job, &[]);
-        let counts = counts(&model(&out));
-        assert_eq!(
-            counts,
-            BTreeMap::from([(epochs, RECORDS)]),
-            "{scenario:?}: counts and how many records have them"
-        );
-        assert_eq!(summary(&out)["samples_applied"], RECORDS * epochs, "{scenario:?}");
+        let (_chaos, out) = scenario.run(&asked, &harness::example("oracle"), &oracle.job(), &[]);
+        oracle.check(&out, &format!("{scenario:?}"));
     }
-}
-
-/// How many records were counted how often.
-fn counts(model: &[u8]) -> BTreeMap<u64, u64> {
-    let tensors = safetensors::SafeTensors::deserialize(model).unwrap();
-    let mut counts = BTreeMap::new();
-    for raw in tensors.tensor("counts").unwrap().data().as_chunks::<4>().0 {
-        let count = f32::from_le_bytes(*raw);
-        assert!((count - count.round()).abs() < 1e-3, "{count} is no count");
-        *counts.entry(count.round() as u64).or_default() += 1;
-    }
-    counts
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use harness::oracle::Oracle;
 use harness::{Cluster, events, model, root, summary, text};
 
 /// Steps that are told before the ps is killed.
@@ -57,41 +58,13 @@ fn a_ps_that_dies_does_not_change_the_model() {
 #[test]
 fn a_ps_that_dies_costs_no_record_and_doubles_none() {
     let program = harness::example("oracle");
-    let (records, epochs) = (1024, 60);
-    let folder = tempfile::tempdir().unwrap();
-    let data: String = (0..records).map(|record| format!("{record},0\n")).collect();
-    std::fs::write(folder.path().join("data.csv"), data).unwrap();
-    let job = folder.path().join("job.toml");
-    std::fs::write(
-        &job,
-        format!(
-            r#"
-name = "oracle"
-epochs = {epochs}
-model = {{ builtin = "oracle", options = {{ records = {records} }}, loss = "mse" }}
-data = {{ format = "csv", header = false, train = {{ features = ["data.csv"] }} }}
-batch = {{ micro = 8, effective = 32 }}
-optimizer = {{ kind = "sgd", learning_rate = 4.0 }}
-fleet = {{ ps = 3 }}
-"#
-        ),
-    )
-    .unwrap();
+    let oracle = Oracle::new(60, None);
     for mode in ["bounded", "async"] {
         let mut cluster = Cluster::of(&program, 3, 2);
-        let out = run_with_a_loss(&mut cluster, &job, &[&format!("consistency.mode={mode}")]);
-        let file = model(&out);
-        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
-        let counts = tensors.tensor("counts").unwrap();
-        for (record, raw) in counts.data().as_chunks::<4>().0.iter().enumerate() {
-            let count = f32::from_le_bytes(*raw);
-            assert!(
-                (count - epochs as f32).abs() < 1e-3,
-                "{mode}: record {record} counts {count}, not {epochs}"
-            );
-        }
-        let summary = summary(&out);
-        assert_eq!(summary["samples_applied"], records * epochs, "{mode}");
-        assert!(summary["duplicates_dropped"].as_u64() > Some(0), "{mode}: the others had it already");
+        let sets = ["fleet.ps=3", &format!("consistency.mode={mode}")];
+        let out = run_with_a_loss(&mut cluster, &oracle.job(), &sets);
+        oracle.check(&out, mode);
+        let dropped = summary(&out)["duplicates_dropped"].as_u64();
+        assert!(dropped > Some(0), "{mode}: the others had it already");
     }
 }

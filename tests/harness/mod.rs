@@ -6,6 +6,7 @@
 
 pub mod chaos;
 pub mod etcd;
+pub mod oracle;
 pub mod s3;
 
 use std::fs;
