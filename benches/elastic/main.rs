@@ -20,6 +20,8 @@
 //! `cargo bench --no-default-features --bench elastic` takes 3 minutes; without `--bench` one tiny round of each runs, which shows that it works.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
+#[path = "../support/fleet.rs"]
+mod fleet;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 #[path = "../../tests/harness/paced.rs"]
@@ -31,25 +33,25 @@ mod trace;
 
 use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use fleet::{Job, PER_STEP, now};
 use harness::Cluster;
 use report::{Figure, Target, median};
 use trace::Trace;
 
-/// As `ebb` has it.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 const COMPUTE_MS: u64 = 20;
-const PER_STEP: u64 = 8;
-const PER_EPOCH: u64 = 128;
-const EPOCHS: u64 = 3000;
-const SEED: u64 = 13;
 const WORKERS: usize = 4;
+
+const JOB: Job = Job {
+    name: "elastic",
+    compute_ms: COMPUTE_MS,
+    optimizer: "kind = \"sgd\"\nlearning_rate = 0.01",
+    more: "limits = { deaths_max = 1000 }",
+};
 
 /// How long and how often.
 struct Scale {
@@ -59,24 +61,16 @@ struct Scale {
 }
 
 fn main() -> ExitCode {
-    // The bench is its own fleet: `ebb` with one more network.
-    let verbs = ["master", "ps", "worker"];
-    if std::env::args().nth(1).is_some_and(|first| verbs.contains(&first.as_str())) {
-        return ebbflow::main(paced::with_paced(ebbflow::model::Registry::default()));
-    }
-    let full = std::env::args().any(|arg| arg == "--bench");
-    let scale = match full {
-        true => Scale { rounds: 5, stretch: Duration::from_secs(10) },
-        false => Scale { rounds: 1, stretch: Duration::from_secs(2) },
-    };
-    let mut figures = kills_and_joins(&scale);
-    figures.extend(slow(&scale));
-    figures.extend(drains(&scale));
-    report::print(&figures);
-    if full {
-        report::write(&figures, &harness::root().join("target/bench/elastic.json"));
-    }
-    ExitCode::SUCCESS
+    fleet::main("elastic", |full| {
+        let scale = match full {
+            true => Scale { rounds: 5, stretch: Duration::from_secs(10) },
+            false => Scale { rounds: 1, stretch: Duration::from_secs(2) },
+        };
+        let mut figures = kills_and_joins(&scale);
+        figures.extend(slow(&scale));
+        figures.extend(drains(&scale));
+        figures
+    })
 }
 
 /// A cluster that trains, and what was done to it.
@@ -90,13 +84,7 @@ struct Fleet {
 impl Fleet {
     /// Starts it and waits until all its workers compute.
     fn start(workers: usize) -> Self {
-        let program = std::env::current_exe().expect("this program");
-        let cluster = Cluster::of(&program, 2, workers);
-        let traces = cluster.dir.path().join("traces");
-        fs::create_dir(&traces).expect("the traces' folder");
-        let job = cluster.dir.path().join("job.toml");
-        fs::write(&job, job_file(&traces)).expect("the job file");
-        harness::succeed(["submit".as_ref(), "--master".as_ref(), cluster.url.as_ref(), job.as_os_str()]);
+        let (cluster, traces) = JOB.start(workers);
         let lives = vec![now()..Duration::MAX; workers];
         let fleet = Self { cluster, traces, lives };
         (0..workers).for_each(|worker| fleet.wait_for(worker));
@@ -142,42 +130,8 @@ impl Fleet {
     }
 
     fn trace(&self) -> Trace {
-        Trace::read(&self.traces, SEED, EPOCHS * PER_EPOCH, PER_STEP)
+        fleet::trace(&self.traces)
     }
-}
-
-fn job_file(traces: &Path) -> String {
-    let data = harness::root().join("examples/digits");
-    let micro = 8;
-    format!(
-        r#"
-name = "elastic"
-epochs = {EPOCHS}
-seed = {SEED}
-fleet = {{ ps = 2 }}
-limits = {{ deaths_max = 1000 }}
-[model]
-builtin = "paced"
-options = {{ of = "mlp", engine = "pure", hidden = [128], millis = {COMPUTE_MS}, trace = "{}" }}
-[data]
-format = "idx"
-[data.train]
-features = ["{}"]
-labels = ["{}"]
-records = [0, {}]
-[batch]
-micro = {micro}
-effective = {}
-[optimizer]
-kind = "sgd"
-learning_rate = 0.01
-"#,
-        traces.display(),
-        data.join("images.idx3.gz").display(),
-        data.join("labels.idx1.gz").display(),
-        micro * PER_EPOCH,
-        micro * PER_STEP,
-    )
 }
 
 /// Rows 1 to 4.
@@ -318,10 +272,6 @@ fn during(act: impl FnOnce()) -> Range<Duration> {
     let start = now();
     act();
     start..now()
-}
-
-fn now() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
 }
 
 fn ms(duration: Duration) -> f64 {
