@@ -128,7 +128,9 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
 pub(crate) async fn newest_weights(stores: &Stores, url: &str) -> Result<Vec<u8>> {
     let (folder, found) = look_at(stores, url).await?;
     let Some((_, manifest)) = found.manifests.last_key_value() else {
-        bail!("{folder} has no intact checkpoint");
+        bail!(
+            "{folder} has no intact checkpoint; `ebb checkpoint verify {folder}` says what is wrong with each"
+        );
     };
     safetensors(&folder, manifest).await
 }
@@ -147,7 +149,11 @@ async fn look_at(stores: &Stores, url: &str) -> Result<(Folder, Found)> {
     let folder = folder(stores, url).await?;
     let found = Found::look(&folder).await?;
     if found.is_empty() {
-        bail!("{folder} has no checkpoints");
+        bail!(
+            "{folder} has no checkpoints yet, only what was begun: none of its {} is complete (has a manifest.json); let the job go \
+             on until one is, or name another folder",
+            count(found.incomplete.len() as u64, "folder", "folders")
+        );
     }
     Ok((folder, found))
 }
@@ -183,7 +189,10 @@ async fn folder(stores: &Stores, url: &str) -> Result<Folder> {
     }
     match &jobs[..] {
         [job] => Ok(folder.below(job)),
-        [] => bail!("{url} has no checkpoints"),
+        [] => bail!(
+            "{url} has no checkpoints: expected folders such as v0000001200 in it, or one folder down, found none; name what the job \
+             file has as checkpoint.url, or the job by --job"
+        ),
         jobs => bail!("{url} has checkpoints of {}; name one: {}", jobs.join(", "), folder.shown(&jobs[0])),
     }
 }
