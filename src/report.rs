@@ -183,6 +183,7 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "steps": status.steps,
         "steps_done": status.steps_done,
         "samples_applied": status.samples_applied,
+        "samples_before": status.samples_before,
         "microbatches_applied": status.microbatches_applied,
         "duplicates_dropped": status.duplicates_dropped,
         "leases_expired": status.leases_expired,

@@ -40,6 +40,7 @@ pub(crate) struct Books {
     jobs: BTreeMap<JobId, Job>,
     newest_job: JobId,
     ids: LeaseIds,
+    /// Leases that expired: those of forgotten jobs, the others are with their jobs.
     metrics: Metrics,
     /// There may be work for those who wait for some.
     news: bool,
@@ -122,6 +123,8 @@ impl Books {
             jobs_live: self.live_jobs().count() as u64,
             workers_live: self.fleet.workers_live().into(),
             ps_live: self.fleet.ps_live().into(),
+            leases_expired: self.metrics.leases_expired
+                + self.jobs.values().map(Job::leases_taken_back).sum::<u64>(),
             ..self.metrics
         }
     }
@@ -134,7 +137,7 @@ impl Books {
             self.on_change(now, change);
         }
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
-            self.metrics.leases_expired += job.on_tick(now, &self.fleet);
+            job.on_tick(now, &self.fleet);
             // Whether a slow worker may have work depends on the time.
             self.news = true;
         }
@@ -227,7 +230,7 @@ impl Books {
     fn on_change(&mut self, now: Now, change: Change) {
         if change.gone && change.role == Role::Worker {
             for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
-                self.metrics.leases_expired += job.worker_gone(now, change.incarnation);
+                job.worker_gone(now, change.incarnation);
             }
         }
         let event = pb::FleetEvent {
@@ -396,6 +399,7 @@ impl Books {
                 )
             })?;
             let forgotten = self.jobs.remove(&oldest);
+            self.metrics.leases_expired += forgotten.as_ref().map_or(0, Job::leases_taken_back);
             self.forgotten.extend(forgotten.iter().flat_map(Job::keys).map(|key| (key, None)));
         }
         Ok(self.newest_job.next())

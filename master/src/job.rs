@@ -236,31 +236,34 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// Takes back what is overdue; answers how many leases that were.
-    pub(crate) fn on_tick(&mut self, now: Now, fleet: &Membership) -> u64 {
+    /// Takes back what is overdue.
+    pub(crate) fn on_tick(&mut self, now: Now, fleet: &Membership) {
         let mut lost = self.queue.expire(now.since_start);
         lost.extend(self.dispatcher().map(|books| books.expire(now.since_start)).unwrap_or_default());
-        let count = lost.len() as u64;
+        self.numbers.taken_back += lost.len() as u64;
         self.on_lost(now, lost);
         if matches!(&self.phase, Phase::Stopping { until, .. } if *until <= now.since_start) {
             self.on_stopped(now);
         }
         self.on_checkpoint_tick(now);
         self.on_fleet(now, fleet);
-        count
     }
 
-    /// A worker is gone; answers how many leases it held.
-    pub(crate) fn worker_gone(&mut self, now: Now, worker: IncarnationId) -> u64 {
+    /// A worker is gone: what it held comes back.
+    pub(crate) fn worker_gone(&mut self, now: Now, worker: IncarnationId) {
         let mut lost = self.queue.worker_gone(worker);
         lost.extend(self.dispatcher().map(|books| books.worker_gone(worker)).unwrap_or_default());
-        let count = lost.len() as u64;
+        self.numbers.taken_back += lost.len() as u64;
         self.on_lost(now, lost);
         if let Phase::Stopping { holders, .. } = &mut self.phase {
             holders.remove(&worker);
         }
         self.maybe_stopped(now);
-        count
+    }
+
+    /// Leases that were taken back by this start of the master, whatever for.
+    pub(crate) const fn leases_taken_back(&self) -> u64 {
+        self.numbers.taken_back
     }
 
     /// Why it cannot go on although its phase would.
@@ -395,9 +398,10 @@ impl Job {
         self.maybe_publish(now);
     }
 
+    /// Exports, once everything is trained and measured. Not while a user holds the job: the export would be handed out.
     fn maybe_trained_out(&mut self, now: Now) {
         let done = self.training.as_ref().is_some_and(Training::is_done);
-        if !done || !matches!(self.phase, Phase::Training) {
+        if !done || !matches!(self.phase, Phase::Training) || self.paused() {
             return;
         }
         let final_version = self.facts.as_ref().map(|facts| facts.plan.final_version());

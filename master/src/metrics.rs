@@ -19,7 +19,7 @@ pub struct Metrics {
     pub leases_completed: u64,
     /// Leases whose holder reported a failure.
     pub leases_failed: u64,
-    /// Leases that were taken back from who died or was silent.
+    /// Leases that were taken back: from who died or was silent, or because a ps lost what they were for.
     pub leases_expired: u64,
     /// Leases given back by who drained.
     pub leases_released: u64,
@@ -68,7 +68,7 @@ impl Metrics {
             ),
             counter(
                 "master_leases_expired_total",
-                "leases taken back from the dead and silent",
+                "leases taken back from the dead and silent, or when a ps lost its part",
                 self.leases_expired,
             ),
             counter("master_leases_released_total", "leases given back by who drained", self.leases_released),

@@ -35,7 +35,7 @@ pub(crate) struct Summary {
     workers_seen: u32,
     /// From submission to the end.
     wall_seconds: f64,
-    /// Records applied per second of training.
+    /// Records that this job applied per second of training; those of an earlier run, which it resumed, do not count.
     samples_per_second: f64,
     /// Metrics of the last evaluation; without one, the training loss of the newest step.
     #[serde(rename = "final")]
@@ -61,7 +61,7 @@ impl Summary {
             workers_seen: status.workers_seen,
             wall_seconds: status.wall_ms as f64 / 1e3,
             samples_per_second: if training_seconds > 0.0 {
-                status.samples_applied as f64 / training_seconds
+                status.samples_applied.saturating_sub(status.samples_before) as f64 / training_seconds
             } else {
                 0.0
             },
@@ -142,6 +142,16 @@ pub(crate) mod tests {
         let line = Summary::new(&status).to_line();
         assert!(
             line.contains(r#""samples_per_second":0.0,"final":{"loss":0.5},"model_sha256":null"#),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn what_an_earlier_run_trained_is_no_speed_of_this_one() {
+        let status = pb::JobStatus { samples_before: 24, ..succeeded() };
+        let line = Summary::new(&status).to_line();
+        assert!(
+            line.contains(r#""samples_applied":32,"#) && line.contains(r#""samples_per_second":4.0,"#),
             "{line}"
         );
     }

@@ -56,6 +56,7 @@ impl Job {
         self.paused = false;
         self.changed = true;
         self.tell_state(now);
+        self.maybe_trained_out(now);
         Ok(())
     }
 

@@ -61,6 +61,7 @@ impl Job {
                 .unwrap_or_default(),
             resume: self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume),
             begin: placed.map(Partitions::begin).unwrap_or_default(),
+            samples_before: self.numbers.samples_before,
         }
     }
 
@@ -82,6 +83,7 @@ impl Job {
         job.log = log;
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
+        job.numbers.samples_before = record.samples_before;
         job.era = Era(record.era);
         job.epochs_measured = Epoch(record.epochs_measured);
         job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });

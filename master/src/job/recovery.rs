@@ -105,6 +105,7 @@ impl Job {
         let training = training.into_iter().flat_map(|training| training.books.holders());
         let ended: Vec<_> = self.queue.leases().chain(training.map(|(_, lease)| lease)).collect();
         self.numbers.leases_expired += ended.len() as u64;
+        self.numbers.taken_back += ended.len() as u64;
         self.effects.extend(ended.into_iter().map(Effect::Lost));
         self.queue.clear();
         self.let_go();
@@ -178,11 +179,15 @@ impl Job {
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
+        let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume);
         let skipped = self.on_begun(begun);
         let (measured, trained) = (self.epochs_measured, self.times.training(now));
         let Some(facts) = &self.facts else { return };
         let mut training = Training::new(&self.spec, facts, limits, trained, &applied, before, measured);
         training.evaluations.skip_to(skipped);
+        if resumed {
+            self.numbers.samples_before = training.samples_done;
+        }
         self.training = Some(training);
         self.phase = Phase::Training;
         self.tell_state(now);

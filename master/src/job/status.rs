@@ -63,6 +63,10 @@ impl Times {
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     pub(super) leases_expired: u64,
+    /// Those of them that no worker reported, by this start of the master.
+    pub(super) taken_back: u64,
+    /// Records that an earlier run had applied, which this job went on from.
+    pub(super) samples_before: u64,
     /// By an earlier start of the master.
     workers_seen_before: u64,
     pub(super) workers_seen: BTreeSet<IncarnationId>,
@@ -225,6 +229,7 @@ impl Job {
                 .as_ref()
                 .map(|checkpoints| checkpoints.place.to_string())
                 .unwrap_or_default(),
+            samples_before: numbers.samples_before,
         }
     }
 

@@ -171,6 +171,8 @@ fn a_job_resumes_from_the_newest_checkpoint_and_its_run_goes_on() {
     world.survey(&[3]);
     assert_eq!((world.state(), world.status().steps_done), (JobState::Running, 3));
     world.work();
+    let status = world.status();
+    assert_eq!((status.samples_before, status.samples_applied), (12, 16), "of 4 steps of 4 it trained one");
     let measured = |event: &Event| matches!(event, Event::Evaluation(_));
     assert_eq!(world.events().into_iter().filter(measured).count(), 1, "the first epoch was measured before");
 }

@@ -167,6 +167,25 @@ fn a_paused_job_can_be_scaled_and_cancelled() {
 }
 
 #[test]
+fn a_paused_job_whose_last_step_is_done_exports_once_it_is_resumed() {
+    let mut spec = parse("");
+    spec.data.validation_fraction = None;
+    let mut world = World::training(spec, 1);
+    let mut held = Vec::new();
+    while let Some(lease) = world.lease(0) {
+        held.push(lease);
+    }
+    world.job.pause(world.now).expect("it goes on");
+    held.iter().for_each(|lease| world.complete(0, lease, report(lease)));
+    assert!(world.job.training.as_ref().is_some_and(Training::is_done), "{held:?}");
+    world.pass(SECOND);
+    assert_eq!((world.state(), world.lease(0)), (JobState::Paused, None));
+    world.job.resume(world.now).expect("it goes on");
+    assert_eq!(world.state(), JobState::Exporting);
+    assert!(matches!(world.lease(0).expect("an export").work, Some(pb::lease::Work::Export(_))));
+}
+
+#[test]
 fn a_job_that_ends_cannot_be_changed_any_more() {
     let mut world = World::training(parse(""), 2);
     world.job.cancel(world.now, true);
