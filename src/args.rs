@@ -74,7 +74,7 @@ pub(crate) enum Checkpoint {
     List(CheckpointList),
     /// Read checkpoints whole and compare every byte with its checksum; exit code 0 only if all are intact
     Verify(CheckpointVerify),
-    /// Write the weights of a checkpoint as one safetensors file
+    /// Write the weights of a checkpoint as one safetensors file, and the job's TorchScript module with them where it has one
     Export(CheckpointExport),
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct CheckpointExport {
     /// The checkpoint of this version [default: the newest]
     #[arg(long, value_name = "N")]
     pub(crate) version: Option<u64>,
-    /// File to write; one that is there is replaced
+    /// File to write; a TorchScript module goes beside it, ending in .pt. Files that are there are replaced
     #[arg(long, value_name = "FILE", default_value = "model.safetensors")]
     pub(crate) out: PathBuf,
 }

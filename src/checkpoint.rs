@@ -1,14 +1,17 @@
-//! `ebb checkpoint`: what lies on a store, whether it is intact, and the weights in it as one file.
+//! `ebb checkpoint`: what lies on a store, whether it is intact, and the weights in it as files of their own.
 
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use proto::artifact;
 use proto::checkpoint::file::{DataFile, weights};
 use proto::checkpoint::found::Found;
-use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{folder_name, version_of};
+use proto::checkpoint::{Error, folder_name, version_of};
 use proto::ids::{PartitionId, Version};
+use proto::tensor::Values;
 use serde_json::json;
 
 use crate::App;
@@ -94,31 +97,107 @@ async fn read_all(folder: &Folder, manifest: &Manifest) -> proto::checkpoint::Re
 }
 
 async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
-    let (folder, found) = look(&args.place, app).await?;
-    let newest = found.manifests.keys().next_back().copied();
-    let Some(version) = args.version.map(Version).or(newest) else {
-        bail!(
-            "{folder} has no intact checkpoint; `checkpoint verify` says what is wrong with those that it has"
-        );
-    };
-    let Some(manifest) = found.manifests.get(&version) else {
-        match found.damaged.get(&version) {
-            Some(error) => return Err(error.clone().into()),
-            None => bail!("{folder} has no checkpoint of version {version}; it has {}", names(&found)),
+    let (dir, name, beside) = targets(&args.out)?;
+    let (folder, manifest, values) = read(args, app).await?;
+    let module = match &manifest.script {
+        Some(script) => {
+            let module = read_script(&folder, script).await?;
+            refuse_to_replace(&args.out.with_extension(MODULE), script)?;
+            // With libtorch this computes; nothing else is to be done meanwhile.
+            match ::worker::export::script(module.path(), &manifest.tensors, &values) {
+                Err(missing @ ::worker::Error::NoTorch(_)) => {
+                    app.screen.line(&format!(
+                        "note: the job has a TorchScript module, and {beside} is not written, nor are in {name} the tensors of the module \
+                         that training never changes: {missing}"
+                    ));
+                    None
+                }
+                done => Some(done?),
+            }
         }
+        None => None,
     };
-    let content = safetensors(&folder, manifest).await?;
-    let name = args.out.file_name().and_then(|name| name.to_str());
-    let name = name.with_context(|| format!("--out {}: is no name of a file", args.out.display()))?;
-    let dir = args.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    write_whole(dir, name, &content)?;
+    let constants = module.as_ref().map(|(_, constants)| &constants[..]).unwrap_or_default();
+    write_whole(dir, name, &::worker::export::safetensors(&manifest.tensors, &values, constants)?)?;
     let tensors = count(manifest.tensors.len() as u64, "tensor", "tensors");
-    app.screen.print(&format!(
-        "{}: {tensors} of version {version} of {}",
-        args.out.display(),
-        manifest.job
-    ))?;
+    let (version, job) = (manifest.version, &manifest.job);
+    app.screen.print(&format!("{}: {tensors} of version {version} of {job}", args.out.display()))?;
+    if let Some((module, _)) = &module {
+        write_whole(dir, &beside, module)?;
+        app.screen.print(&format!("{}: the TorchScript module with them", dir.join(&beside).display()))?;
+    }
     Ok(true)
+}
+
+/// Ending of a TorchScript module.
+const MODULE: &str = "pt";
+
+/// Folder and name of the weights' file, and the name of the module's beside it.
+fn targets(out: &Path) -> Result<(&Path, &str, String)> {
+    let name = out.file_name().and_then(|name| name.to_str());
+    let name = name.with_context(|| format!("--out {}: is no name of a file", out.display()))?;
+    let beside = Path::new(name).with_extension(MODULE);
+    if beside == Path::new(name) {
+        bail!(
+            "--out {name}: is for weights as safetensors; end it with .safetensors, a TorchScript module goes beside it"
+        );
+    }
+    let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((dir, name, beside.display().to_string()))
+}
+
+/// The checkpoint that is asked for, and its weights. The job may go on meanwhile: when the newest is removed while it is read, there is
+/// a newer one.
+async fn read(args: &args::CheckpointExport, app: &App) -> Result<(Folder, Manifest, Vec<Values>)> {
+    let mut tried = None;
+    loop {
+        let (folder, mut found) = look(&args.place, app).await?;
+        let newest = found.manifests.keys().next_back().copied();
+        let Some(version) = args.version.map(Version).or(newest) else {
+            bail!(
+                "{folder} has no intact checkpoint; `checkpoint verify` says what is wrong with those that it has"
+            );
+        };
+        let Some(manifest) = found.manifests.remove(&version) else {
+            match found.damaged.remove(&version) {
+                Some(error) => return Err(error.into()),
+                None => bail!("{folder} has no checkpoint of version {version}; it has {}", names(&found)),
+            }
+        };
+        match weights(&folder.below(&folder_name(version)), &manifest).await {
+            Err(Error::Missing { .. }) if args.version.is_none() && tried != Some(version) => {
+                tried = Some(version);
+            }
+            values => return Ok((folder, manifest, values?)),
+        }
+    }
+}
+
+/// The job's module as a file of this machine, which goes when it is dropped.
+async fn read_script(folder: &Folder, script: &Script) -> Result<tempfile::NamedTempFile> {
+    let name = script.file_name();
+    let content = folder.read(&name, script.bytes).await?;
+    let found = artifact::sha256_hex(&content);
+    if found != script.sha256 {
+        let what = format!("its SHA-256 is {found}, expected {}", script.sha256);
+        return Err(Error::Damaged { file: folder.shown(&name), what }.into());
+    }
+    let mut file = tempfile::NamedTempFile::new().context("a temporary file for the TorchScript module")?;
+    file.write_all(&content).context("a temporary file for the TorchScript module")?;
+    Ok(file)
+}
+
+/// A module that is there is replaced, unless it is what the job was submitted with: the user's own.
+fn refuse_to_replace(path: &Path, script: &Script) -> Result<()> {
+    let Ok(content) = std::fs::read(path) else { return Ok(()) };
+    if artifact::sha256_hex(&content) == script.sha256 {
+        bail!(
+            "{}: is the TorchScript module that the job was submitted with, and would be replaced by the trained one; choose another \
+             folder or name with --out",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// The weights of the newest intact checkpoint of a folder, as a safetensors file.

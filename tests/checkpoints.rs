@@ -107,3 +107,124 @@ fn another_job_begins_with_the_weights_of_a_checkpoint_or_a_file_where_they_fit(
     let said = fail(["run", job.to_str().unwrap(), "--set", &missing]);
     assert!(said.contains("model.initial"), "{said}");
 }
+
+/// A job with a TorchScript module; answers its file. 96 images of 8 x 8 in 3 classes, 12 steps an epoch.
+#[cfg(feature = "torch")]
+fn scripted(folder: &Path) -> PathBuf {
+    let idx = |sizes: &[u32], bytes: Vec<u8>| {
+        let mut file = vec![0, 0, 8, sizes.len() as u8];
+        file.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
+        file.extend(bytes);
+        file
+    };
+    let pixels = (0..96 * 64u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(folder.join("images.idx3"), idx(&[96, 8, 8], pixels)).unwrap();
+    std::fs::write(folder.join("labels.idx1"), idx(&[96], (0..96).map(|at| at % 3).collect())).unwrap();
+    std::fs::copy(root().join("worker/tests/fixtures/batchnorm.pt"), folder.join("model.pt")).unwrap();
+    let job = r#"
+name = "scripted"
+epochs = 3
+model = { script = "model.pt", loss = "cross_entropy" }
+data = { format = "idx", train = { features = ["images.idx3"], labels = ["labels.idx1"] } }
+batch = { micro = 4, effective = 8 }
+optimizer = { kind = "adam", learning_rate = 0.01 }
+checkpoint = { url = "checkpoints", every_epochs = 1 }
+"#;
+    std::fs::write(folder.join("job.toml"), job).unwrap();
+    folder.join("job.toml")
+}
+
+#[test]
+#[cfg(feature = "torch")]
+fn a_scripts_checkpoint_is_exported_as_the_module_that_the_job_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = scripted(folder.path());
+    let out = folder.path().join("out");
+    succeed([
+        "run".as_ref(),
+        job.as_os_str(),
+        "--device".as_ref(),
+        "cpu".as_ref(),
+        "--out".as_ref(),
+        out.as_os_str(),
+    ]);
+    let checkpoints = folder.path().join("checkpoints").display().to_string();
+    let exported = folder.path().join("exported.safetensors");
+    let export =
+        |to: &Path| ["checkpoint", "export", &checkpoints, "--out", to.to_str().unwrap()].map(str::to_owned);
+    let said = succeed(export(&exported));
+    assert!(said.contains("exported.pt: the TorchScript module"), "{said}");
+    assert!(
+        std::fs::read(&exported).unwrap() == model(&out),
+        "other tensors, or without the module's constants"
+    );
+    let module = std::fs::read(folder.path().join("exported.pt")).unwrap();
+    assert!(module == std::fs::read(out.join("model.pt")).unwrap(), "another module than the job's own");
+    // Once for all versions.
+    let scripts = std::fs::read_dir(folder.path().join("checkpoints/scripted")).unwrap();
+    let is_script = |name: &std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("script-"));
+    assert_eq!(scripts.map(|entry| entry.unwrap().file_name()).filter(is_script).count(), 1);
+
+    // Where the job's own module lies, nothing of it is lost.
+    let said = fail(export(&folder.path().join("model.safetensors")));
+    assert!(said.contains("was submitted with") && said.contains("--out"), "{said}");
+    assert!(!folder.path().join("model.safetensors").exists());
+}
+
+#[test]
+#[cfg(feature = "torch")]
+fn a_checkpoint_of_a_job_that_trains_is_exported_by_its_url_and_through_the_master() {
+    let cluster = Cluster::start(1, 1);
+    let folder = cluster.dir.path();
+    let job = scripted(folder);
+    let out = folder.join("out");
+    let sets = ["--set", "epochs=100000", "--set", "checkpoint.every_steps=3"];
+    let mut submission = cluster.submission(&job, &out, &sets);
+    let mut child =
+        submission.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !out.join("metrics.jsonl").exists() || events(&out, "checkpoint").is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "the job ended");
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+    }
+    let checkpoints = folder.join("checkpoints").display().to_string();
+    for (name, place) in
+        [("url", vec![&*checkpoints]), ("job", vec!["--job", "scripted", "--master", &cluster.url])]
+    {
+        let to = folder.join(format!("{name}.safetensors")).display().to_string();
+        let said = succeed(["checkpoint", "export", "--out", &to].iter().copied().chain(place));
+        assert!(said.contains("of scripted") && said.contains(&format!("{name}.pt: ")), "{said}");
+        let module = std::fs::read(folder.join(format!("{name}.pt"))).unwrap();
+        assert!(module.starts_with(b"PK") && module != std::fs::read(folder.join("model.pt")).unwrap());
+    }
+    succeed(["cancel", "--force", "scripted", "--master", &cluster.url]);
+    child.wait().unwrap();
+}
+
+#[test]
+#[cfg(not(feature = "torch"))]
+fn without_libtorch_a_scripts_weights_are_exported_and_what_is_missing_is_said() {
+    use proto::checkpoint::manifest::{Manifest, Script};
+
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = trained(folder.path());
+    // As a job with a module leaves it, which this program cannot train.
+    let mut versions: Vec<_> =
+        std::fs::read_dir(checkpoints.join("digits")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    versions.sort();
+    let path = versions.last().unwrap().join("manifest.json");
+    let mut manifest = Manifest::decode("m", &std::fs::read(&path).unwrap()).unwrap();
+    let script = Script { bytes: 6, sha256: proto::artifact::sha256_hex(b"module") };
+    manifest.script = Some(script.clone());
+    std::fs::write(&path, manifest.encode()).unwrap();
+    let exported = folder.path().join("exported.safetensors");
+    let export = ["checkpoint", "export", checkpoints.to_str().unwrap(), "--out", exported.to_str().unwrap()];
+    let said = fail(export);
+    assert!(said.contains(&script.file_name()) && said.contains("is missing"), "{said}");
+    std::fs::write(checkpoints.join("digits").join(script.file_name()), b"modula").unwrap();
+    assert!(fail(export).contains("its SHA-256 is"));
+    std::fs::write(checkpoints.join("digits").join(script.file_name()), b"module").unwrap();
+    let said = succeed(export);
+    assert!(said.contains("exported.pt is not written") && said.contains("needs libtorch"), "{said}");
+    assert!(std::fs::read(&exported).unwrap() == model(&folder.path().join("out")));
+    assert!(!folder.path().join("exported.pt").exists());
+}

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use proto::artifact::{SLICE_BYTES, hex};
+use proto::artifact::{SCRIPT, SLICE_BYTES, hex};
 use proto::convert::{artifact_name, required};
 use proto::ids::JobId;
 use proto::pb::artifact_part::Part;
@@ -194,6 +194,25 @@ impl Artifacts {
             Err(failure) => (None, Some(Err(failure))),
         };
         std::iter::once(Ok(header)).chain(failure).chain(slices.into_iter().flatten())
+    }
+
+    /// The module that a job was submitted with, in slices; read as they are asked for.
+    pub(crate) fn script(
+        &self,
+        job: JobId,
+    ) -> impl Iterator<Item = proto::checkpoint::Result<Bytes>> + Send + use<> {
+        let path = self.folder(job, Folder::Input).join(SCRIPT);
+        let shown = path.display().to_string();
+        let artifact = Artifact { name: SCRIPT.to_owned(), ..Artifact::default() };
+        self.parts(job, Folder::Input, &artifact).filter_map(move |part| match part.map(|part| part.part) {
+            Ok(Some(Part::Content(content))) => Some(Ok(content)),
+            Ok(_) => None,
+            Err(failure) => Some(Err(proto::checkpoint::Error::Store {
+                what: "read",
+                file: shown.clone(),
+                reason: failure.message,
+            })),
+        })
     }
 
     fn folder(&self, job: JobId, folder: Folder) -> PathBuf {

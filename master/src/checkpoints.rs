@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use proto::checkpoint::found::Found;
-use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::store::{Folder, Stores};
 use proto::checkpoint::{Error, MANIFEST, Result, folder_name};
 use proto::ids::Version;
@@ -57,19 +58,63 @@ pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
     })
 }
 
-/// Completes a checkpoint, and then removes what it supersedes.
+/// Completes a checkpoint, and then removes what it supersedes. `script` reads the job's module, which is written with its first
+/// checkpoint.
 ///
 /// # Errors
-/// The manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is only logged.
-pub(crate) async fn publish(stores: &Stores, place: &Place, manifest: &Manifest, keep: u32) -> Result<()> {
+/// The module or the manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is
+/// only logged.
+pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
+    stores: &Stores,
+    place: &Place,
+    manifest: &Manifest,
+    keep: u32,
+    script: impl Fn() -> I,
+) -> Result<()> {
     let folder = place.open(stores)?;
-    let text = bytes::Bytes::from(manifest.encode());
+    if let Some(named) = &manifest.script {
+        patiently(|| keep_script(&folder, named, script())).await?;
+    }
+    let text = Bytes::from(manifest.encode());
     let complete = folder.below(&folder_name(manifest.version));
     patiently(|| complete.write(MANIFEST, text.clone())).await?;
     if let Err(error) = prune(&folder, manifest, keep).await {
         tracing::warn!(%place, %error, "an old checkpoint is not removed; the next one tries again");
     }
     Ok(())
+}
+
+/// Writes the job's module, unless it lies there.
+async fn keep_script(
+    folder: &Folder,
+    script: &Script,
+    mut slices: impl Iterator<Item = Result<Bytes>> + Send,
+) -> Result<()> {
+    let name = script.file_name();
+    match folder.size(&name).await {
+        Ok(bytes) if bytes == script.bytes => return Ok(()),
+        Ok(_) | Err(Error::Missing { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    let mut upload = folder.upload(&name).await?;
+    let written = loop {
+        match slices.next() {
+            Some(Ok(slice)) => {
+                if let Err(error) = upload.put(slice, 1).await {
+                    break Err(error);
+                }
+            }
+            Some(Err(error)) => break Err(error),
+            None => break Ok(()),
+        }
+    };
+    match written {
+        Ok(()) => upload.finish().await,
+        Err(error) => {
+            upload.abort().await;
+            Err(error)
+        }
+    }
 }
 
 /// Manifest first, so that what is half removed is no checkpoint.

@@ -343,7 +343,8 @@ impl Shared {
                 });
             }
             Effect::Publish(place, manifest, keep) => {
-                let written = checkpoints::publish(&self.stores, &place, &manifest, keep).await;
+                let script = || self.artifacts.script(id);
+                let written = checkpoints::publish(&self.stores, &place, &manifest, keep, script).await;
                 let written = written.map_err(|error| error.to_string());
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_published(now, written)));
             }

@@ -6,6 +6,7 @@
 //!     partition-00001-of-00003-4e5f6071.safetensors
 //!     partition-00002-of-00003-8293a4b5.safetensors
 //!     manifest.json                                      written last, by the master
+//! <url>/<job name>/script-<sha256>.pt                    the job's TorchScript module, if it has one: once for all versions
 //! ```
 //!
 //! Always true here:

@@ -119,6 +119,7 @@ fn checkpoint(values: &[u8]) -> Checkpoint {
         optimizer: OptimizerKind::Momentum,
         slots,
         files,
+        script: None,
         created_unix_secs: 1_700_000_000,
     };
     Checkpoint { manifest, data }

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use proto::tensor::{DType, TensorSpec, Values};
 pub use safetensors::Dtype;
@@ -66,6 +67,15 @@ pub fn safetensors(tensors: &[TensorSpec], values: &[Values], constants: &[Const
         }
     }
     safetensors::serialize(slices, None).map_err(|error| wrong(error.to_string()))
+}
+
+/// The TorchScript module in `file` with `values` of the trained `tensors` in it, as `torch.jit.load` reads it; and the constants that it
+/// has beside them. What a job exports itself at its end, here from values that were saved.
+///
+/// # Errors
+/// [`Error::NoTorch`] where this program has no libtorch; no TorchScript module, or another job's.
+pub fn script(file: &Path, tensors: &[TensorSpec], values: &[Values]) -> Result<(Vec<u8>, Vec<Constant>)> {
+    crate::engine::script_with_weights(file, tensors, values)
 }
 
 struct Slice<'a> {

@@ -11,8 +11,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
-use proto::checkpoint::manifest::{File, Manifest, digest, oldest};
+use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
@@ -251,6 +252,7 @@ impl Job {
             optimizer: self.spec.optimizer.kind,
             slots: slots.iter().map(ToString::to_string).collect(),
             files: checkpoints.reported[&version].files.values().cloned().collect(),
+            script: self.spec.model.script.is_some().then(|| script(&self.input)).flatten(),
             created_unix_secs: now.unix_ms / 1000,
         };
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
@@ -415,4 +417,10 @@ impl Job {
         }
         measured
     }
+}
+
+/// The job's module among the files that it came with.
+fn script(input: &[pb::Artifact]) -> Option<Script> {
+    let script = input.iter().find(|artifact| artifact.name == SCRIPT)?;
+    Some(Script { bytes: script.size, sha256: script.sha256.clone() })
 }

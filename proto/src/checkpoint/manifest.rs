@@ -18,8 +18,11 @@ use crate::plan::Plan;
 use crate::spec::{Consistency, JobSpec, Order};
 use crate::tensor::TensorSpec;
 
-/// The format that this program writes.
-pub const FORMAT: u64 = 1;
+/// The newest format, of a manifest that names a script; without one it is written as [`PLAIN`], which older programs read.
+pub const FORMAT: u64 = 2;
+
+/// The format without a script.
+const PLAIN: u64 = 1;
 
 /// Most partitions of a checkpoint, as of a job.
 const FILES_MAX: usize = 1024;
@@ -53,6 +56,10 @@ pub struct Manifest {
     pub slots: Vec<String>,
     /// One for each partition, in their order.
     pub files: Vec<File>,
+    /// The TorchScript module that these are the weights of, for a job that has one. It lies in the job's folder, beside those of the
+    /// versions, which share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<Script>,
     /// When it was complete, in seconds since 1970.
     pub created_unix_secs: u64,
 }
@@ -63,6 +70,23 @@ pub struct Manifest {
 enum WrittenOrder {
     Canonical,
     Arrival,
+}
+
+/// A job's TorchScript module, as it was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Script {
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 in lower-case hex.
+    pub sha256: String,
+}
+
+impl Script {
+    /// Its name in the job's folder: one for each content, so that runs of one name with other modules do not meet.
+    pub fn file_name(&self) -> String {
+        format!("script-{}.pt", &self.sha256)
+    }
 }
 
 /// What one partition saved.
@@ -96,7 +120,8 @@ impl Manifest {
     /// As it is written.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
-        format!("{}{body}{END}", begin(crc32c::crc32c(body.as_bytes())))
+        let format = if self.script.is_some() { FORMAT } else { PLAIN };
+        format!("{}{body}{END}", begin(format, crc32c::crc32c(body.as_bytes())))
     }
 
     /// Reads what was [encoded](Self::encode); `file` names it in errors.
@@ -114,10 +139,10 @@ impl Manifest {
         if format > FORMAT {
             return Err(Error::Future { file: file.to_owned(), found: format, known: FORMAT });
         }
-        let begin_bytes = begin(0).len();
+        let begin_bytes = begin(format, 0).len();
         let body = bytes.get(begin_bytes..).and_then(|rest| rest.strip_suffix(END.as_bytes()));
         let body = body.ok_or_else(|| wrong("it is no manifest".to_owned()))?;
-        let expected = begin(crc32c::crc32c(body));
+        let expected = begin(format, crc32c::crc32c(body));
         if bytes[..begin_bytes] != *expected.as_bytes() {
             let found = String::from_utf8_lossy(&bytes[..begin_bytes]);
             return Err(wrong(format!("it begins with {found}, its content needs {expected}")));
@@ -138,6 +163,10 @@ impl Manifest {
         }
         if !(1..=FILES_MAX).contains(&self.files.len()) {
             return Err("expected 1 to 1024 files");
+        }
+        let hex = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if self.script.as_ref().is_some_and(|script| !hex(&script.sha256)) {
+            return Err("its script has no SHA-256");
         }
         for file in &self.files {
             if crate::convert::artifact_name(&file.name).is_err() {
@@ -237,8 +266,8 @@ pub fn digest(spec: &JobSpec) -> String {
 
 const END: &str = "}\n";
 
-fn begin(crc32c: u32) -> String {
-    format!("{{\"format\":{FORMAT},\"crc32c\":\"{crc32c:08x}\",\"checkpoint\":")
+fn begin(format: u64, crc32c: u32) -> String {
+    format!("{{\"format\":{format},\"crc32c\":\"{crc32c:08x}\",\"checkpoint\":")
 }
 
 #[cfg(test)]
@@ -282,6 +311,7 @@ pub(super) mod tests {
             optimizer: OptimizerKind::Adam,
             slots: vec!["exp_avg".to_owned(), "exp_avg_sq".to_owned()],
             files: ledgers.iter().enumerate().map(file).collect(),
+            script: None,
             created_unix_secs: 1_700_000_000,
         }
     }
@@ -325,8 +355,22 @@ pub(super) mod tests {
 
     #[test]
     fn a_later_format_is_named_whatever_else_it_has() {
-        let error = Manifest::decode("m", br#"{"format":2,"rows":[1]}"#).unwrap_err();
-        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 2, known: 1 });
+        let error = Manifest::decode("m", br#"{"format":3,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 3, known: 2 });
+    }
+
+    #[test]
+    fn only_a_manifest_with_a_script_has_the_newer_format() {
+        let mut manifest = manifest(Order::Canonical, &[applied(7, &[])]);
+        assert!(manifest.encode().starts_with("{\"format\":1,") && !manifest.encode().contains("script"));
+        let sha256 = crate::artifact::sha256_hex(b"module");
+        manifest.script = Some(Script { bytes: 6, sha256 });
+        let text = manifest.encode();
+        assert!(text.starts_with("{\"format\":2,"), "{text}");
+        assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
+        manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
+        let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("no SHA-256"), "{error}");
     }
 
     #[test]

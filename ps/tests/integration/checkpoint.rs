@@ -101,6 +101,7 @@ async fn complete(stores: &Stores, job: &Job, version: u64, saved: &[Saved]) -> 
             .map(ToString::to_string)
             .collect(),
         files: of_version.iter().map(file).collect(),
+        script: None,
         created_unix_secs: 0,
     };
     let url = format!(

@@ -6,8 +6,13 @@ mod pure;
 #[cfg(feature = "torch")]
 mod torch;
 
+use std::path::Path;
+
+use proto::tensor::{TensorSpec, Values};
+
 use self::options::{Engine, Mlp};
 use crate::error::Result;
+use crate::export::Constant;
 use crate::model::{Context, Model, Registry};
 
 /// Registers Ebbflow's own networks.
@@ -39,6 +44,26 @@ pub(crate) fn script(context: &Context) -> Result<Box<dyn Model>> {
 /// Builds the model of a job that came with a TorchScript file.
 #[cfg(not(feature = "torch"))]
 pub(crate) fn script(_context: &Context) -> Result<Box<dyn Model>> {
+    Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
+}
+
+/// See [`export::script`](crate::export::script).
+#[cfg(feature = "torch")]
+pub(crate) fn script_with_weights(
+    file: &Path,
+    tensors: &[TensorSpec],
+    values: &[Values],
+) -> Result<(Vec<u8>, Vec<Constant>)> {
+    torch::script_with_weights(file, tensors, values)
+}
+
+/// See [`export::script`](crate::export::script).
+#[cfg(not(feature = "torch"))]
+pub(crate) fn script_with_weights(
+    _file: &Path,
+    _tensors: &[TensorSpec],
+    _values: &[Values],
+) -> Result<(Vec<u8>, Vec<Constant>)> {
     Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
 }
 

@@ -14,7 +14,10 @@ mod script;
 mod settings;
 mod shim;
 
+use std::path::Path;
+
 use proto::spec::Loss;
+use proto::tensor::{TensorSpec, Values};
 
 use self::builtin::Builtin;
 use self::model::TorchModel;
@@ -22,6 +25,7 @@ use self::script::ScriptNetwork;
 pub(super) use self::settings::cuda_devices;
 use crate::engine::options::{Mlp, check_loss};
 use crate::error::Result;
+use crate::export::Constant;
 use crate::model::{Context, Model, Registry};
 
 /// Adds the networks that need libtorch.
@@ -35,6 +39,16 @@ pub(super) fn register(registry: &mut Registry) {
 pub(super) fn script(context: &Context) -> Result<Box<dyn Model>> {
     prepare(context)?;
     Ok(Box::new(TorchModel::new(ScriptNetwork::new(context)?, context)?))
+}
+
+/// A job's TorchScript file with trained weights in it, and its constants.
+pub(super) fn script_with_weights(
+    file: &Path,
+    tensors: &[TensorSpec],
+    values: &[Values],
+) -> Result<(Vec<u8>, Vec<Constant>)> {
+    settings::start()?;
+    script::with_weights(file, tensors, values)
 }
 
 /// `mlp` with `engine = "torch"`.

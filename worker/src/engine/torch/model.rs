@@ -162,7 +162,7 @@ impl<N: Network> Model for TorchModel<N> {
         }
         let failed = failed("load weights");
         for (named, values) in tensors.iter().zip(weights) {
-            copy(&tensor(values), &named.tensor).map_err(failed)?;
+            fill(&named.tensor, values).map_err(failed)?;
         }
         for (index, value) in &self.loaded {
             copy(&tensors[*index].tensor, value).map_err(failed)?;
@@ -215,6 +215,11 @@ fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> 
 /// `target = source`, element by element, whatever their shapes.
 fn copy(source: &Tensor, target: &Tensor) -> tch::Result<()> {
     tch::no_grad(|| target.shallow_clone().f_copy_(&source.f_view_as(target)?)).map(drop)
+}
+
+/// `target = values`, which are as many.
+pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
+    copy(&tensor(values), target)
 }
 
 /// The values as a flat tensor on the CPU.

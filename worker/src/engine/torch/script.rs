@@ -13,7 +13,7 @@
 //! A constant must not travel as state: the mean of M equal values need not be that value in f32.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use proto::artifact::SCRIPT;
@@ -21,7 +21,7 @@ use proto::spec::Loss;
 use proto::tensor::{TensorSpec, Values};
 use tch::{Kind, Tensor};
 
-use super::model::{Mode, Named, Network, Output, brief, device, failed, read};
+use super::model::{Mode, Named, Network, Output, brief, device, failed, fill, read};
 use super::shim::{Entry, Script};
 use crate::engine::loss;
 use crate::error::{Error, Result};
@@ -94,10 +94,39 @@ impl Network for ScriptNetwork {
     }
 
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
-        let content =
-            self.script.save().map_err(|error| wrong(&format!("cannot be saved: {}", brief(&error))))?;
-        Ok([(SCRIPT.to_owned(), content)].into())
+        Ok([(SCRIPT.to_owned(), saved(&mut self.script)?)].into())
     }
+}
+
+/// The module in `file` with the `values` of `tensors` in it, as a file that `torch.jit.load` reads, and its constants.
+pub(super) fn with_weights(
+    file: &Path,
+    tensors: &[TensorSpec],
+    values: &[Values],
+) -> Result<(Vec<u8>, Vec<Constant>)> {
+    let mut script = load(file, tch::Device::Cpu)?;
+    let mut constants = Vec::new();
+    for entry in script.entries().map_err(|error| wrong(&brief(&error)))? {
+        match classify(entry)? {
+            Kept::Trained(Named { spec, tensor }) => {
+                let trained = tensors.iter().zip(values).find(|(trained, _)| **trained == spec);
+                let (_, values) = trained.ok_or_else(|| {
+                    let (name, shape) = (&spec.name, &spec.shape);
+                    wrong(&format!(
+                        "it has `{name}` {shape:?}, which is not among what was trained; it is another job's"
+                    ))
+                })?;
+                fill(&tensor, values).map_err(failed(&spec.name))?;
+            }
+            Kept::Constant(name, tensor) => constants.push(constant(&name, &tensor)?),
+            Kept::No => {}
+        }
+    }
+    Ok((saved(&mut script)?, constants))
+}
+
+fn saved(script: &mut Script) -> Result<Vec<u8>> {
+    script.save().map_err(|error| wrong(&format!("cannot be saved: {}", brief(&error))))
 }
 
 enum Kept {
@@ -143,7 +172,7 @@ fn classify(entry: Entry) -> Result<Kept> {
     }
 }
 
-fn load(path: &std::path::Path, device: tch::Device) -> Result<Script> {
+fn load(path: &Path, device: tch::Device) -> Result<Script> {
     Script::load(path, device).map_err(|error| {
         if !path.exists() {
             return wrong(&format!("{} is gone; submit the job again", path.display()));
