@@ -23,6 +23,7 @@
 #[cfg(feature = "cloud")]
 mod cloud;
 pub mod data;
+mod direct;
 mod error;
 pub mod file;
 pub mod found;

@@ -33,7 +33,7 @@ use crate::error::Place;
 use crate::metrics::Metrics;
 
 /// Work on at most this many bytes is done where it comes up, more of it on a thread that may block.
-const INLINE_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const INLINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Saves one partition, once at a time.
 #[derive(Debug)]

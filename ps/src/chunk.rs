@@ -58,6 +58,17 @@ impl Pool {
         Buffer { values, pool: self.0.clone() }
     }
 
+    /// Takes memory for a buffer that will be wanted: the system makes its pages now, which costs more than writing to them later.
+    pub fn reserve(&self, dtype: DType, len: usize) {
+        let mut values = Values::zeros(dtype, len);
+        match &mut values {
+            Values::F32(values) => values.fill(f32::MIN_POSITIVE),
+            Values::I64(values) => values.fill(1),
+        }
+        self.0.allocated.fetch_add(1, Ordering::Relaxed);
+        drop(Buffer { values, pool: self.0.clone() });
+    }
+
     /// Buffers that were allocated because none was free.
     pub fn allocated(&self) -> usize {
         self.0.allocated.load(Ordering::Relaxed)

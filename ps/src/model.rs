@@ -21,7 +21,7 @@ use proto::parameters::{Address, Outcome, Pulled, Pushed, Restore, Target, Want}
 use proto::placement::Layout;
 use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::StepNode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
-use crate::checkpoint::{Cut, Reports, Saver};
+use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
 use crate::chunk::{Advance, Buffer, Pool, Slots, Sum};
 use crate::config::Options;
@@ -166,6 +166,7 @@ impl Model {
             restore_error: None,
         };
         let ended = CancellationToken::new();
+        let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
         let saver = opening.spec.checkpoint.clone().map(|spec| {
             Arc::new(Saver {
                 place,
@@ -191,8 +192,8 @@ impl Model {
             optimizer,
             steps_in_progress_max: options.steps_in_progress_max,
             threads: parallel::threads_for(bytes, options.threads),
-            // The next version, and a few sums in progress.
-            pool: Pool::new(4 * bytes),
+            // The next version, a few sums in progress, and what a checkpoint holds.
+            pool: Pool::new((4 + slots_saved) * bytes),
             metrics,
             state: Mutex::new(state),
             slots: Mutex::default(),
@@ -283,6 +284,36 @@ impl Model {
         checks::restored(self.opening.address, &state.ledger);
         drop(state);
         self.changed.notify_waiters();
+        self.reserve();
+    }
+
+    /// Takes the memory of the first checkpoint in the background, so that the step after its cut need not wait for it: for each chunk
+    /// its slots, which that step copies, and the version of the weights that is held.
+    fn reserve(&self) {
+        let Some(runtime) = tokio::runtime::Handle::try_current().ok().filter(|_| self.saver.is_some())
+        else {
+            return;
+        };
+        if self.bytes as u64 <= INLINE_BYTES_MAX {
+            return;
+        }
+        let slots = self.optimizer.slots();
+        let members = self.layout.members(self.opening.address.partition).iter();
+        let chunk = |&id| {
+            let tensor = self.layout.tensor_of(id);
+            let slots = if tensor.role == Role::Parameter { slots } else { 0 };
+            (tensor.dtype(), self.layout.chunk(id).len, 1 + slots)
+        };
+        let chunks: Vec<_> = members.map(chunk).collect();
+        let (pool, ended) = (self.pool.clone(), self.ended.clone());
+        runtime.spawn_blocking(move || {
+            for (dtype, len, count) in chunks {
+                if ended.is_cancelled() {
+                    return;
+                }
+                (0..count).for_each(|_| pool.reserve(dtype, len));
+            }
+        });
     }
 
     /// Its checkpoint cannot be loaded. It stays empty until it is opened with another one.
@@ -429,6 +460,7 @@ impl Model {
         drop(state.versions.insert(Version(0), weights));
         drop(state);
         self.changed.notify_waiters();
+        self.reserve();
         Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
     }
 

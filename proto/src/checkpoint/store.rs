@@ -14,6 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
 
 #[cfg(feature = "cloud")]
 use super::cloud::open;
+use super::direct::Direct;
 use super::{Error, Result};
 
 /// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
@@ -44,6 +45,8 @@ impl Stores {
     /// [`Error::Url`].
     pub fn open(&self, url: &str) -> Result<Folder> {
         let wrong = |reason: String| Error::Url { url: url.to_owned(), reason };
+        let mut disk = None;
+        let mut local = || -> Arc<dyn ObjectStore> { disk.insert(local()).clone() };
         let (store, path): (Arc<dyn ObjectStore>, _) = match url.split_once("://") {
             None => {
                 let path = Path::from_absolute_path(url).map_err(|error| wrong(error.to_string()))?;
@@ -60,7 +63,8 @@ impl Stores {
                 }
             }
         };
-        Ok(Folder { store: self.instead.clone().unwrap_or(store), path, name: url.to_owned() })
+        let disk = disk.filter(|_| self.instead.is_none());
+        Ok(Folder { store: self.instead.clone().unwrap_or(store), disk, path, name: url.to_owned() })
     }
 }
 
@@ -81,7 +85,7 @@ impl fmt::Debug for Stores {
 }
 
 /// Whatever is reported as written survives a loss of power; a folder goes with its last file, as in an object store.
-fn local() -> Arc<dyn ObjectStore> {
+fn local() -> Arc<LocalFileSystem> {
     Arc::new(LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true))
 }
 
@@ -89,6 +93,8 @@ fn local() -> Arc<dyn ObjectStore> {
 #[derive(Clone, Debug)]
 pub struct Folder {
     store: Arc<dyn ObjectStore>,
+    /// The same store, where it is a local disk.
+    disk: Option<Arc<LocalFileSystem>>,
     path: Path,
     name: String,
 }
@@ -104,7 +110,7 @@ impl Folder {
     #[must_use]
     pub fn below(&self, names: &str) -> Self {
         let path = names.split('/').fold(self.path.clone(), Path::join);
-        Self { store: self.store.clone(), path, name: self.shown(names) }
+        Self { store: self.store.clone(), disk: self.disk.clone(), path, name: self.shown(names) }
     }
 
     /// How errors call a file of this folder.
@@ -167,10 +173,19 @@ impl Folder {
     /// # Errors
     /// [`Error::Store`].
     pub async fn upload(&self, file: &str) -> Result<Upload> {
-        let upload = self.store.put_multipart(&self.at(file)).await;
-        let upload = upload.map_err(|error| self.failed("write", file, error))?;
-        let parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
-        Ok(Upload { parts, folder: self.clone(), file: file.to_owned() })
+        let to = match &self.disk {
+            Some(disk) => {
+                let path = disk.path_to_filesystem(&self.at(file));
+                let path = path.map_err(|error| self.failed("write", file, error))?;
+                To::Disk(Direct::create(path).map_err(|error| self.not_written(file, &error))?)
+            }
+            None => {
+                let upload = self.store.put_multipart(&self.at(file)).await;
+                let upload = upload.map_err(|error| self.failed("write", file, error))?;
+                To::Store(WriteMultipart::new_with_chunk_size(upload, PART_BYTES))
+            }
+        };
+        Ok(Upload { to, folder: self.clone(), file: file.to_owned() })
     }
 
     /// Names of the files and folders directly in this folder.
@@ -214,6 +229,10 @@ impl Folder {
         self.path.clone().join(file)
     }
 
+    fn not_written(&self, file: &str, error: &std::io::Error) -> Error {
+        Error::Store { what: "write", file: self.shown(file), reason: with_sources(error) }
+    }
+
     fn failed(&self, what: &'static str, file: &str, error: object_store::Error) -> Error {
         let file = self.shown(file);
         match error {
@@ -240,20 +259,34 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 /// A large file that is being written. Dropped, it leaves nothing under its name.
 #[derive(Debug)]
 pub struct Upload {
-    parts: WriteMultipart,
+    to: To,
     folder: Folder,
     file: String,
 }
 
+#[derive(Debug)]
+enum To {
+    Store(WriteMultipart),
+    Disk(Direct),
+}
+
 impl Upload {
-    /// Adds bytes, without a copy; waits while `parts_max` parts are on their way.
+    /// Adds bytes; waits while `parts_max` parts are on their way.
     ///
     /// # Errors
     /// [`Error::Store`] when an earlier part failed. The upload is to be dropped then.
     pub async fn put(&mut self, bytes: Bytes, parts_max: usize) -> Result<()> {
-        self.parts.put(bytes);
-        let waited = self.parts.wait_for_capacity(parts_max).await;
-        waited.map_err(|error| self.folder.failed("write", &self.file, error))
+        match &mut self.to {
+            To::Store(parts) => {
+                parts.put(bytes);
+                let waited = parts.wait_for_capacity(parts_max).await;
+                waited.map_err(|error| self.folder.failed("write", &self.file, error))
+            }
+            To::Disk(disk) => {
+                let put = disk.put(&bytes).await;
+                put.map_err(|error| self.folder.not_written(&self.file, &error))
+            }
+        }
     }
 
     /// Waits until the file is there, safe, under its name.
@@ -261,13 +294,21 @@ impl Upload {
     /// # Errors
     /// [`Error::Store`]; then it is not.
     pub async fn finish(self) -> Result<()> {
-        let finished = self.parts.finish().await;
-        finished.map(drop).map_err(|error| self.folder.failed("write", &self.file, error))
+        let Self { to, folder, file } = self;
+        match to {
+            To::Store(parts) => {
+                let finished = parts.finish().await;
+                finished.map(drop).map_err(|error| folder.failed("write", &file, error))
+            }
+            To::Disk(disk) => disk.finish().await.map_err(|error| folder.not_written(&file, &error)),
+        }
     }
 
     /// Gives up; best effort to leave no parts behind.
     pub async fn abort(self) {
-        let _ = self.parts.abort().await;
+        if let To::Store(parts) = self.to {
+            let _ = parts.abort().await;
+        }
     }
 }
 
