@@ -22,6 +22,9 @@ pub(crate) struct Cli {
     /// How log lines on stderr look; EBB_LOG or RUST_LOG says which there are (e.g. `info`, `debug,h2=info`)
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text, help_heading = "Log")]
     pub(crate) log: LogFormat,
+    /// Write what this process's workers and ps do when, as a Chrome trace (open it in https://ui.perfetto.dev)
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Log")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// How log lines look.
@@ -190,6 +193,15 @@ pub(crate) struct Compute {
     pub(crate) data_root: Option<PathBuf>,
 }
 
+/// Who watches a role.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Watched {
+    /// Show this process's numbers to Prometheus at http://ADDR/metrics, HOST:PORT; port 0 takes a free one, which is printed
+    /// [env: EBB_METRICS] [default: not shown]
+    #[arg(long, value_name = "ADDR", help_heading = "Watch")]
+    pub(crate) metrics: Option<String>,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Master {
     /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
@@ -218,6 +230,8 @@ pub(crate) struct Master {
     /// URL where others reach this master, told by those that stand by [default: http:// and the address it listens on]
     #[arg(long, value_name = "URL", requires = "etcd", help_heading = "High availability")]
     pub(crate) advertise: Option<String>,
+    #[command(flatten)]
+    pub(crate) watched: Watched,
 }
 
 #[derive(Debug, clap::Args)]
@@ -236,6 +250,8 @@ pub(crate) struct Ps {
     /// URL where workers reach this ps [default: http:// and the address it listens on]
     #[arg(long, value_name = "URL")]
     pub(crate) advertise: Option<String>,
+    #[command(flatten)]
+    pub(crate) watched: Watched,
 }
 
 #[derive(Debug, clap::Args)]
@@ -247,6 +263,8 @@ pub(crate) struct Worker {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) compute: Compute,
+    #[command(flatten)]
+    pub(crate) watched: Watched,
 }
 
 #[derive(Debug, clap::Args)]

@@ -16,8 +16,10 @@ pub(crate) struct Environment {
     master: Option<String>,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
-    /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` form) is set; the exporter reads the value itself.
+    /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
     pub(crate) otlp: bool,
+    /// `EBB_METRICS`: where a role shows its numbers.
+    metrics: Option<String>,
     /// This program as the user calls it.
     pub(crate) program: String,
     /// This machine, for default names.
@@ -36,8 +38,10 @@ impl Environment {
         Self {
             master: get("EBB_MASTER"),
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
+            metrics: get("EBB_METRICS"),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
-                || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some(),
+                || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some()
+                || get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some(),
             program: program.unwrap_or_else(|| "ebb".to_owned()),
             stores: Stores::new(
                 std::env::vars_os()
@@ -54,6 +58,11 @@ impl Environment {
     /// URLs of the masters, separated by commas: flag over environment over default.
     pub(crate) fn master(&self, flag: Option<&str>) -> String {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER))
+    }
+
+    /// Where a role shows its numbers, if anywhere: flag over environment.
+    pub(crate) fn metrics<'a>(&'a self, flag: Option<&'a str>) -> Option<&'a str> {
+        flag.or(self.metrics.as_deref())
     }
 
     /// Name of a ps that listens on `address` and was given none.

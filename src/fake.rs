@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use proto::artifact;
+use proto::metrics::Board;
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::jobs_server::{Jobs, JobsServer};
@@ -134,6 +135,8 @@ pub(crate) fn app(network: &Network) -> App {
         screen: Screen::default(),
         stop: Stop::default(),
         dialer: network.dialer(),
+        board: Board::default(),
+        meter: None,
     }
 }
 

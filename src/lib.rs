@@ -28,6 +28,7 @@ mod job_file;
 mod jobs;
 mod local;
 mod master;
+mod metrics;
 mod out;
 mod pause;
 pub mod pipe;
@@ -51,7 +52,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result as Anyhow};
 use clap::Parser as _;
+use opentelemetry::metrics::Meter;
 use proto::channel::Dialer;
+use proto::metrics::Board;
 use tracing::Instrument as _;
 
 pub use ::proto::{random, spec, tensor};
@@ -76,6 +79,10 @@ struct App {
     screen: Screen,
     stop: Stop,
     dialer: Dialer,
+    /// This role's numbers.
+    board: Board,
+    /// Where they are registered for a collector.
+    meter: Option<Meter>,
 }
 
 impl App {
@@ -141,8 +148,12 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
     let screen = Screen::default();
     let outcome = {
         let _in_runtime = runtime.enter();
-        let _telemetry = telemetry::start(&environment, cli.log, level, service, &screen)?;
-        let app = App { environment, registry, screen, stop: Stop::on_signals()?, dialer: Dialer::tcp() };
+        let board = Board::default();
+        let trace = cli.trace.as_deref();
+        let telemetry = telemetry::start(&environment, cli.log, level, service, trace, &screen)?;
+        let meter = telemetry.meter();
+        let (stop, dialer) = (Stop::on_signals()?, Dialer::tcp());
+        let app = App { environment, registry, screen, stop, dialer, board, meter };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {
             (true, _) => 0,

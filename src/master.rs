@@ -1,11 +1,12 @@
 //! `ebb master`: binds, says where it listens, runs the role until it is told to stop.
 
 use anyhow::{Context as _, Result};
-use master::{ElectionOptions, Options};
+use master::{ElectionOptions, Options, Outside};
 
 use crate::App;
 use crate::args;
 use crate::config;
+use crate::metrics;
 
 /// # Errors
 /// The address is taken, the folder cannot be written, or the role fails.
@@ -18,6 +19,8 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     let stop = app.stop.token().clone();
     let Some(etcd) = args.etcd else {
         let master = master::Master::open(options, stores, app.dialer.clone()).await?;
+        app.board.show(master.readings());
+        metrics::serve(args.watched.metrics.as_deref(), app).await?;
         app.screen.print(&format!("master listening on http://{address}"))?;
         return Ok(master.serve(proto::channel::accept(listener), stop).await?);
     };
@@ -28,6 +31,8 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
         url: config::advertised(args.advertise.as_deref(), address)?,
     };
     app.screen.print(&format!("master, one of several, listening on http://{address}"))?;
-    let incoming = proto::channel::accept(listener);
-    Ok(master::run_elected(options, election, stores, incoming, app.dialer.clone(), stop).await?)
+    app.board.show(|| master::Metrics::default().readings());
+    metrics::serve(args.watched.metrics.as_deref(), app).await?;
+    let outside = Outside { stores, dialer: app.dialer.clone(), board: app.board.clone() };
+    Ok(master::run_elected(options, election, outside, proto::channel::accept(listener), stop).await?)
 }

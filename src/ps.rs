@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::App;
 use crate::args;
 use crate::config;
+use crate::metrics;
 
 /// # Errors
 /// The address is taken, the master refuses this ps, or the role fails.
@@ -22,6 +23,9 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
         options.threads = threads as usize;
     }
     let ps = ps::Ps::with_stores(options, app.environment.stores.clone())?;
+    let counting = ps.clone();
+    app.board.show(move || counting.metrics().readings());
+    metrics::serve(args.watched.metrics.as_deref(), app).await?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
     ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
     Ok(())

@@ -1,11 +1,14 @@
 //! `ebb worker`: runs the role until it is told to stop, then lets it finish its microbatch.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use proto::channel::Dialer;
-use worker::{Connector, Options};
+use worker::{Connector, Metrics, Options};
 
 use crate::App;
 use crate::args;
+use crate::metrics;
 
 /// # Errors
 /// The device is not there, the master refuses this worker or stays away, or a ps stays away.
@@ -19,8 +22,13 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
         ..Options::default()
     };
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
+    let counted = Arc::new(Metrics::default());
+    let counting = counted.clone();
+    app.board.show(move || counting.readings());
+    metrics::serve(args.watched.metrics.as_deref(), app).await?;
     let dialer = Dialer::tcp();
     let connector = Connector::grpc(dialer.clone());
-    worker::run(options, &master, dialer, connector, app.registry.clone(), app.stop.token().clone()).await?;
+    let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
+    worker::run(options, &master, dialer, connector, registry, counted, stop).await?;
     Ok(())
 }

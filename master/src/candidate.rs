@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::Stream;
 use proto::channel::{Accepted, Dialer};
 use proto::checkpoint::store::Stores;
+use proto::metrics::Board;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,17 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Longest wait for calls that are being refused, before this master leads.
 const REFUSED: Duration = Duration::from_secs(1);
 
+/// What a master has from outside.
+#[derive(Debug)]
+pub struct Outside {
+    /// Where checkpoints lie.
+    pub stores: Stores,
+    /// How it reaches ps, and etcd.
+    pub dialer: Dialer,
+    /// Where its numbers are shown while it leads.
+    pub board: Board,
+}
+
 /// Runs one of several masters until `shutdown`.
 ///
 /// # Errors
@@ -38,9 +50,8 @@ const REFUSED: Duration = Duration::from_secs(1);
 pub async fn run_elected<IO>(
     options: Options,
     election: ElectionOptions,
-    stores: Stores,
+    outside: Outside,
     incoming: impl Stream<Item = io::Result<Accepted<IO>>> + Send,
-    dialer: Dialer,
     shutdown: CancellationToken,
 ) -> Result<()>
 where
@@ -52,7 +63,7 @@ where
         return Err(Error::Options(wrong.concat()));
     }
     let patience = (election.ttl / 4).max(PATIENCE);
-    let client = Client::new(&dialer, &election.etcd, &election.prefix, patience)
+    let client = Client::new(&outside.dialer, &election.etcd, &election.prefix, patience)
         .map_err(|failure| Error::Options(vec![format!("etcd: {failure}")]))?;
     let campaign = Election::new(client.clone(), election.url, election.ttl);
     let mut incoming = std::pin::pin!(incoming);
@@ -73,7 +84,7 @@ where
         let Some(leadership) = elected? else { break };
         // Refusing ends by itself only if the server is broken, which the next one shows too.
         drop(refused);
-        let led = lead(&options, &stores, &client, &leadership, incoming.as_mut(), &dialer, &shutdown).await;
+        let led = lead(&options, &outside, &client, &leadership, incoming.as_mut(), &shutdown).await;
         leadership.resign().await;
         led?;
     }
@@ -83,11 +94,10 @@ where
 /// Leads until the lead is lost, or until `shutdown`.
 async fn lead<IO>(
     options: &Options,
-    stores: &Stores,
+    outside: &Outside,
     client: &Client,
     leadership: &Arc<Leadership>,
     incoming: impl Stream<Item = io::Result<Accepted<IO>>> + Send,
-    dialer: &Dialer,
     shutdown: &CancellationToken,
 ) -> Result<()>
 where
@@ -96,8 +106,8 @@ where
     let store = Arc::new(EtcdStore::new(client.clone(), leadership.clone()));
     let stop = shutdown.child_token();
     let serving = async {
-        let opening =
-            Master::elected(options.clone(), stores.clone(), dialer.clone(), store, leadership.clone());
+        let (stores, dialer) = (outside.stores.clone(), outside.dialer.clone());
+        let opening = Master::elected(options.clone(), stores, dialer, store, leadership.clone());
         let master = tokio::select! {
             biased;
             () = leadership.lost().cancelled() => return Ok(()),
@@ -114,6 +124,7 @@ where
             master => master?,
         };
         tracing::info!("this master leads");
+        outside.board.show(master.readings());
         master.serve(incoming, stop.clone()).await
     };
     let keeping = async {

@@ -37,11 +37,11 @@ mod service;
 mod speeds;
 mod tasks;
 
-pub use candidate::run_elected;
+pub use candidate::{Outside, run_elected};
 #[doc(hidden)]
 pub use clock::Clock;
 pub use config::{ElectionOptions, Options};
 pub use error::{Error, Result};
 pub use journal::{Batch, FileStore, MemoryStore, Store, StoreError};
-pub use metrics::{Metric, Metrics};
+pub use metrics::Metrics;
 pub use server::{Master, run};

@@ -1,5 +1,7 @@
 //! What a master counts: every name, unit and meaning in one list.
 
+use proto::metrics::Reading;
+
 /// The counters of one master since it started, and the sizes of what it holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
@@ -27,52 +29,46 @@ pub struct Metrics {
     pub reports_late: u64,
 }
 
-/// One number as a metrics system wants it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metric {
-    /// Its name; counters end in `_total`.
-    pub name: &'static str,
-    /// What it counts, for people.
-    pub help: &'static str,
-    /// It only grows.
-    pub is_counter: bool,
-    /// Its value; every one is a plain count.
-    pub value: u64,
-}
-
 impl Metrics {
     /// Every number, in a fixed order.
-    pub const fn list(&self) -> [Metric; 11] {
-        const fn counter(name: &'static str, help: &'static str, value: u64) -> Metric {
-            Metric { name, help, is_counter: true, value }
-        }
-        const fn gauge(name: &'static str, help: &'static str, value: u64) -> Metric {
-            Metric { name, help, is_counter: false, value }
-        }
-        [
-            counter("master_jobs_submitted_total", "jobs submitted", self.jobs_submitted),
-            gauge("master_jobs_live", "jobs that have not ended", self.jobs_live),
-            gauge("master_workers_live", "live workers", self.workers_live),
-            gauge("master_ps_live", "live ps", self.ps_live),
-            counter("master_leases_granted_total", "leases granted, copies included", self.leases_granted),
+    pub fn readings(&self) -> Vec<Reading> {
+        let (counter, gauge) = (Reading::counter, Reading::gauge);
+        vec![
+            counter("ebb_master_jobs_submitted_total", "Jobs submitted.", self.jobs_submitted),
+            gauge("ebb_master_jobs_live", "Jobs that have not ended.", self.jobs_live),
+            gauge("ebb_master_workers_live", "Live workers.", self.workers_live),
+            gauge("ebb_master_ps_live", "Live ps.", self.ps_live),
             counter(
-                "master_leases_copied_total",
-                "leases granted as copies of stragglers'",
+                "ebb_master_leases_granted_total",
+                "Leases granted, copies included.",
+                self.leases_granted,
+            ),
+            counter(
+                "ebb_master_leases_copied_total",
+                "Leases granted as copies of stragglers'.",
                 self.leases_copied,
             ),
-            counter("master_leases_completed_total", "leases whose task was done", self.leases_completed),
             counter(
-                "master_leases_failed_total",
-                "leases whose holder reported a failure",
+                "ebb_master_leases_completed_total",
+                "Leases whose task was done.",
+                self.leases_completed,
+            ),
+            counter(
+                "ebb_master_leases_failed_total",
+                "Leases whose holder reported a failure.",
                 self.leases_failed,
             ),
             counter(
-                "master_leases_expired_total",
-                "leases taken back from the dead and silent, or when a ps lost its part",
+                "ebb_master_leases_expired_total",
+                "Leases taken back from the dead and silent, or because a ps lost its part.",
                 self.leases_expired,
             ),
-            counter("master_leases_released_total", "leases given back by who drained", self.leases_released),
-            counter("master_reports_late_total", "reports of ended leases", self.reports_late),
+            counter(
+                "ebb_master_leases_released_total",
+                "Leases given back by who drained.",
+                self.leases_released,
+            ),
+            counter("ebb_master_reports_late_total", "Reports of leases that had ended.", self.reports_late),
         ]
     }
 }
@@ -82,12 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_say_whether_they_count() {
-        let list = Metrics::default().list();
-        for (index, metric) in list.iter().enumerate() {
-            assert!(metric.name.starts_with("master_"), "{}", metric.name);
-            assert_eq!(metric.name.ends_with("_total"), metric.is_counter, "{}", metric.name);
-            assert!(list[..index].iter().all(|other| other.name != metric.name), "{}", metric.name);
-        }
+    fn names_are_unique_and_of_one_form() {
+        proto::metrics::check_names("master", &Metrics::default().readings());
     }
 }

@@ -10,6 +10,7 @@ use futures::Stream;
 use proto::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
 use proto::checkpoint::store::Stores;
 use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::metrics::Reading;
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
@@ -240,6 +241,12 @@ impl Master {
             let _ = tokio::time::timeout(SHUTDOWN, shared.journal.flush()).await;
         }
         served
+    }
+
+    /// What reads its numbers, for who watches.
+    pub fn readings(&self) -> impl Fn() -> Vec<Reading> + Send + Sync + 'static {
+        let master = self.clone();
+        move || master.metrics().readings()
     }
 
     /// What this master counted so far.

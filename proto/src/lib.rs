@@ -12,6 +12,7 @@ pub mod convert;
 pub mod error;
 pub mod failover;
 pub mod ids;
+pub mod metrics;
 pub mod optimizer;
 pub mod parameters;
 pub mod placement;
@@ -22,6 +23,7 @@ pub mod session;
 pub mod spec;
 pub mod status;
 pub mod tensor;
+pub mod timeline;
 pub mod tree;
 
 pub use error::{Error, Result};

@@ -10,7 +10,7 @@ pub mod oracle;
 pub mod s3;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -66,6 +66,8 @@ const LOG_LINES_SHOWN: usize = 200;
 pub struct Process {
     pub child: Child,
     log: PathBuf,
+    /// Lines that it printed, as far as somebody waited for them.
+    printed: Vec<String>,
 }
 
 impl Process {
@@ -78,7 +80,7 @@ impl Process {
             .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(file);
-        Self { child: command.spawn().expect("ebb starts"), log }
+        Self { child: command.spawn().expect("ebb starts"), log, printed: Vec::new() }
     }
 
     /// Waits until its log has a line with `text`.
@@ -96,13 +98,34 @@ impl Process {
 
     /// The URL in the line that a server prints when it is ready.
     pub fn url(&mut self) -> String {
-        let stdout = self.child.stdout.take().expect("stdout is piped");
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Some(at) = line.find("http://") {
-                return line[at..].trim().to_owned();
+        self.url_after("listening on ")
+    }
+
+    /// Where it shows its numbers: printed before it is ready.
+    pub fn metrics_url(&mut self) -> String {
+        self.url_after("metrics at ")
+    }
+
+    /// What follows `words` in the first line that has them; lines are read only as far as needed.
+    #[expect(clippy::unbuffered_bytes, reason = "a few short lines, of which no byte may be read too far")]
+    fn url_after(&mut self, words: &str) -> String {
+        let after = |line: &String| line.find(words).map(|at| line[at + words.len()..].trim().to_owned());
+        if let Some(url) = self.printed.iter().find_map(after) {
+            return url;
+        }
+        let stdout = self.child.stdout.as_mut().expect("stdout is piped");
+        let mut line = Vec::new();
+        // Byte by byte: what comes later stays in the pipe.
+        for byte in stdout.bytes().map_while(Result::ok) {
+            line.push(byte);
+            if byte == b'\n' {
+                self.printed.push(String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned());
+                if let Some(url) = self.printed.last().and_then(after) {
+                    return url;
+                }
             }
         }
-        panic!("no ready line; it said:\n{}", self.log());
+        panic!("no line `{words}..`; it said:\n{}", self.log());
     }
 
     /// Sends a signal by its name, e.g. `KILL`.

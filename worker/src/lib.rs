@@ -14,6 +14,7 @@ mod held;
 mod initial;
 mod job;
 mod master_client;
+pub mod metrics;
 pub mod model;
 mod other_tasks;
 pub mod ps_client;
@@ -23,5 +24,6 @@ pub mod weights;
 
 pub use config::Options;
 pub use error::{Error, Result};
+pub use metrics::Metrics;
 pub use ps_client::Connector;
 pub use task_loop::run;

@@ -11,6 +11,7 @@ use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::retry::Retry;
 use proto::status::Failure;
+use proto::timeline;
 use tokio::io::AsyncWriteExt;
 
 use crate::error::{Error, Result};
@@ -35,7 +36,10 @@ impl MasterClient {
     pub(crate) async fn lease(&self, incarnation: IncarnationId) -> Result<Option<pb::Lease>> {
         let wait_ms = LEASE_WAIT.as_millis() as u32;
         let request = pb::LeaseRequest { incarnation: incarnation.get(), wait_ms };
-        Ok(self.call("lease", |mut fleet| async move { fleet.lease(request).await }).await?.lease)
+        Ok(self
+            .call("lease", |mut fleet| async move { fleet.lease(timeline::carry(request)).await })
+            .await?
+            .lease)
     }
 
     /// What a job is.

@@ -20,6 +20,7 @@ use proto::status::{Failure, Kind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use crate::config::Options;
 use crate::data::Batch;
@@ -28,13 +29,14 @@ use crate::fetcher::Fetcher;
 use crate::held::Held;
 use crate::job::Job;
 use crate::master_client::MasterClient;
+use crate::metrics::Metrics;
 use crate::model::Registry;
 use crate::ps_client::Connector;
 use crate::trainer::{self, Piece};
 use crate::weights::Weights;
 use crate::{engine, other_tasks};
 
-/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves.
+/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves. Counts in `metrics`.
 ///
 /// # Errors
 /// Options or device that cannot be, a master that refuses this worker or stays unreachable for `master_timeout`, or a ps that
@@ -45,6 +47,7 @@ pub async fn run(
     dialer: Dialer,
     connector: Connector,
     registry: Registry,
+    metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) -> Result<()> {
     options.validate().map_err(Error::Options)?;
@@ -86,6 +89,7 @@ pub async fn run(
         cache: None,
         permits,
         finishers,
+        metrics,
         broken: None,
     };
 
@@ -140,6 +144,13 @@ async fn master_lost(session: &Session, url: &str, patience: std::time::Duration
     }
 }
 
+/// A part of what happens for a lease, as the timeline shows it.
+macro_rules! part {
+    ($name:literal, $lease:expr, $step:expr) => {
+        tracing::debug_span!(target: proto::timeline::TARGET, parent: &$lease, $name, step = $step.get())
+    };
+}
+
 /// One lease with everything needed to work on it.
 pub(crate) struct Work {
     pub(crate) incarnation: IncarnationId,
@@ -166,6 +177,8 @@ pub(crate) struct Train {
     pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
+    /// All that happens for this lease, from asking for it on.
+    pub(crate) span: Span,
 }
 
 impl Work {
@@ -198,6 +211,7 @@ struct TaskLoop {
     cache: Option<(JobId, Era, Version, Weights)>,
     permits: Arc<Semaphore>,
     finishers: JoinSet<Result<()>>,
+    metrics: Arc<Metrics>,
     /// Why this worker cannot go on.
     broken: Option<Error>,
 }
@@ -291,14 +305,15 @@ impl TaskLoop {
     /// One piece: the microbatches of the lease that belong to one step.
     async fn train(&mut self, mut work: Work, shutdown: &CancellationToken) -> Result<Progress> {
         let Task::Train(train) = &work.task else { unreachable!("called with training work only") };
-        let job = train.job.clone();
+        let (job, metrics) = (train.job.clone(), self.metrics.clone());
         let (step, indices) = job.plan.by_step(train.next..train.end).swap_remove(0);
         let want = trainer::want(job.consistency, step);
         let weights = match self.cached(&job, train.era, want) {
             Some(weights) => Some(weights),
             None => {
                 let client = job.placed()?.ps.at(train.era);
-                let pull = client.pull(want);
+                let _timer = metrics.pull_nanos.time();
+                let pull = client.pull(want).instrument(part!("pull", train.span, step));
                 tokio::pin!(pull);
                 loop {
                     tokio::select! {
@@ -321,7 +336,10 @@ impl TaskLoop {
                                 return Ok(Progress::Yielded(work));
                             }
                         }
-                        pulled = &mut pull => break pulled?,
+                        pulled = &mut pull => {
+                            metrics.pulls.add(1);
+                            break pulled?;
+                        }
                     }
                 }
             }
@@ -345,7 +363,9 @@ impl TaskLoop {
             if !self.held.has(work.lease) {
                 return Ok(Progress::Done);
             }
-            let (microbatch, batch) = match train.batches.recv().await {
+            let loading = metrics.load_nanos.time();
+            let load = train.batches.recv().instrument(part!("load", train.span, step));
+            let (microbatch, batch) = match load.await {
                 Some(read) => read?,
                 // The reader was stopped with everything else.
                 None if shutdown.is_cancelled() => break,
@@ -356,7 +376,14 @@ impl TaskLoop {
                     });
                 }
             };
-            let (added, report) = piece.add(&job, &weights, microbatch, batch).await?;
+            drop(loading);
+            let compute = part!("compute", train.span, step);
+            let computing = metrics.compute_nanos.time();
+            let adding = piece.add(&job, &weights, microbatch, batch).instrument(compute);
+            let (added, report) = adding.await?;
+            drop(computing);
+            metrics.microbatches.add(1);
+            metrics.samples.add(report.samples);
             piece = added;
             train.reports.push(report);
             train.next = train.next.next();
@@ -364,11 +391,15 @@ impl TaskLoop {
             for (target, values) in piece.take(leaving) {
                 let client = job.placed()?.ps.at(piece.era());
                 let Some(permit) = self.permit(work.lease).await else { return Ok(Progress::Done) };
-                train.pushes.spawn(async move {
+                let (metrics, span) = (metrics.clone(), part!("push", train.span, step));
+                let pushing = async move {
+                    let _timer = metrics.push_nanos.time();
                     let pushed = client.push(target, values).await.map(drop);
                     drop(permit);
+                    metrics.pushes.add(u64::from(pushed.is_ok()));
                     pushed
-                });
+                };
+                train.pushes.spawn(pushing.instrument(span));
             }
             self.held.progress(work.lease, train.reports.len() as u64);
             if leaving {
@@ -412,6 +443,7 @@ impl TaskLoop {
     fn advance(&mut self, work: Work) {
         match work.task {
             Task::Train(train) if train.next == train.end => {
+                self.metrics.leases.add(1);
                 let (master, held) = (self.master.clone(), self.held.clone());
                 self.finishers.spawn(finish(master, held, work.incarnation, work.lease, train));
             }

@@ -10,10 +10,12 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_server::Fleet;
 use proto::pb::upload_request::Part;
 use proto::status::{Failure, Kind};
+use proto::timeline;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument as _;
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
@@ -72,35 +74,9 @@ impl Fleet for FleetService {
     }
 
     async fn lease(&self, request: Request<pb::LeaseRequest>) -> Result<Response<pb::LeaseReply>, Status> {
-        let pb::LeaseRequest { incarnation, wait_ms } = request.into_inner();
-        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
-        loop {
-            // Before the books: at a shutdown the heartbeat of who asks may have ended already.
-            if self.shared.stopping.is_cancelled() {
-                return Err(leaving());
-            }
-            // Listening begins before looking, so that no news is missed between the two.
-            let news = self.shared.work.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
-            let again = match self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))? {
-                Answer::Lease(lease) => {
-                    tell_granted(incarnation, &lease);
-                    return Ok(Response::new(pb::LeaseReply { lease: Some(lease) }));
-                }
-                Answer::Wait(again) => Instant::now() + again.unwrap_or(WAIT_MAX),
-            };
-            tokio::select! {
-                // In a fixed order, here and elsewhere, so that a simulation repeats itself.
-                biased;
-                () = self.shared.stopping.cancelled() => return Err(leaving()),
-                () = news => {}
-                () = tokio::time::sleep_until(again), if again < until => {}
-                () = tokio::time::sleep_until(until) => {
-                    return Ok(Response::new(pb::LeaseReply { lease: None }));
-                }
-            }
-        }
+        let span = tracing::debug_span!(target: timeline::TARGET, "grant");
+        timeline::follow(&span, request.metadata().as_ref());
+        self.wait_for_lease(request.into_inner()).instrument(span).await
     }
 
     async fn job(&self, request: Request<pb::JobRequest>) -> Result<Response<pb::JobReply>, Status> {
@@ -217,6 +193,39 @@ impl Fleet for FleetService {
 }
 
 impl FleetService {
+    /// Answers with work as soon as there is some.
+    async fn wait_for_lease(&self, request: pb::LeaseRequest) -> Result<Response<pb::LeaseReply>, Status> {
+        let pb::LeaseRequest { incarnation, wait_ms } = request;
+        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        loop {
+            // Before the books: at a shutdown the heartbeat of who asks may have ended already.
+            if self.shared.stopping.is_cancelled() {
+                return Err(leaving());
+            }
+            // Listening begins before looking, so that no news is missed between the two.
+            let news = self.shared.work.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            let again = match self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))? {
+                Answer::Lease(lease) => {
+                    tell_granted(incarnation, &lease);
+                    return Ok(Response::new(pb::LeaseReply { lease: Some(lease) }));
+                }
+                Answer::Wait(again) => Instant::now() + again.unwrap_or(WAIT_MAX),
+            };
+            tokio::select! {
+                // In a fixed order, here and elsewhere, so that a simulation repeats itself.
+                biased;
+                () = self.shared.stopping.cancelled() => return Err(leaving()),
+                () = news => {}
+                () = tokio::time::sleep_until(again), if again < until => {}
+                () = tokio::time::sleep_until(until) => {
+                    return Ok(Response::new(pb::LeaseReply { lease: None }));
+                }
+            }
+        }
+    }
+
     /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files.
     fn complete_export(&self, request: pb::CompleteRequest) -> Result<bool, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));

@@ -1,0 +1,226 @@
+//! Numbers for people who watch, in one form for all roles. A role lists its own in its `metrics.rs` by [`metrics!`](crate::metrics!);
+//! Prometheus and OTLP get the same list.
+//!
+//! Values are read one by one, so two of them may be a moment apart.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+
+/// One number that a role counts.
+#[derive(Debug, Default)]
+pub struct Metric(AtomicU64);
+
+impl Metric {
+    /// Adds to it.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Adds nanoseconds to a metric of the kind `seconds`.
+    pub fn add_time(&self, time: std::time::Duration) {
+        self.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Adds the time until the answer is dropped, to a metric of the kind `seconds`.
+    pub fn time(&self) -> Timer<'_> {
+        Timer { metric: self, since: Instant::now() }
+    }
+
+    /// Takes away from a gauge.
+    pub fn sub(&self, amount: u64) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// Its value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds to a gauge unless that would bring it above `max`; says whether it did.
+    pub fn add_below(&self, amount: u64, max: u64) -> bool {
+        let added = |now: u64| now.checked_add(amount).filter(|&sum| sum <= max);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok()
+    }
+}
+
+/// Time that is being counted.
+#[derive(Debug)]
+#[must_use = "counts until it is dropped"]
+pub struct Timer<'a> {
+    metric: &'a Metric,
+    since: Instant,
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        self.metric.add_time(self.since.elapsed());
+    }
+}
+
+/// How a number behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows while the process lives; its name ends in `_total`.
+    Counter,
+    /// It goes both ways.
+    Gauge,
+}
+
+/// A metric's name, meaning and value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reading {
+    /// Name with its unit, the same in every exporter.
+    pub name: &'static str,
+    /// Meaning, one sentence.
+    pub help: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// Value: a count, bytes or seconds, as the name says.
+    pub value: f64,
+}
+
+impl Reading {
+    /// A number that only grows.
+    pub const fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self { name, help, kind: Kind::Counter, value: value as f64 }
+    }
+
+    /// A number that goes both ways.
+    pub const fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self { name, help, kind: Kind::Gauge, value: value as f64 }
+    }
+
+    /// A time that only grows, counted in nanoseconds and told in seconds.
+    pub const fn seconds(name: &'static str, help: &'static str, nanos: u64) -> Self {
+        Self { name, help, kind: Kind::Counter, value: nanos as f64 * 1e-9 }
+    }
+}
+
+/// Defines a role's `Metrics`: for each number a field, how it behaves (`counter`, `gauge`, `seconds`), its name and its meaning.
+#[macro_export]
+macro_rules! metrics {
+    ($(#[$about:meta])* $($field:ident: $kind:ident $name:literal, $help:literal;)*) => {
+        $(#[$about])*
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $(#[doc = $help] pub $field: $crate::metrics::Metric,)*
+        }
+
+        impl Metrics {
+            /// All of them, in the order of their definition.
+            pub fn readings(&self) -> Vec<$crate::metrics::Reading> {
+                vec![$($crate::metrics::Reading::$kind($name, $help, self.$field.get()),)*]
+            }
+        }
+    };
+}
+
+/// Prometheus' text format, version 0.0.4.
+pub fn prometheus(readings: &[Reading]) -> String {
+    let mut text = String::new();
+    for Reading { name, help, kind, value } in readings {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+    }
+    text
+}
+
+type Source = dyn Fn() -> Vec<Reading> + Send + Sync;
+
+/// Where a role's numbers are read. Cheap to clone; what is behind it may change, when a master that stood by leads.
+#[derive(Clone)]
+pub struct Board(Arc<Mutex<Arc<Source>>>);
+
+impl std::fmt::Debug for Board {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Board")
+    }
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self::new(Vec::new)
+    }
+}
+
+impl Board {
+    /// One that shows what `source` reads.
+    pub fn new(source: impl Fn() -> Vec<Reading> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Arc::new(source))))
+    }
+
+    /// Shows another source from now on.
+    pub fn show(&self, source: impl Fn() -> Vec<Reading> + Send + Sync + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(source);
+    }
+
+    /// All numbers as they are now.
+    pub fn read(&self) -> Vec<Reading> {
+        let source = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        source()
+    }
+}
+
+/// Names that are unique, begin with `ebb_ROLE_`, and end in `_total` exactly when they count: for the tests of each role.
+///
+/// # Panics
+/// When one does not.
+pub fn check_names(role: &str, readings: &[Reading]) {
+    for (index, reading) in readings.iter().enumerate() {
+        let name = reading.name;
+        assert!(name.starts_with(&format!("ebb_{role}_")), "{name}");
+        assert_eq!(name.ends_with("_total"), reading.kind == Kind::Counter, "{name}");
+        assert!(reading.help.ends_with('.'), "{name}: {}", reading.help);
+        assert!(readings[..index].iter().all(|other| other.name != name), "{name} twice");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounded_gauge_never_passes_its_bound() {
+        let metric = Metric::default();
+        assert!(metric.add_below(7, 10) && !metric.add_below(4, 10) && metric.add_below(3, 10));
+        assert!(!metric.add_below(u64::MAX, u64::MAX));
+        metric.sub(7);
+        assert_eq!(metric.get(), 3);
+    }
+
+    #[test]
+    fn prometheus_gets_help_type_and_value() {
+        let readings = [
+            Reading::counter("ebb_ps_push_total", "Pushes.", 3),
+            Reading::seconds("ebb_ps_update_seconds_total", "Time.", 1_500_000_000),
+            Reading::gauge("ebb_ps_partitions", "Partitions.", 0),
+        ];
+        let expected = "\
+# HELP ebb_ps_push_total Pushes.
+# TYPE ebb_ps_push_total counter
+ebb_ps_push_total 3
+# HELP ebb_ps_update_seconds_total Time.
+# TYPE ebb_ps_update_seconds_total counter
+ebb_ps_update_seconds_total 1.5
+# HELP ebb_ps_partitions Partitions.
+# TYPE ebb_ps_partitions gauge
+ebb_ps_partitions 0
+";
+        assert_eq!(prometheus(&readings), expected);
+    }
+
+    #[test]
+    fn a_board_shows_its_newest_source() {
+        let board = Board::default();
+        let clone = board.clone();
+        assert!(board.read().is_empty());
+        board.show(|| vec![Reading::gauge("ebb_x_y", "Y.", 2)]);
+        assert_eq!(clone.read()[0].value, 2.0);
+    }
+}

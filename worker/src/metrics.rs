@@ -1,0 +1,24 @@
+//! Everything a worker counts: names, units and meaning in one list.
+
+proto::metrics! {
+    /// The numbers of one worker.
+    microbatches: counter "ebb_worker_microbatches_total", "Microbatches whose gradient was computed.";
+    samples: counter "ebb_worker_samples_total", "Records of the microbatches whose gradient was computed.";
+    leases: counter "ebb_worker_leases_computed_total", "Training leases that were computed to their end.";
+    pulls: counter "ebb_worker_pull_total", "Versions of a job's weights that were pulled from all its ps.";
+    pushes: counter "ebb_worker_push_total", "Nodes of the reduction tree that all ps acknowledged.";
+    load_nanos: seconds "ebb_worker_load_seconds_total", "Time the computation waited for records.";
+    pull_nanos: seconds "ebb_worker_pull_seconds_total", "Time the computation waited for weights, whether transfer or barrier.";
+    compute_nanos: seconds "ebb_worker_compute_seconds_total", "Time spent computing gradients and reducing them.";
+    push_nanos: seconds "ebb_worker_push_seconds_total", "Time until pushes were acknowledged; several overlap.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_of_one_form() {
+        proto::metrics::check_names("worker", &Metrics::default().readings());
+    }
+}
