@@ -431,6 +431,7 @@ mod tests {
         let parts: Vec<_> = artifacts.parts(JobId(3), Folder::Input, &two[0]).map(Result::unwrap).collect();
         assert_eq!(parts, [header(two[0].clone()), content(b"hello")]);
         assert_eq!(artifacts.parts(JobId(3), Folder::Input, &two[1]).count(), 1);
+        drop(received);
         assert!(is_empty(&root.path().join("incoming/1")));
     }
 
