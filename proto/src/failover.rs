@@ -221,8 +221,9 @@ mod tests {
         Route { url: listed[0].clone(), at: 0, listed }
     }
 
-    #[test]
-    fn a_list_of_urls_may_have_spaces_and_must_have_urls() {
+    // A channel wants a runtime, also before it connects.
+    #[tokio::test]
+    async fn a_list_of_urls_may_have_spaces_and_must_have_urls() {
         assert_eq!(urls("http://a:1, http://b:2,").collect::<Vec<_>>(), ["http://a:1", "http://b:2"]);
         for (list, expected) in [("", "no URL"), (",", "no URL"), ("http://a:1,ftp://b", "ftp://b")] {
             let failure = Failover::new(&Dialer::tcp(), list, Purpose::Control).unwrap_err();
