@@ -27,6 +27,9 @@ pub(crate) struct Plan {
     pub(crate) workers: u64,
     /// Workers among them that join while the job runs.
     pub(crate) late: u64,
+    /// Simulated time is cut into these: what happens within one has an order but the same time. Coarse ones cost less than half and
+    /// let more happen at once; fine ones let messages of short links overtake each other.
+    pub(crate) tick_ms: u64,
     /// Ps that the job asks for.
     pub(crate) ps: u64,
     /// Ps beyond those.
@@ -130,6 +133,7 @@ impl Plan {
             pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
             workers,
             late: if dice.one_in(3) { dice.range(0, workers - 1) } else { 0 },
+            tick_ms: if seed.is_multiple_of(10) { 1 } else { 5 },
             ps: dice.range(1, 3),
             spare_ps: dice.range(0, 1),
             ps_grace_secs: dice.range(5, 60),

@@ -23,8 +23,8 @@ use crate::{ambient, checks, serial};
 /// Simulated time that a job may take after the last fault, beside what its computing takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Simulated time is cut into these: what happens within one has an order but the same time.
-const TICK: Duration = Duration::from_millis(1);
+/// Between two moments at which faults begin and end; whole ticks.
+const FAULTS_MS: u64 = 100;
 
 /// Exit code of a run that broke a promise.
 pub(crate) const BROKEN: i32 = 70;
@@ -95,10 +95,11 @@ fn threads() -> usize {
 }
 
 fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
+    let tick = Duration::from_millis(plan.tick_ms);
     let mut sim = turmoil::Builder::new()
         .rng_seed(seed)
         .enable_random_order()
-        .tick_duration(TICK)
+        .tick_duration(tick)
         .min_message_latency(Duration::from_micros(100))
         .max_message_latency(Duration::from_millis(plan.latency_ms))
         .fail_rate(plan.loss)
@@ -113,12 +114,12 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
     // The user speaks to the master from beside it.
     sim.set_link_fail_rate("user", "master", 0.0);
     let mut faults = Faults::new(seed, plan, late);
-    let mut ticks = 0u64;
+    let mut elapsed_ms = 0;
     while !sim.step().expect("no role fails and the job ends in time") {
-        ambient::advance(TICK);
-        ticks += 1;
-        if ticks.is_multiple_of(100) {
-            if ticks < plan.until_ms {
+        ambient::advance(tick);
+        elapsed_ms += plan.tick_ms;
+        if elapsed_ms % FAULTS_MS == 0 {
+            if elapsed_ms < plan.until_ms {
                 faults.strike(&mut sim, &cluster);
             } else {
                 faults.end(&mut sim, &cluster);
