@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, bail};
+use proto::channel::Dialer;
 use proto::checkpoint::store::Stores;
 
 /// Where a master listens unless told otherwise.
@@ -20,6 +21,8 @@ pub(crate) struct Environment {
     pub(crate) otlp: bool,
     /// `EBB_METRICS`: where a role shows its numbers.
     metrics: Option<String>,
+    /// `EBB_SOCKETS`: `tcp`, or the default `nearest`.
+    sockets: Option<String>,
     /// This program as the user calls it.
     pub(crate) program: String,
     /// This machine, for default names.
@@ -37,6 +40,7 @@ impl Environment {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         Self {
             master: get("EBB_MASTER"),
+            sockets: get("EBB_SOCKETS"),
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
             metrics: get("EBB_METRICS"),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
@@ -63,6 +67,20 @@ impl Environment {
     /// Where a role shows its numbers, if anywhere: flag over environment.
     pub(crate) fn metrics<'a>(&'a self, flag: Option<&'a str>) -> Option<&'a str> {
         flag.or(self.metrics.as_deref())
+    }
+
+    /// How connections are opened: over the nearest way there is, unless the user says TCP.
+    ///
+    /// # Errors
+    /// Some other word.
+    pub(crate) fn dialer(&self) -> Result<Dialer> {
+        match self.sockets.as_deref() {
+            None | Some("nearest") => Ok(Dialer::nearest()),
+            Some("tcp") => Ok(Dialer::tcp()),
+            Some(other) => bail!(
+                "EBB_SOCKETS=`{other}`; expected `nearest` (Unix sockets to processes of this host) or `tcp`"
+            ),
+        }
     }
 
     /// Name of a ps that listens on `address` and was given none.

@@ -143,8 +143,14 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         Command::Worker(_) => ("ebb-worker", "info"),
         _ => ("ebb", "warn"),
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    let mut runtime = match cli.command {
+        // A worker's gradients are computed by a thread of their own. What is left is sockets, and between the threads of a larger
+        // runtime each message would change cores twice, which costs about a quarter of a transfer's speed.
+        // Not with a collector of traces, which the last spans reach while nothing is waited for any more.
+        Command::Worker(_) if !environment.otlp => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.enable_all().build().context("start the runtime")?;
     let screen = Screen::default();
     let outcome = {
         let _in_runtime = runtime.enter();
@@ -152,7 +158,7 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         let trace = cli.trace.as_deref();
         let telemetry = telemetry::start(&environment, cli.log, level, service, trace, &screen)?;
         let meter = telemetry.meter();
-        let (stop, dialer) = (Stop::on_signals()?, Dialer::tcp());
+        let (stop, dialer) = (Stop::on_signals()?, environment.dialer()?);
         let app = App { environment, registry, screen, stop, dialer, board, meter };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {

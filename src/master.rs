@@ -14,6 +14,7 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
     let (listener, address) = config::bind(&args.listen).await?;
+    let incoming = proto::channel::Listener::beside(listener)?.accept()?;
     let options = Options { data_dir: args.data_dir, ..Options::default() };
     let stores = app.environment.stores.clone();
     let stop = app.stop.token().clone();
@@ -22,7 +23,7 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
         app.board.show(master.readings());
         metrics::serve(args.watched.metrics.as_deref(), app).await?;
         app.screen.print(&format!("master listening on http://{address}"))?;
-        return Ok(master.serve(proto::channel::accept(listener), stop).await?);
+        return Ok(master.serve(incoming, stop).await?);
     };
     let election = ElectionOptions {
         etcd: config::urls(&etcd),
@@ -34,5 +35,5 @@ pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     app.board.show(|| master::Metrics::default().readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
     let outside = Outside { stores, dialer: app.dialer.clone(), board: app.board.clone() };
-    Ok(master::run_elected(options, election, outside, proto::channel::accept(listener), stop).await?)
+    Ok(master::run_elected(options, election, outside, incoming, stop).await?)
 }

@@ -27,6 +27,7 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     app.board.show(move || counting.metrics().readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
-    ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
+    let listener = proto::channel::Listener::beside(listener)?;
+    ps::server::run_on_threads(ps, listener, app.dialer.clone(), app.stop.token().clone()).await?;
     Ok(())
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use proto::channel::Dialer;
 use worker::{Connector, Metrics, Options};
 
 use crate::App;
@@ -26,7 +25,7 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
     let counting = counted.clone();
     app.board.show(move || counting.readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
-    let dialer = Dialer::tcp();
+    let dialer = app.dialer.clone();
     let connector = Connector::grpc(dialer.clone());
     let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
     worker::run(options, &master, dialer, connector, registry, counted, stop).await?;

@@ -43,6 +43,27 @@ fn workers_ps_and_processes_do_not_change_the_model() {
 }
 
 #[test]
+fn embedded_tcp_and_unix_sockets_give_the_same_bits() {
+    let (reference, _) = run("2", "2", &[]);
+    let over_unix = |cluster: &Cluster, worker: usize| cluster.workers[worker].log().contains("Unix socket");
+    for sockets in [["tcp", "tcp"], ["nearest", "nearest"], ["nearest", "tcp"]] {
+        let mut cluster = Cluster::start(2, 0);
+        for sockets in sockets {
+            let log = "info,worker=debug,proto=debug";
+            cluster.add_worker_with(&[("EBB_SOCKETS", sockets), ("EBB_LOG", log)]);
+        }
+        let out = cluster.dir.path().join("out");
+        let output = cluster.submit(&job(), &out, &["--set", "epochs=2", "--set", "fleet.ps=2"]);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(model(&out) == reference, "{sockets:?}: other bits");
+        for (worker, sockets) in sockets.iter().enumerate() {
+            let expected = *sockets == "nearest" && cfg!(target_os = "linux");
+            assert_eq!(over_unix(&cluster, worker), expected, "worker {worker} was told {sockets}");
+        }
+    }
+}
+
+#[test]
 fn pipelined_has_its_own_bits_and_keeps_them() {
     let more = ["--set", "consistency.mode=pipelined", "--set", "consistency.delay=2"];
     let (reference, summary) = run("1", "1", &more);

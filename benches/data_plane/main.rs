@@ -1,18 +1,22 @@
-//! What moving 64 MiB between a worker and a ps costs, against raw TCP and memcpy in the same run.
+//! What the data plane costs, against raw TCP and memcpy in the same run.
 //!
-//! Two processes on loopback; each round takes every figure once, so that a row's ratio is of neighbours in time. *Pull*: from the
-//! ps's weights into the worker's tensors. *Push*: from the worker's tensors until the ps has acknowledged, the optimizer off: of
-//! every two pushes of a step with many microbatches the second is added to the first. *Raw TCP*: a blocking write of 64 MiB, one
-//! reader into one buffer, an answer of one byte; same congestion control. *Embedded*: the worker's calls without a socket.
+//! A worker and a ps in two processes of one host; each round takes every figure once, so that a row's ratio is of neighbours in
+//! time. *Pull*: 64 MiB from the ps's weights into the worker's tensors. *Push*: from the worker's tensors until the ps has
+//! acknowledged; with the optimizer off, of every two pushes of a step with many microbatches the second is added to the first.
+//! *Raw TCP*: a blocking write of 64 MiB, one reader into one buffer, an answer of one byte; same congestion control. *Raw ping-pong*:
+//! a blocking write and a blocking read of a request's bytes. *Embedded*: the worker's calls without a socket.
 //!
-//! Expected: the bytes cross the kernel once in (copy) and once out (copy), so raw TCP is at most half of memcpy; pull and push
-//! over gRPC add one pass each (into the tensors; into the sum for every second push), overlapped with the transfer on another core.
-//! `cargo bench --no-default-features --bench data_plane` takes half a minute.
+//! Expected: the bytes cross the kernel once in (copy) and once out (copy), each bound by memory, so raw TCP is at most half of what two
+//! threads copy; pull and push add one pass each on the receiver's side (into the tensors; into the sum for every second push), from
+//! memory that the socket was just read into. Adam moves 28 bytes for each weight (448 MiB), which two threads do at the speed of memory.
+//! `cargo bench --no-default-features --bench data_plane` takes a minute.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 
+mod exchange;
 mod peer;
 #[path = "../support/report.rs"]
 mod report;
+mod requests;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -20,43 +24,35 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
+use exchange::{ADAM, Exchange, SUMS, TINY};
 use proto::channel::Dialer;
-use proto::ids::{Era, JobId, PartitionId, Step, Version};
-use proto::parameters::{Address, Parameters, Target, Want};
-use proto::pb::PartitionAddress;
-use proto::placement::Layout;
-use proto::spec::JobSpec;
-use proto::tensor::{TensorSpec, Values};
-use proto::tree::{Node, StepNode};
-use ps::{Opening, Ps};
-use report::{Figure, Target as Goal};
+use proto::parameters::Parameters;
+use report::{Figure, Target as Goal, median};
+use requests::Requests;
 use tokio::runtime::Runtime;
-use tokio_util::sync::CancellationToken;
-use worker::ps_client::{Connector, PsClient};
+use worker::ps_client::Connector;
 
 /// As `ebb` has it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const BYTES: usize = 64 << 20;
-/// Microbatches of a step: more than pushes in a run.
-const OF: u32 = 1 << 16;
-const JOB: JobId = JobId(1);
-
-const SPEC: &str = r#"{
-    "name": "bench", "epochs": 1, "model": { "builtin": "linear" },
-    "data": { "format": "idx", "train": { "features": ["x"], "labels": ["y"] } },
-    "batch": { "micro": 1, "effective": 65536 },
-    "optimizer": { "kind": "sgd", "learning_rate": 0.01 }
-}"#;
+/// Small requests for one sample.
+const REQUESTS: usize = 96;
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
-        Some("serve-ps") => serve_ps(),
+        Some("serve-sums") => SUMS.serve(),
+        Some("serve-adam") => ADAM.serve(),
+        Some("serve-tiny") => TINY.serve(),
+        Some("serve-requests") => requests::serve(),
         Some("serve-raw") => peer::serve(BYTES),
         _ => {
             let full = std::env::args().any(|arg| arg == "--bench");
-            let figures = measure(if full { 31 } else { 2 });
+            let rounds = if full { 31 } else { 2 };
+            let mut figures = bulk(rounds);
+            figures.extend(small(rounds));
+            figures.extend(steps(if full { 11 } else { 1 }));
             report::print(&figures);
             if full {
                 report::write(
@@ -69,31 +65,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn tensors() -> Vec<TensorSpec> {
-    vec![TensorSpec::parameter("weight", [BYTES / 4])]
-}
-
-/// A ps with one partition, empty.
-fn partition() -> Ps {
-    let spec = JobSpec::from_json(SPEC).expect("a valid specification");
-    let ps = Ps::new(ps::Options::default()).expect("valid options");
-    let address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
-    let plan = spec.plan(1 << 40);
-    ps.open(Opening { address, partitions: 1, tensors: tensors(), plan, spec, restore: None })
-        .expect("a valid opening");
-    ps
-}
-
-/// The child that is the ps.
-fn serve_ps() -> ExitCode {
-    let serving = async {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        println!("{}", listener.local_addr()?);
-        ps::server::serve(partition(), proto::channel::accept(listener), CancellationToken::new()).await?;
-        Ok::<_, Box<dyn std::error::Error>>(())
-    };
-    Runtime::new().expect("a runtime").block_on(serving).expect("the ps serves");
-    ExitCode::SUCCESS
+/// As `ebb worker` has it.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
 /// A process of this program in another role; ends with its owner.
@@ -112,6 +86,18 @@ impl Served {
             .expect("it says where it listens");
         Self { child, address: address.trim().to_owned() }
     }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Most memory that it had at once, in bytes.
+    fn peak_bytes(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        kib.map_or(f64::NAN, |kib| kib * 1024.0)
+    }
 }
 
 impl Drop for Served {
@@ -121,72 +107,50 @@ impl Drop for Served {
     }
 }
 
-/// A worker's side of the exchange.
-struct Exchange {
-    client: PsClient,
-    gradients: Option<Vec<Values>>,
-    next: u32,
+fn raw() -> (peer::Client, Served) {
+    let served = Served::start("serve-raw");
+    (peer::Client::connect(&served.address, BYTES).expect("the raw peer answers"), served)
 }
 
-impl Exchange {
-    fn new(connector: &Connector, url: &str, runtime: &Runtime) -> Self {
-        let _entered = runtime.enter();
-        let layout = Arc::new(Layout::new(tensors(), 1).expect("a valid model"));
-        let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
-        let limits = JobSpec::from_json(SPEC).expect("a valid specification").limits;
-        let client = PsClient::new(connector, JOB, layout, &[address], limits, 1).expect("a URL");
-        let zeros = || tensors().iter().map(TensorSpec::zeros).collect::<Vec<_>>();
-        runtime.block_on(client.push(Target::Initial, zeros())).expect("version 0");
-        Self { client, gradients: Some(zeros()), next: 0 }
-    }
-
-    fn pull(&self, runtime: &Runtime) -> f64 {
-        let begin = Instant::now();
-        let weights = runtime.block_on(self.client.pull(Want::Exact(Version(0)))).expect("a pull");
-        let took = begin.elapsed().as_secs_f64();
-        assert_eq!(weights.expect("version 0 is kept")[0].len(), BYTES / 4);
-        took
-    }
-
-    fn push(&mut self, runtime: &Runtime) -> f64 {
-        let node = StepNode { step: Step(0), node: Node::leaf(self.next), of: OF };
-        self.next += 1;
-        let gradients = self.gradients.take().expect("made before");
-        let begin = Instant::now();
-        runtime.block_on(self.client.push(Target::Node { node, samples: 1 }, gradients)).expect("a push");
-        let took = begin.elapsed().as_secs_f64();
-        self.gradients = Some(vec![Values::F32(vec![1.0; BYTES / 4])]);
-        took
-    }
+/// Seconds of copying `from` by `threads` threads.
+fn copy(from: &[u8], to: &mut [u8], threads: usize) -> f64 {
+    let part = from.len().div_ceil(threads);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let mut parts = from.chunks(part).zip(to.chunks_mut(part));
+        let first = parts.next();
+        parts.for_each(|(from, to)| drop(scope.spawn(|| to.copy_from_slice(std::hint::black_box(from)))));
+        first.into_iter().for_each(|(from, to)| to.copy_from_slice(std::hint::black_box(from)));
+    });
+    std::hint::black_box(to);
+    begin.elapsed().as_secs_f64()
 }
 
-fn measure(rounds: usize) -> Vec<Figure> {
-    let runtime = Runtime::new().expect("a runtime");
-    let (ps, raw) = (Served::start("serve-ps"), Served::start("serve-raw"));
-    let mut raw =
-        peer::Client::connect(&raw.address, BYTES).map(|client| (client, raw)).expect("the raw peer answers");
-    let mut remote =
-        Exchange::new(&Connector::grpc(Dialer::tcp()), &format!("http://{}", ps.address), &runtime);
-    let embedded: Arc<dyn Parameters> = Arc::new(partition());
+/// A model of 64 MiB.
+fn bulk(rounds: usize) -> Vec<Figure> {
+    let runtime = runtime();
+    let (ps, nearby, mut raw) = (Served::start("serve-sums"), Served::start("serve-sums"), raw());
+    let mut remote = Exchange::new(SUMS, &Connector::grpc(Dialer::tcp()), &ps.url(), &runtime);
+    let mut unix = Exchange::new(SUMS, &Connector::grpc(Dialer::nearest()), &nearby.url(), &runtime);
+    let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition());
     let connector = Connector::new(move |_| Ok(embedded.clone()));
-    let mut local = Exchange::new(&connector, "http://embedded", &runtime);
-    let mut copy = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
-    let mut rows: [Vec<f64>; 7] = Default::default();
+    let mut local = Exchange::new(SUMS, &connector, "http://embedded", &runtime);
+    let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
+    let mut rows: [Vec<f64>; 9] = Default::default();
     // The first round warms up.
     for round in 0..=rounds {
         let raw_pull = raw.0.pull().expect("raw TCP");
         let pull = remote.pull(&runtime);
         let raw_push = raw.0.push().expect("raw TCP");
         let push = remote.push(&runtime);
-        let begin = Instant::now();
-        copy.1.copy_from_slice(std::hint::black_box(&copy.0));
-        std::hint::black_box(&mut copy.1);
-        let memcpy = begin.elapsed().as_secs_f64();
+        let memcpy = copy(&memory.0, &mut memory.1, 1);
         let taken = [
             BYTES as f64 / raw_pull / f64::from(1 << 30),
             BYTES as f64 / memcpy / f64::from(1 << 30),
             raw_pull / pull,
             raw_push / push,
+            raw_pull / unix.pull(&runtime),
+            raw_push / unix.push(&runtime),
             raw_pull / local.pull(&runtime),
             memcpy / local.pull(&runtime),
             memcpy / local.push(&runtime),
@@ -195,14 +159,103 @@ fn measure(rounds: usize) -> Vec<Figure> {
             rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
         }
     }
-    let [raw, memcpy, pull, push, local_tcp, local_pull, local_push] = rows;
+    let [raw, memcpy, pull, push, unix_pull, unix_push, local_tcp, local_pull, local_push] = rows;
     vec![
         Figure::new("raw TCP, 64 MiB from memory to memory", "GiB/s", raw, 0.0, None),
         Figure::new("memcpy, 64 MiB", "GiB/s", memcpy, 0.0, None),
         Figure::new("pull over gRPC/TCP, of raw TCP", "ratio", pull, 1.0, Some(Goal::AtLeast(0.95))),
         Figure::new("push over gRPC/TCP, of raw TCP", "ratio", push, 1.0, Some(Goal::AtLeast(0.95))),
-        Figure::new("pull embedded, of raw TCP", "ratio", local_tcp, 0.0, Some(Goal::AtLeast(2.5))),
+        Figure::new("pull over a Unix socket, of raw TCP", "ratio", unix_pull, 0.0, None),
+        Figure::new("push over a Unix socket, of raw TCP", "ratio", unix_push, 0.0, None),
+        Figure::new("pull embedded, of raw TCP", "ratio", local_tcp, 0.0, None),
         Figure::new("pull embedded, of memcpy", "ratio", local_pull, 1.0, None),
         Figure::new("push embedded, of memcpy", "ratio", local_push, 1.0, Some(Goal::AtLeast(0.9))),
+    ]
+}
+
+/// Small requests.
+fn small(rounds: usize) -> Vec<Figure> {
+    let runtime = runtime();
+    let (served, mut raw) = (Served::start("serve-requests"), raw());
+    let _entered = runtime.enter();
+    let empty = [Dialer::tcp(), Dialer::nearest()].map(|dialer| Requests::new(&dialer, &served.address, 0));
+    let rows_of = Requests::new(&Dialer::tcp(), &served.address, requests::UP);
+    let mut rows: [Vec<f64>; 5] = Default::default();
+    for round in 0..=rounds {
+        let mut ping = |up, down| {
+            median(&(0..REQUESTS).map(|_| raw.0.ping(up, down).expect("raw TCP")).collect::<Vec<_>>())
+        };
+        let (raw_empty, raw_rows) = (ping(1, 1), ping(requests::UP, requests::DOWN));
+        let alone = median(&runtime.block_on(rows_of.each(REQUESTS)));
+        let together = runtime.block_on(rows_of.together(REQUESTS, 32));
+        let [tcp, unix] = [&empty[0], &empty[1]].map(|empty| median(&runtime.block_on(empty.each(REQUESTS))));
+        let taken = [raw_empty * 1e6, raw_rows / alone, raw_rows / together, tcp / raw_empty, unix * 1e6];
+        if round > 0 {
+            rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
+        }
+    }
+    let [ping, alone, together, tcp, unix] = rows;
+    vec![
+        Figure::new("raw ping-pong of one byte", "us", ping, 0.0, None),
+        Figure::new(
+            "8 KiB up, 256 KiB down: of raw ping-pong",
+            "ratio",
+            alone,
+            1.0,
+            Some(Goal::AtLeast(0.55)),
+        ),
+        Figure::new("the same, 32 at once", "ratio", together, 1.0, Some(Goal::AtLeast(1.1))),
+        Figure::new("empty call over TCP, of raw ping-pong", "ratio", tcp, 1.0, Some(Goal::Below(1.5))),
+        Figure::new("empty call over a Unix socket", "us", unix, 0.0, Some(Goal::Below(40.0))),
+    ]
+}
+
+/// Steps of Adam: each push is one.
+fn steps(rounds: usize) -> Vec<Figure> {
+    let runtime = runtime();
+    let (one, many, mut raw) = (Served::start("serve-adam"), Served::start("serve-tiny"), raw());
+    let connector = Connector::grpc(Dialer::tcp());
+    let mut exchange = Exchange::new(ADAM, &connector, &one.url(), &runtime);
+    let mut tiny = Exchange::new(TINY, &connector, &many.url(), &runtime);
+    let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut rows: [Vec<f64>; 2] = Default::default();
+    for round in 0..=rounds {
+        let raw_push = raw.0.push().expect("raw TCP");
+        let push = exchange.push(&runtime);
+        // A copy moves 8 bytes for each weight, Adam 28.
+        let bound = copy(&memory.0, &mut memory.1, threads) * 28.0 / 8.0;
+        let step = push + exchange.pull(&runtime);
+        let tiny_step = tiny.push(&runtime) + tiny.pull(&runtime);
+        if round > 0 {
+            let taken = [raw_push.max(bound) / push, step / tiny_step];
+            rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
+        }
+    }
+    let [push, tiny] = rows;
+    // Weights, two slots, one gradient.
+    let peak = vec![one.peak_bytes() / (4 * BYTES) as f64];
+    vec![
+        Figure::new(
+            "push with Adam, of the slower of raw TCP and memory",
+            "ratio",
+            push,
+            1.0,
+            Some(Goal::AtLeast(0.75)),
+        ),
+        Figure::new(
+            "steps of 10,000 tensors, of those of one tensor",
+            "ratio",
+            tiny,
+            1.0,
+            Some(Goal::AtLeast(0.8)),
+        ),
+        Figure::new(
+            "peak memory of that ps, of its weights, slots, gradient",
+            "ratio",
+            peak,
+            1.0,
+            Some(Goal::Below(1.25)),
+        ),
     ]
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 const PULL: u8 = 1;
 const PUSH: u8 = 2;
+const PING: u8 = 3;
 
-/// The child that answers `PULL` with `bytes`, and `PUSH` and as many with one byte.
+/// The child that answers `PULL` with `bytes`, `PUSH` and as many with one byte, and `PING` and some with as many as it names.
 pub(crate) fn serve(bytes: usize) -> ExitCode {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     println!("{}", listener.local_addr().expect("bound"));
@@ -20,11 +21,21 @@ pub(crate) fn serve(bytes: usize) -> ExitCode {
     while stream.read_exact(&mut wish).is_ok() {
         let served = match wish {
             [PULL] => stream.write_all(&buffer),
-            _ => stream.read_exact(&mut buffer).and_then(|()| stream.write_all(&[0])),
+            [PUSH] => stream.read_exact(&mut buffer).and_then(|()| stream.write_all(&[0])),
+            _ => answer(&mut stream, &mut buffer),
         };
         served.expect("the bench reads");
     }
     ExitCode::SUCCESS
+}
+
+fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<()> {
+    let mut sizes = [0; 8];
+    stream.read_exact(&mut sizes)?;
+    let [up, down] = [0, 4]
+        .map(|at| u32::from_le_bytes([sizes[at], sizes[at + 1], sizes[at + 2], sizes[at + 3]]) as usize);
+    stream.read_exact(&mut buffer[..up])?;
+    stream.write_all(&buffer[..down])
 }
 
 /// The bench's end.
@@ -54,6 +65,17 @@ impl Client {
         self.stream.write_all(&[PUSH])?;
         self.stream.write_all(&self.buffer)?;
         self.stream.read_exact(&mut [0])?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of sending `up` bytes and reading `down`.
+    pub(crate) fn ping(&mut self, up: usize, down: usize) -> io::Result<f64> {
+        let mut request = vec![PING];
+        request.extend([up, down].iter().flat_map(|bytes| (*bytes as u32).to_le_bytes()));
+        request.resize(request.len() + up, 5);
+        let begin = Instant::now();
+        self.stream.write_all(&request)?;
+        self.stream.read_exact(&mut self.buffer[..down])?;
         Ok(begin.elapsed().as_secs_f64())
     }
 }

@@ -1,18 +1,20 @@
 //! Tuned tonic channels and servers: one place for frame sizes, windows and socket options, each with its reason.
 //!
 //! The figures come from streaming 64 MiB from one process's memory to another's over loopback on two cores, relative to
-//! raw TCP with the same congestion control: tonic as it comes 0.33, with these settings 1.07. Sockets themselves
-//! come from a [`Dialer`] and a stream of accepted connections, so that tests and simulations bring their own network.
+//! raw TCP with the same congestion control, in a prototype: tonic as it comes 0.33, with these settings 1.07. What a real pull and
+//! push reach is in `docs/performance.md`. Sockets themselves come from a [`Dialer`] and a stream of accepted connections, so
+//! that tests and simulations bring their own network.
 
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -21,6 +23,8 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::status::{Failure, Kind};
+
+mod nearby;
 
 /// Largest message that anybody accepts: one chunk of counters (2 MiB) and its headers, with room.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -39,7 +43,8 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// HTTP/2 frame size. Bulk: 16 KiB frames (the default) reach 0.35 of raw TCP, 64 KiB 0.6, 4 MiB 1.07.
+    /// HTTP/2 frame size. Bulk: 16 KiB frames (the default) reach 0.35 of raw TCP, 64 KiB 0.6, 4 MiB 1.07. And a frame takes a whole
+    /// chunk, so that its payload is received in one piece and needs no copy ([`bulk`](crate::bulk)).
     const fn frame_bytes(self) -> u32 {
         match self {
             Self::Bulk => 4 << 20,
@@ -82,7 +87,7 @@ impl fmt::Debug for Dialer {
 
 impl Default for Dialer {
     fn default() -> Self {
-        Self::tcp()
+        Self::nearest()
     }
 }
 
@@ -103,10 +108,24 @@ impl Dialer {
     /// TCP with tuned sockets.
     pub fn tcp() -> Self {
         Self::new(|uri| async move {
-            let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-            let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(80))).await?;
+            let stream = TcpStream::connect(&*addresses(&uri).await?).await?;
             tune(&stream);
             Ok(stream)
+        })
+    }
+
+    /// Unix sockets to processes of this host that have one, tuned TCP to all others.
+    pub fn nearest() -> Self {
+        Self::new(|uri| async move {
+            let addresses = addresses(&uri).await?;
+            #[cfg(target_os = "linux")]
+            if let Some(stream) = addresses.iter().find_map(|address| nearby::connect(*address)) {
+                tracing::debug!(%uri, "a process of this host: over a Unix socket");
+                return Ok(Box::new(stream) as Box<dyn Io>);
+            }
+            let stream = TcpStream::connect(&*addresses).await?;
+            tune(&stream);
+            Ok(Box::new(stream))
         })
     }
 
@@ -159,6 +178,11 @@ fn tune(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");
 }
 
+async fn addresses(uri: &Uri) -> io::Result<Vec<SocketAddr>> {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    Ok(tokio::net::lookup_host((host, uri.port_u16().unwrap_or(80))).await?.collect())
+}
+
 /// A listening socket's connections, tuned.
 pub fn accept(listener: TcpListener) -> impl Stream<Item = io::Result<Accepted<TcpStream>>> + Send {
     futures::stream::unfold(listener, |listener| async move {
@@ -168,6 +192,74 @@ pub fn accept(listener: TcpListener) -> impl Stream<Item = io::Result<Accepted<T
         });
         Some((accepted, listener))
     })
+}
+
+/// A listening TCP socket, and the Unix socket beside it for processes of this host.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: std::net::TcpListener,
+    #[cfg(target_os = "linux")]
+    unix: Option<std::os::unix::net::UnixListener>,
+}
+
+impl Listener {
+    /// Puts a Unix socket beside `tcp`, where it can.
+    ///
+    /// # Errors
+    /// `tcp` does not listen.
+    pub fn beside(tcp: TcpListener) -> io::Result<Self> {
+        let tcp = tcp.into_std()?;
+        #[cfg(target_os = "linux")]
+        let unix = nearby::listen(tcp.local_addr()?);
+        Ok(Self {
+            tcp,
+            #[cfg(target_os = "linux")]
+            unix,
+        })
+    }
+
+    /// Its TCP address.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// The same sockets once more: each connection goes to one of those that accept.
+    ///
+    /// # Errors
+    /// The process has no more file descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            tcp: self.tcp.try_clone()?,
+            #[cfg(target_os = "linux")]
+            unix: self.unix.as_ref().map(std::os::unix::net::UnixListener::try_clone).transpose()?,
+        })
+    }
+
+    /// Its connections, tuned, for the runtime in which it is called.
+    ///
+    /// # Errors
+    /// The runtime cannot watch the sockets.
+    pub fn accept(self) -> io::Result<impl Stream<Item = io::Result<Accepted<Box<dyn Io>>>> + Send> {
+        let tcp = accept(TcpListener::from_std(self.tcp)?);
+        let tcp =
+            tcp.map(|accepted| accepted.map(|Accepted(stream)| Accepted(Box::new(stream) as Box<dyn Io>)));
+        #[cfg(target_os = "linux")]
+        let tcp = {
+            let unix = self.unix.map(tokio::net::UnixListener::from_std).transpose()?;
+            let unix = futures::stream::unfold(unix, |unix| async move {
+                let (stream, _) = match unix.as_ref()?.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => return Some((Err(error), unix)),
+                };
+                Some((Ok(Accepted(Box::new(stream) as Box<dyn Io>)), unix))
+            });
+            futures::stream::select(tcp.boxed(), unix.boxed())
+        };
+        Ok(tcp)
+    }
 }
 
 /// An accepted connection of any kind, as tonic's server wants it.

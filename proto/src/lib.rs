@@ -6,6 +6,7 @@
 //! here and nowhere else.
 
 pub mod artifact;
+pub mod bulk;
 pub mod channel;
 pub mod checkpoint;
 pub mod convert;

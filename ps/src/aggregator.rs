@@ -70,6 +70,16 @@ impl<T> Aggregator<T> {
         settle(nodes, at, values)
     }
 
+    /// What a node would be merged with if it came now: the values of its sibling, and the node that the sum belongs to. Whoever
+    /// adds them up by himself offers the sum as values of that node, whatever came in between.
+    pub fn sibling(&self, at: StepNode) -> Option<(StepNode, &T)> {
+        let nodes = self.steps.get(&at.step)?;
+        let (parent, sibling) = at.node.parent_and_sibling(at.of)?;
+        let (held, values) = nodes.get(&sibling.begin)?;
+        let values = values.as_ref().filter(|_| *held == sibling && !covers(nodes, at.node))?;
+        Some((StepNode { node: parent, ..at }, values))
+    }
+
     /// Takes up the sum that an [`Offer::Merge`] asked for.
     pub fn merged(&mut self, at: StepNode, values: T) -> Offer<T> {
         match self.steps.get_mut(&at.step) {

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
-use crate::optim::{Optimizer, Update, state};
+use crate::optim::{self, Optimizer, Update, state};
 
 /// Recycled buffers of one partition; clones are the same pool.
 #[derive(Clone)]
@@ -139,36 +139,56 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// What a node of the reduction tree says about one chunk.
-#[derive(Debug)]
+/// What a node of the reduction tree says about one chunk; clones share the values.
+#[derive(Clone, Debug)]
 pub enum Sum {
     /// As it was received.
     Received(Bytes),
     /// Of two nodes that met here.
-    Merged(Buffer),
+    Merged(Arc<Buffer>),
 }
 
 impl Sum {
+    /// `left + right` at a node of the tree, for counters the maximum, in memory of its own: one pass over three buffers.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn of(left: &[u8], right: &[u8], dtype: DType, pool: &Pool) -> Self {
+        let mut sum = pool.take(dtype, left.len() / dtype.size());
+        match &mut *sum {
+            Values::F32(sum) => optim::sum::add(left, right, sum),
+            counters @ Values::I64(_) => {
+                counters.write_bytes(0, left);
+                take_up(counters, right);
+            }
+        }
+        Self::Merged(Arc::new(sum))
+    }
+
     /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one chunk may be done in
-    /// either's memory, as `left + right` and `right + left` are the same bits.
-    pub fn merge(&mut self, right: Self, dtype: DType, pool: &Pool) {
-        match (&mut *self, right) {
-            (Self::Merged(left), Self::Received(right)) => take_up(left, &right),
-            (Self::Merged(left), Self::Merged(right)) => left.merge(&right),
-            (Self::Received(left), Self::Merged(mut right)) => {
-                take_up(&mut right, left);
-                *self = Self::Merged(right);
-            }
-            (Self::Received(left), Self::Received(right)) => {
-                let mut sum = pool.take(dtype, left.len() / dtype.size());
-                sum.write_bytes(0, left);
-                take_up(&mut sum, &right);
-                *self = Self::Merged(sum);
-            }
+    /// either's memory, as `left + right` and `right + left` are the same bits; memory that somebody else reads is left alone.
+    pub fn merge(&mut self, mut right: Self, dtype: DType, pool: &Pool) {
+        if let Some(left) = self.alone() {
+            return take_up(left, right.bytes());
+        }
+        if let Some(sum) = right.alone() {
+            take_up(sum, self.bytes());
+            *self = right;
+            return;
+        }
+        *self = Self::of(self.bytes(), right.bytes(), dtype, pool);
+    }
+
+    /// The values for writing, if nobody else has them.
+    fn alone(&mut self) -> Option<&mut Values> {
+        match self {
+            Self::Received(_) => None,
+            Self::Merged(buffer) => Arc::get_mut(buffer).map(DerefMut::deref_mut),
         }
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// The values as they lie, at any alignment.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Received(bytes) => bytes,
             Self::Merged(buffer) => buffer.bytes(),
@@ -327,6 +347,18 @@ mod tests {
                     assert_eq!(floats_of(&sum), expected);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_sum_that_somebody_reads_is_left_alone() {
+        let pool = Pool::new(1 << 20);
+        let held = Sum::of(received(&[1.0], 1).bytes(), received(&[2.0], 2).bytes(), DType::F32, &pool);
+        let reader = held.clone();
+        for (mut left, right) in [(held.clone(), received(&[4.0], 3)), (received(&[4.0], 3), held)] {
+            left.merge(right, DType::F32, &pool);
+            assert_eq!(floats_of(&left), [7.0]);
+            assert_eq!(floats_of(&reader), [3.0]);
         }
     }
 

@@ -236,6 +236,12 @@ pub enum Error {
     /// The gRPC server cannot run.
     #[error("serving parameters: {0}")]
     Transport(#[from] tonic::transport::Error),
+    /// A thread for connections cannot be started.
+    #[error("starting a thread for connections: {0}")]
+    Threads(#[from] std::io::Error),
+    /// A thread for connections is gone.
+    #[error("a thread for connections ended; this is a bug, the log of this ps has more")]
+    ThreadEnded,
     /// The schema for reflection is broken.
     #[error("serving the schema: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -275,6 +281,8 @@ impl Error {
             | Self::Session { .. }
             | Self::Transport(_)
             | Self::Reflection(_)
+            | Self::Threads(_)
+            | Self::ThreadEnded
             | Self::Panicked(_) => Kind::Internal,
         }
     }

@@ -15,13 +15,14 @@ use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed
 use proto::status::Failure;
 use proto::tensor::Chunk;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::checkpoint::{Reported, Reports, restore};
 use crate::checks;
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::metrics::Metrics;
-use crate::model::{Applied, Life, Model, Opening};
+use crate::model::{Applied, Arrived, Life, Model, Opening};
 
 /// A push of at most this many bytes is taken up where it arrives, in well under a millisecond; a larger one on a thread
 /// that may block. So a small model, and a simulation, stays in one thread.
@@ -294,7 +295,15 @@ impl Ps {
 #[async_trait::async_trait]
 impl Parameters for Ps {
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
-        let pushed = async { self.admit(push.address, push.target)?.push(push.chunks).await };
+        let pushed = async {
+            let admission = self.admit(push.address, push.target)?;
+            let mut check = admission.check();
+            push.chunks.iter().try_for_each(|chunk| check.check(chunk))?;
+            check.finish()?;
+            // Nothing has to be waited for: what meets its sibling is added up by all threads at once.
+            let arrived = Arrived::at_once(push.target, push.chunks);
+            admission.push(arrived).await
+        };
         Ok(self.counted(pushed.await)?)
     }
 
@@ -329,21 +338,73 @@ impl Admission {
         ChunkCheck::new("push to", self.model.layout(), self.model.opening().address.partition)
     }
 
-    /// Takes up the push: all chunks of the partition. Once begun it is finished, even when nobody waits for the answer.
+    /// For the chunks of the push, as they come.
+    pub(crate) fn arriving(&self) -> Arriving {
+        let mut arrived = self.model.arriving(self.target);
+        if !arrived.is_added_up() || self.model.bytes() <= INLINE_BYTES_MAX {
+            return Arriving::Here { model: self.model.clone(), arrived };
+        }
+        let (model, (chunks, received)) = (self.model.clone(), std::sync::mpsc::channel());
+        let adding = tokio::task::spawn_blocking(move || {
+            received.into_iter().for_each(|chunk| model.arrive(&mut arrived, chunk));
+            arrived
+        });
+        Arriving::Elsewhere { chunks, adding }
+    }
+
+    /// Takes up the push: all chunks of the partition, which were checked. Once begun it is finished, even when nobody waits for the
+    /// answer.
     #[tracing::instrument(level = "debug", skip_all, fields(place = %self.place(), target = ?self.target))]
-    pub(crate) async fn push(self, chunks: Vec<Chunk>) -> Result<Pushed> {
-        let mut check = self.check();
-        chunks.iter().try_for_each(|chunk| check.check(chunk))?;
-        check.finish()?;
-        let Self { model, era, target, reserved } = self;
-        let values = chunks.into_iter().map(|chunk| chunk.values).collect();
+    pub(crate) async fn push(self, arrived: Arrived) -> Result<Pushed> {
+        let Self { model, era, reserved, .. } = self;
         let inline = model.bytes() <= INLINE_BYTES_MAX;
         let take_up = move || {
-            let pushed = model.push(era, target, values);
+            let pushed = model.push(era, arrived);
             reserved.metrics.push_bytes.add(reserved.bytes);
             pushed
         };
         if inline { take_up() } else { tokio::task::spawn_blocking(take_up).await? }
+    }
+}
+
+/// Where the chunks of a push go as they come.
+#[derive(Debug)]
+pub(crate) enum Arriving {
+    /// They are kept as they are, or added up on the spot.
+    Here {
+        /// Where they belong.
+        model: Arc<Model>,
+        /// Those that came.
+        arrived: Arrived,
+    },
+    /// They are added up by another thread, so that the socket is read meanwhile.
+    Elsewhere {
+        /// To that thread.
+        chunks: std::sync::mpsc::Sender<Chunk>,
+        /// Ends when there are no more.
+        adding: JoinHandle<Arrived>,
+    },
+}
+
+impl Arriving {
+    /// Takes the next chunk, which was checked.
+    pub(crate) fn take(&mut self, chunk: Chunk) {
+        match self {
+            Self::Here { model, arrived } => model.arrive(arrived, chunk),
+            // A thread that is gone has panicked, which is told in the end.
+            Self::Elsewhere { chunks, .. } => drop(chunks.send(chunk)),
+        }
+    }
+
+    /// All of them have come.
+    pub(crate) async fn finish(self) -> Result<Arrived> {
+        match self {
+            Self::Here { arrived, .. } => Ok(arrived),
+            Self::Elsewhere { chunks, adding } => {
+                drop(chunks);
+                Ok(adding.await?)
+            }
+        }
     }
 }
 

@@ -13,7 +13,6 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use proto::checkpoint::manifest::oldest;
 use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
@@ -78,6 +77,15 @@ pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 /// What a node says about each chunk of the partition.
 type Sums = Vec<Sum>;
 
+/// The chunks of a push that have come.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    target: Target,
+    /// What they are added to as they come, and the node that the sums belong to.
+    sibling: Option<(StepNode, Sums)>,
+    sums: Sums,
+}
+
 /// One job's partition on this ps.
 #[derive(Debug)]
 pub(crate) struct Model {
@@ -102,6 +110,19 @@ pub(crate) struct Model {
     saver: Option<Arc<Saver>>,
     /// Cancelled when its life is not [`Life::Open`] any more.
     ended: CancellationToken,
+}
+
+impl Arrived {
+    /// Whether its chunks are added to others as they come.
+    pub(crate) const fn is_added_up(&self) -> bool {
+        self.sibling.is_some()
+    }
+
+    /// All chunks of a push at once.
+    pub(crate) fn at_once(target: Target, chunks: Vec<Chunk>) -> Self {
+        let sums = chunks.into_iter().map(|chunk| Sum::Received(chunk.values)).collect();
+        Self { target, sibling: None, sums }
+    }
 }
 
 #[derive(Debug)]
@@ -345,13 +366,39 @@ impl Model {
     }
 
     /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(&self, era: Era, target: Target, values: Vec<Bytes>) -> Result<Pushed> {
-        match target {
-            Target::Initial => self.push_initial(era, &values),
+    pub(crate) fn push(&self, era: Era, arrived: Arrived) -> Result<Pushed> {
+        match arrived.target {
+            Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
-                self.push_node(era, node, values.into_iter().map(Sum::Received).collect())
+                let node = arrived.sibling.map_or(node, |(parent, _)| parent);
+                self.push_node(era, node, arrived.sums)
             }
         }
+    }
+
+    /// For the chunks of a push: they are added to the sibling's as they come, when it is here.
+    pub(crate) fn arriving(&self, target: Target) -> Arrived {
+        let sibling = match target {
+            Target::Initial => None,
+            Target::Node { node, .. } => {
+                let state = self.state();
+                state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
+            }
+        };
+        Arrived { target, sibling, sums: Vec::new() }
+    }
+
+    /// Takes the next chunk of a push, which was checked.
+    pub(crate) fn arrive(&self, arrived: &mut Arrived, chunk: Chunk) {
+        let index = arrived.sums.len();
+        let sum = match &arrived.sibling {
+            Some((_, sibling)) => {
+                let dtype = self.layout.tensor_of(chunk.id).dtype();
+                Sum::of(sibling[index].bytes(), &chunk.values, dtype, &self.pool)
+            }
+            None => Sum::Received(chunk.values),
+        };
+        arrived.sums.push(sum);
     }
 
     /// All chunks at a version; waits for it.
@@ -432,16 +479,16 @@ impl Model {
         }
     }
 
-    fn push_initial(&self, era: Era, values: &[Bytes]) -> Result<Pushed> {
+    fn push_initial(&self, era: Era, values: &[Sum]) -> Result<Pushed> {
         if let Some(repeated) = self.initial_repeated(era, &mut self.state())? {
             return Ok(repeated);
         }
         let members = || self.layout.members(self.opening.address.partition).iter();
         let weights: Weights = members()
             .zip(values)
-            .map(|(&id, bytes)| {
+            .map(|(&id, values)| {
                 let mut buffer = self.pool.take(self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
-                buffer.write_bytes(0, bytes);
+                buffer.write_bytes(0, values.bytes());
                 Arc::new(buffer)
             })
             .collect();
@@ -538,9 +585,11 @@ impl Model {
             let sums = state.ready.remove(&step).expect("found just now");
             let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
             let weights = weights.clone();
+            let gone = state.versions.make_room();
             drop(state);
-
-            let next = self.advance(step, version, &weights, &sums);
+            // Their buffers become those of the next version.
+            drop(gone);
+            let next = self.advance(step, version, &weights, sums);
 
             let mut state = self.state();
             if !matches!(state.life, Life::Open) {
@@ -559,7 +608,7 @@ impl Model {
                 saver.save(cut);
             }
             // Now, outside the lock, their buffers go back to the pool.
-            drop((gone, sums));
+            drop(gone);
         }
     }
 
@@ -584,7 +633,7 @@ impl Model {
     }
 
     /// The update: weights of one version and a step's sums in, weights of the next version out.
-    fn advance(&self, step: Step, version: Version, weights: &Weights, sums: &Sums) -> Weights {
+    fn advance(&self, step: Step, version: Version, weights: &Weights, sums: Sums) -> Weights {
         let begin = Instant::now();
         let plan = self.opening.plan;
         let scale = (1.0 / plan.samples_of(step) as f64) as f32;
@@ -593,16 +642,18 @@ impl Model {
             microbatches: plan.of(step),
             pool: &self.pool,
         };
-        let mut next: Vec<Buffer> =
-            weights.iter().map(|weights| self.pool.take(weights.dtype(), weights.len())).collect();
+        let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next);
+        // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
         parallel::for_each(self.threads, chunks, |(((slots, weights), sum), next)| {
-            slots.advance(&advance, weights, sum, next);
+            let mut buffer = self.pool.take(weights.dtype(), weights.len());
+            slots.advance(&advance, weights, &sum, &mut buffer);
+            *next = Some(Arc::new(buffer));
         });
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        next.into_iter().map(Arc::new).collect()
+        next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

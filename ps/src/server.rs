@@ -2,23 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::future::Future;
 use std::io;
 use std::time::Duration;
 
 use futures::Stream;
 use proto::PROGRAM_VERSION;
-use proto::channel::{Accepted, Dialer, Io, MESSAGE_BYTES_MAX, Purpose};
+use proto::channel::{Accepted, Dialer, Io, Listener, Purpose};
 use proto::failover::Failover;
 use proto::ids::JobId;
 use proto::pb;
 use proto::pb::parameters_server::ParametersServer;
 use proto::session::{Registered, Session};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::handle::Ps;
-use crate::service::Service;
+use crate::service::{Bulk, Service};
 
 /// How long calls in flight may go on after the shutdown was asked for.
 const GRACE: Duration = Duration::from_secs(1);
@@ -36,6 +38,34 @@ pub async fn run<I, T>(ps: Ps, incoming: I, dialer: Dialer, shutdown: Cancellati
 where
     I: Stream<Item = io::Result<Accepted<T>>> + Send,
     T: Io,
+{
+    let serving = |ps, stopping| serve(ps, incoming, stopping);
+    take_part(ps, serving, dialer, shutdown).await
+}
+
+/// The same with threads of its own for the connections of `listener`; see [`serve_on_threads`].
+///
+/// # Errors
+/// As [`run`], or a thread cannot be started.
+pub async fn run_on_threads(
+    ps: Ps,
+    listener: Listener,
+    dialer: Dialer,
+    shutdown: CancellationToken,
+) -> Result<()> {
+    let serving = |ps, stopping| serve_on_threads(ps, listener, stopping);
+    take_part(ps, serving, dialer, shutdown).await
+}
+
+/// Serves as long as this ps is a member of the fleet.
+async fn take_part<S>(
+    ps: Ps,
+    serving: impl FnOnce(Ps, CancellationToken) -> S,
+    dialer: Dialer,
+    shutdown: CancellationToken,
+) -> Result<()>
+where
+    S: Future<Output = Result<()>>,
 {
     let options = ps.options();
     let refused = |failure| Error::Session { master: options.master.clone(), failure };
@@ -55,12 +85,36 @@ where
     let _stop = stopping.clone().drop_guard();
     tokio::select! {
         biased;
-        served = serve(ps.clone(), incoming, stopping.clone()) => served,
+        served = serving(ps.clone(), stopping.clone()) => served,
         failure = driver => Err(refused(failure)),
         never = leave(&ps, &session, &shutdown, &stopping) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},
         never = report_checkpoints(&ps, &session) => match never {},
     }
+}
+
+/// As [`serve`], with a thread and a runtime of its own for each of a few connections at a time. The socket of a connection is then
+/// read by the thread that adds up what it brings: between the threads of one runtime each message would change cores twice.
+///
+/// # Errors
+/// A thread cannot be started, or the server breaks.
+pub async fn serve_on_threads(ps: Ps, listener: Listener, shutdown: CancellationToken) -> Result<()> {
+    let threads = ps.options().threads;
+    let mut serving = Vec::new();
+    for number in 0..threads {
+        let (ps, listener, shutdown) = (ps.clone(), listener.try_clone()?, shutdown.clone());
+        let (ended_tx, ended) = oneshot::channel();
+        // All wait for connections at the one socket; who is free takes the next.
+        let thread = move || {
+            let serving = async { serve(ps, listener.accept()?, shutdown).await };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let served = runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(serving));
+            let _ = ended_tx.send(served);
+        };
+        std::thread::Builder::new().name(format!("connections-{number}")).spawn(thread)?;
+        serving.push(async move { ended.await.unwrap_or_else(|_| Err(Error::ThreadEnded)) });
+    }
+    futures::future::try_join_all(serving).await.map(drop)
 }
 
 /// The gRPC server alone, without a master: parameters, health and reflection, until `shutdown`. It then accepts no more,
@@ -79,9 +133,7 @@ where
         .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let parameters = ParametersServer::new(Service::new(ps, shutdown.clone()))
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let parameters = Bulk::new(Service::new(ps, shutdown.clone()));
     let serving = proto::channel::server()
         .add_service(parameters)
         .add_service(health_service)

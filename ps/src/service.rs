@@ -1,15 +1,24 @@
 //! tonic in, tonic out: decodes and checks every message, calls [`Ps`], encodes the answer. Nothing is decided here.
 
+use std::convert::Infallible;
+use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use futures::Stream;
+use http::{Request as HttpRequest, Response as HttpResponse};
+use proto::bulk::{self, Incoming, PULL, PUSH};
+use proto::channel::MESSAGE_BYTES_MAX;
 use proto::convert::{pack, required, tensors};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
-use proto::parameters::{Address, Parameters, Pull, Pushed};
+use proto::parameters::{Address, Parameters, Pull, Pulled, Pushed};
 use proto::pb;
+use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
 use proto::pb::{pull_reply, push_request};
 use proto::spec::JobSpec;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::Service as HttpService;
+use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Result};
@@ -30,28 +39,95 @@ impl Service {
     }
 
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
-    async fn receive(&self, mut stream: Streaming<pb::PushRequest>) -> Result<Pushed> {
-        let first = stream.message().await?.and_then(|first| first.part);
+    async fn receive(&self, mut stream: Incoming<Body>) -> Result<Pushed> {
+        let first = stream.message::<pb::PushRequest>().await?.and_then(|first| first.part);
         let Some(push_request::Part::Header(header)) = first else { return Err(misplaced("header")) };
         let (address, target) = header.try_into()?;
         let admission = self.ps.admit(address, target)?;
         let mut check = admission.check();
-        let mut chunks = Vec::new();
-        let arriving = async {
-            while let Some(message) = stream.message().await? {
+        let mut arriving = admission.arriving();
+        let receiving = async {
+            while let Some(message) = stream.message::<pb::PushRequest>().await? {
                 let Some(push_request::Part::Chunks(message)) = message.part else {
                     return Err(misplaced("chunks"));
                 };
                 for chunk in message.chunks {
-                    chunks.push(check.accept(chunk)?);
+                    arriving.take(check.accept(chunk)?);
                 }
             }
+            check.finish()?;
             Ok(())
         };
         let waited = self.ps.options().push_timeout;
         let timed_out = |_| Error::PushTimedOut { place: admission.place(), waited };
-        tokio::time::timeout(waited, arriving).await.map_err(timed_out)??;
-        admission.push(chunks).await
+        tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
+        admission.push(arriving.finish().await?).await
+    }
+
+    /// What a pull asks for, once it is there.
+    async fn send(&self, mut request: Incoming<Body>) -> Result<Pulled, Status> {
+        let request = request.message::<pb::PullRequest>().await?;
+        let pull = Pull::try_from(required("Parameters.Pull", "request", request)?)?;
+        tokio::select! {
+            biased;
+            pulled = self.ps.pull(pull) => Ok(pulled?),
+            () = self.stopping.cancelled() => Err(Error::Stopping.into()),
+        }
+    }
+}
+
+/// What a pull answers, one after the other.
+fn replies(pulled: Pulled) -> impl Iterator<Item = pb::PullReply> + Send + Unpin + 'static {
+    let part = |part| pb::PullReply { part: Some(part) };
+    let header = pull_reply::Part::Header(pb::PullHeader { version: pulled.version.get() });
+    let chunks = pack(pulled.chunks).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
+    std::iter::once(part(header)).chain(chunks)
+}
+
+/// The service as the server sees it: pushes and pulls go past tonic's codec, which would copy what they carry.
+#[derive(Clone, Debug)]
+pub(crate) struct Bulk {
+    service: Service,
+    others: ParametersServer<Service>,
+}
+
+impl Bulk {
+    pub(crate) fn new(service: Service) -> Self {
+        let others = ParametersServer::new(service.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        Self { service, others }
+    }
+}
+
+impl NamedService for Bulk {
+    const NAME: &'static str = SERVICE_NAME;
+}
+
+impl HttpService<HttpRequest<Body>> for Bulk {
+    type Response = HttpResponse<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
+        let service = self.service.clone();
+        match request.uri().path() {
+            PUSH => Box::pin(async move {
+                let pushed = service.receive(Incoming::request(request.into_body())).await;
+                let reply =
+                    service.ps.counted(pushed).map(|pushed| std::iter::once(pb::PushReply::from(pushed)));
+                Ok(bulk::respond(reply.map_err(Status::from)))
+            }),
+            PULL => Box::pin(async move {
+                let pulled = service.send(Incoming::request(request.into_body())).await;
+                Ok(bulk::respond(pulled.map(replies)))
+            }),
+            _ => self.others.call(request),
+        }
     }
 }
 
@@ -64,33 +140,19 @@ fn misplaced(expected: &str) -> Error {
 
 #[tonic::async_trait]
 impl pb::parameters_server::Parameters for Service {
-    type PullStream = Pin<Box<dyn Stream<Item = Result<pb::PullReply, Status>> + Send>>;
+    type PullStream = tokio_stream::Empty<Result<pb::PullReply, Status>>;
 
     async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenReply>, Status> {
         let version = self.ps.open(opening(request.into_inner())?)?;
         Ok(Response::new(pb::OpenReply { version: version.map(Version::get) }))
     }
 
-    async fn push(
-        &self,
-        request: Request<Streaming<pb::PushRequest>>,
-    ) -> Result<Response<pb::PushReply>, Status> {
-        let pushed = self.receive(request.into_inner()).await;
-        Ok(Response::new(self.ps.counted(pushed)?.into()))
+    async fn push(&self, _: Request<Streaming<pb::PushRequest>>) -> Result<Response<pb::PushReply>, Status> {
+        Err(Status::internal("a push goes past tonic's codec"))
     }
 
-    async fn pull(&self, request: Request<pb::PullRequest>) -> Result<Response<Self::PullStream>, Status> {
-        let pull = Pull::try_from(request.into_inner())?;
-        let pulled = tokio::select! {
-            biased;
-            pulled = self.ps.pull(pull) => pulled?,
-            () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
-        };
-        let part = |part| Ok(pb::PullReply { part: Some(part) });
-        let header = pb::PullHeader { version: pulled.version.get() };
-        let header = std::iter::once(part(pull_reply::Part::Header(header)));
-        let chunks = pack(pulled.chunks).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
-        Ok(Response::new(Box::pin(tokio_stream::iter(header.chain(chunks)))))
+    async fn pull(&self, _: Request<pb::PullRequest>) -> Result<Response<Self::PullStream>, Status> {
+        Err(Status::internal("a pull goes past tonic's codec"))
     }
 
     async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {

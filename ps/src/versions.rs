@@ -69,8 +69,19 @@ impl<T: Clone> Versions<T> {
         self.kept.last_key_value().map(|(version, weights)| (*version, weights))
     }
 
+    /// Lets go of what need not be kept once the next version is being made: whoever has the step's gradients has what they were
+    /// computed from. Returns what is let go.
+    #[must_use = "to be dropped outside the lock"]
+    pub(crate) fn make_room(&mut self) -> Vec<T> {
+        self.keep(self.newest.saturating_sub(1).max(1))
+    }
+
     fn prune(&mut self) -> Vec<T> {
-        let oldest_of_newest = self.kept.keys().rev().nth(self.newest - 1).copied().unwrap_or_default();
+        self.keep(self.newest)
+    }
+
+    fn keep(&mut self, newest: usize) -> Vec<T> {
+        let oldest_of_newest = self.kept.keys().rev().nth(newest - 1).copied().unwrap_or_default();
         let (evaluated, unpinned) = (self.evaluated, self.unpinned);
         let pinned =
             |version: Version| version > unpinned && evaluated.is_some_and(|plan| plan.ends_epoch(version));
@@ -106,6 +117,19 @@ mod tests {
         assert_eq!(versions.get(Version(5)), Kept::Gone);
         assert_eq!(versions.get(Version(8)), Kept::NotYet);
         assert_eq!(Versions::<u64>::new(2, None).get(Version(0)), Kept::NotYet);
+    }
+
+    #[test]
+    fn room_for_the_next_version_is_that_of_the_oldest() {
+        let mut versions = filled(2, Some(PLAN), 4);
+        assert_eq!(kept(&versions), [3, 4]);
+        assert_eq!(versions.make_room(), [0; 0], "the end of an epoch is not measured yet");
+        let mut versions = filled(4, None, 7);
+        assert_eq!(versions.make_room(), [4]);
+        assert_eq!(kept(&versions), [5, 6, 7]);
+        assert_eq!(versions.make_room(), [0; 0]);
+        let mut versions = filled(1, None, 7);
+        assert_eq!(versions.make_room(), [0; 0], "the next one is made from the newest");
     }
 
     #[test]

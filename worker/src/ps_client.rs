@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
-use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::bulk::{self, PULL, PUSH};
+use proto::channel::{Dialer, Purpose};
 use proto::convert::{ChunkCheck, pack, required};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Pushed, Take, Target, Want};
 use proto::pb;
-use proto::pb::parameters_client::ParametersClient;
 use proto::placement::Layout;
 use proto::retry::Retry;
 use proto::spec::LimitsSpec;
@@ -43,16 +43,12 @@ impl Connector {
 
     /// gRPC over bulk channels of `dialer`.
     pub fn grpc(dialer: Dialer) -> Self {
-        Self::new(move |url| {
-            let channel = dialer.channel(url, Purpose::Bulk)?;
-            let client = ParametersClient::new(channel);
-            Ok(Arc::new(GrpcPs(client.max_decoding_message_size(MESSAGE_BYTES_MAX))))
-        })
+        Self::new(move |url| Ok(Arc::new(GrpcPs(dialer.channel(url, Purpose::Bulk)?))))
     }
 }
 
 /// A ps behind gRPC.
-struct GrpcPs(ParametersClient<Channel>);
+struct GrpcPs(Channel);
 
 #[async_trait::async_trait]
 impl Parameters for GrpcPs {
@@ -60,14 +56,18 @@ impl Parameters for GrpcPs {
         let part = |part| pb::PushRequest { part: Some(part) };
         let header = part(pb::push_request::Part::Header((push.address, push.target).into()));
         let chunks = pack(push.chunks).map(move |chunks| part(pb::push_request::Part::Chunks(chunks)));
-        let stream = tokio_stream::iter(std::iter::once(header).chain(chunks));
-        Ok(self.0.clone().push(stream).await?.into_inner().try_into()?)
+        let mut replies = bulk::call(&self.0, PUSH, std::iter::once(header).chain(chunks)).await?;
+        let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
+        // Its end says whether it is one.
+        replies.message::<pb::PushReply>().await?;
+        Ok(reply.try_into()?)
     }
 
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let mut stream = self.0.clone().pull(pb::PullRequest::from(pull)).await?.into_inner();
+        let request = std::iter::once(pb::PullRequest::from(pull));
+        let mut replies = bulk::call(&self.0, PULL, request).await?;
         let mut version = None;
-        while let Some(reply) = stream.message().await? {
+        while let Some(reply) = replies.message::<pb::PullReply>().await? {
             match required("PullReply", "part", reply.part)? {
                 pb::pull_reply::Part::Header(header) => version = Some(Version(header.version)),
                 pb::pull_reply::Part::Chunks(message) => {

@@ -64,17 +64,28 @@ proptest! {
         let mut waiting = nodes.iter();
         // Merges that have begun and not ended.
         let mut merging: Vec<(StepNode, f32)> = Vec::new();
+        // Nodes that are added to their sibling while they come.
+        let mut arriving: Vec<(StepNode, f32)> = Vec::new();
         let mut complete = Vec::new();
         loop {
             let pick = usize::from(choices.next().unwrap());
-            let next = if pick % 3 > 0 || merging.is_empty() { waiting.next() } else { None };
-            let offer = match next {
-                Some(&node) => aggregator.offer(at(node), serial(node, &uneven)),
-                None if merging.is_empty() => break,
-                None => {
-                    let (parent, sum) = merging.swap_remove(pick % merging.len());
-                    aggregator.merged(parent, sum)
+            let begins = pick % 3 > 0 || merging.is_empty();
+            let arrived = arriving.len() > 1 + pick % 4 || waiting.len() == 0;
+            let offer = if let Some((parent, sum)) = arriving.pop_if(|_| arrived) {
+                aggregator.offer(parent, sum)
+            } else if let Some(&node) = begins.then(|| waiting.next()).flatten() {
+                let values = serial(node, &uneven);
+                let sibling = aggregator.sibling(at(node)).filter(|_| pick % 2 == 0);
+                if let Some((parent, sibling)) = sibling {
+                    arriving.insert(0, (parent, sibling + values));
+                    continue;
                 }
+                aggregator.offer(at(node), values)
+            } else if merging.is_empty() {
+                break;
+            } else {
+                let (parent, sum) = merging.swap_remove(pick % merging.len());
+                aggregator.merged(parent, sum)
             };
             match offer {
                 Offer::Merge { parent, left, right } => merging.push((parent, left + right)),

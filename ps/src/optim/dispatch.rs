@@ -73,6 +73,7 @@ pub(super) enum Write {
 /// The slices of one update, checked to have one length.
 #[derive(Clone, Copy)]
 struct Operands<const SLOTS: usize> {
+    /// Maybe not aligned.
     weights: *const f32,
     /// Maybe not aligned.
     gradient: *const f32,
@@ -81,23 +82,24 @@ struct Operands<const SLOTS: usize> {
     length: usize,
 }
 
-/// Applies `kernel` to all elements. `gradient` is little-endian f32 at any alignment.
+/// Applies `kernel` to all elements. `weights` and `gradient` are little-endian f32 at any alignment.
 ///
 /// # Panics
 /// If the lengths differ.
 pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
     (path, write): (Path, Write),
     kernel: &K,
-    weights: &[f32],
+    weights: &[u8],
     gradient: &[u8],
     slots: [&mut [f32]; SLOTS],
     next: &mut [f32],
 ) {
     const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
-    let length = weights.len();
+    let length = weights.len() / 4;
     let check = |what: &str, found: usize| {
         assert_eq!(found, length, "{what} has {found} values, the weights have {length}");
     };
+    assert_eq!(weights.len() % 4, 0, "the weights end within a value");
     assert_eq!(gradient.len() % 4, 0, "the gradient ends within a value");
     check("the gradient", gradient.len() / 4);
     check("the buffer of the next weights", next.len());
@@ -105,7 +107,7 @@ pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
         check(&format!("slot {number}"), slot.len());
     }
     let operands = Operands {
-        weights: weights.as_ptr(),
+        weights: weights.as_ptr().cast(),
         gradient: gradient.as_ptr().cast(),
         slots: slots.map(<[f32]>::as_mut_ptr),
         next: next.as_mut_ptr(),

@@ -28,6 +28,7 @@ mod momentum;
 mod rmsprop;
 mod sgd;
 pub mod state;
+pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
@@ -250,6 +251,7 @@ impl Update {
         slots: &mut [S],
         next: &mut [f32],
     ) {
+        let weights = bytemuck::cast_slice(weights);
         let how = (self.path, self.write);
         match &self.rule {
             Prepared::Sgd(kernel) => apply(how, kernel, weights, gradient, all(slots), next),

@@ -1,0 +1,132 @@
+//! A worker's side of the exchange, and the ps on the other.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proto::channel::Listener;
+use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::parameters::{Address, Target, Want};
+use proto::pb::PartitionAddress;
+use proto::placement::Layout;
+use proto::spec::JobSpec;
+use proto::tensor::{TensorSpec, Values};
+use proto::tree::{Node, StepNode};
+use ps::{Opening, Ps};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use worker::ps_client::{Connector, PsClient};
+
+const JOB: JobId = JobId(1);
+
+/// What is exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    /// `sgd`: what is pushed is only added up, so many microbatches does a step have. `adam`: each push is a step.
+    pub(crate) optimizer: &'static str,
+    /// As many tensors of the same size.
+    pub(crate) tensors: usize,
+}
+
+/// The optimizer off.
+pub(crate) const SUMS: Case = Case { optimizer: "sgd", tensors: 1 };
+/// Each push is a step of Adam.
+pub(crate) const ADAM: Case = Case { optimizer: "adam", tensors: 1 };
+/// The same model in many small tensors.
+pub(crate) const TINY: Case = Case { optimizer: "adam", tensors: 10_000 };
+
+impl Case {
+    /// Microbatches of a step.
+    const fn of(self) -> u32 {
+        // More than there are pushes in a run.
+        if matches!(self.optimizer.as_bytes(), b"sgd") { 1 << 16 } else { 1 }
+    }
+
+    fn spec(self) -> JobSpec {
+        let text = format!(
+            r#"{{
+                "name": "bench", "epochs": 1, "model": {{ "builtin": "linear" }},
+                "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
+                "batch": {{ "micro": 1, "effective": {} }},
+                "optimizer": {{ "kind": "{}", "learning_rate": 0.001 }}
+            }}"#,
+            self.of(),
+            self.optimizer
+        );
+        JobSpec::from_json(&text).expect("a valid specification")
+    }
+
+    fn tensors(self) -> Vec<TensorSpec> {
+        let len = crate::BYTES / 4 / self.tensors;
+        (0..self.tensors).map(|number| TensorSpec::parameter(format!("weight{number}"), [len])).collect()
+    }
+
+    /// A ps with one partition, empty.
+    pub(crate) fn partition(self) -> Ps {
+        let spec = self.spec();
+        let ps = Ps::new(ps::Options::default()).expect("valid options");
+        let address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
+        let plan = spec.plan(1 << 40);
+        ps.open(Opening { address, partitions: 1, tensors: self.tensors(), plan, spec, restore: None })
+            .expect("a valid opening");
+        ps
+    }
+
+    /// The child that is the ps.
+    pub(crate) fn serve(self) -> ExitCode {
+        let serving = async {
+            let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
+            println!("{}", listener.address()?);
+            ps::server::serve_on_threads(self.partition(), listener, CancellationToken::new()).await?;
+            Ok::<_, Box<dyn std::error::Error>>(())
+        };
+        crate::runtime().block_on(serving).expect("the ps serves");
+        ExitCode::SUCCESS
+    }
+}
+
+/// A worker's side.
+pub(crate) struct Exchange {
+    case: Case,
+    client: PsClient,
+    gradients: Option<Vec<Values>>,
+    next: u32,
+}
+
+impl Exchange {
+    /// Connected to a partition of the case; version 0 is there.
+    pub(crate) fn new(case: Case, connector: &Connector, url: &str, runtime: &Runtime) -> Self {
+        let _entered = runtime.enter();
+        let layout = Arc::new(Layout::new(case.tensors(), 1).expect("a valid model"));
+        let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
+        let client = PsClient::new(connector, JOB, layout, &[address], case.spec().limits, 1).expect("a URL");
+        let zeros = || case.tensors().iter().map(TensorSpec::zeros).collect::<Vec<_>>();
+        runtime.block_on(client.push(Target::Initial, zeros())).expect("version 0");
+        Self { case, client, gradients: Some(zeros()), next: 0 }
+    }
+
+    /// Seconds of a pull of the newest version.
+    pub(crate) fn pull(&self, runtime: &Runtime) -> f64 {
+        let version = if self.case.of() == 1 { self.next.into() } else { 0 };
+        let begin = Instant::now();
+        let weights = runtime.block_on(self.client.pull(Want::Exact(Version(version)))).expect("a pull");
+        let took = begin.elapsed().as_secs_f64();
+        assert_eq!(weights.expect("it is kept").len(), self.case.tensors);
+        took
+    }
+
+    /// Seconds of a push until it is acknowledged.
+    pub(crate) fn push(&mut self, runtime: &Runtime) -> f64 {
+        let of = self.case.of();
+        let step = Step(u64::from(self.next / of));
+        let node = StepNode { step, node: Node::leaf(self.next % of), of };
+        self.next += 1;
+        let gradients = self.gradients.take().expect("made before");
+        let begin = Instant::now();
+        runtime.block_on(self.client.push(Target::Node { node, samples: 1 }, gradients)).expect("a push");
+        let took = begin.elapsed().as_secs_f64();
+        let ones = |tensor: TensorSpec| Values::F32(vec![1.0; tensor.len()]);
+        self.gradients = Some(self.case.tensors().into_iter().map(ones).collect());
+        took
+    }
+}

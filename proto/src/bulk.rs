@@ -1,0 +1,461 @@
+//! Streams of messages with large payloads, sent and received without copying the payloads.
+//!
+//! The wire is plain gRPC and protobuf, as generated clients and servers speak it; only what happens in memory differs. tonic's own
+//! codec copies every payload twice: into the buffer of an encoded message when sending, and out of the frames when receiving. Here a
+//! message is encoded into *pieces*, in which a large payload is the very [`Bytes`] that the message held and so the ps's versioned
+//! buffer or the worker's tensor, and it is decoded from the received frames as they lie, so that a payload is a slice of the memory that
+//! the socket was read into. A payload is gathered, by a copy, only when it comes in several frames.
+#![expect(unsafe_code, reason = "a buffer that prost can write to needs an unsafe trait")]
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::buf::UninitSlice;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http_body::{Body, Frame};
+use prost::Message;
+use tonic::Status;
+use tonic::transport::Channel;
+use tower::{Service as _, ServiceExt as _};
+
+use crate::channel::MESSAGE_BYTES_MAX;
+
+/// Path of a push.
+pub const PUSH: &str = "/ebbflow.v1.Parameters/Push";
+
+/// Path of a pull.
+pub const PULL: &str = "/ebbflow.v1.Parameters/Pull";
+
+/// Payloads of at least this many bytes are sent from where they lie: a frame of their own costs about as much as copying as many.
+const SHARED_BYTES_MIN: usize = 32 << 10;
+
+/// What stands before each message: a flag (compressed or not) and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Encoded messages: large payloads as they are, everything between them in memory of its own.
+#[derive(Debug, Default)]
+struct Pieces {
+    done: VecDeque<Bytes>,
+    done_bytes: usize,
+    tail: BytesMut,
+}
+
+impl Pieces {
+    fn add(&mut self, message: &impl Message) {
+        let bytes = message.encoded_len();
+        self.tail.put_u8(0);
+        self.tail.put_u32(u32::try_from(bytes).expect("messages are small"));
+        message.encode(self).expect("it grows as needed");
+    }
+
+    fn cut(&mut self) {
+        if !self.tail.is_empty() {
+            let piece = self.tail.split().freeze();
+            self.push(piece);
+        }
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        self.done_bytes += piece.len();
+        self.done.push_back(piece);
+    }
+}
+
+// SAFETY: the memory that `chunk_mut` hands out and `advance_mut` counts is that of `tail`, which keeps the promises.
+unsafe impl BufMut for Pieces {
+    fn remaining_mut(&self) -> usize {
+        self.tail.remaining_mut()
+    }
+
+    unsafe fn advance_mut(&mut self, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tail.advance_mut(count) }
+    }
+
+    fn chunk_mut(&mut self) -> &mut UninitSlice {
+        self.tail.chunk_mut()
+    }
+
+    fn put<T: Buf>(&mut self, mut source: T) {
+        let bytes = source.remaining();
+        if bytes < SHARED_BYTES_MIN {
+            self.tail.put(source);
+        } else {
+            self.cut();
+            // Of `Bytes`, as payloads are, this is another reference to them.
+            self.push(source.copy_to_bytes(bytes));
+        }
+    }
+}
+
+/// The body of a request or a response: messages that are encoded as they are sent.
+struct Outgoing<I> {
+    messages: I,
+    pieces: Pieces,
+    ended: bool,
+    /// Of a response: sent after the last message.
+    trailers: Option<HeaderMap>,
+}
+
+impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        while this.pieces.done.is_empty() && !this.ended {
+            match this.messages.next() {
+                Some(message) => this.pieces.add(&message),
+                None => this.ended = true,
+            }
+            // A message without a large payload waits for the next, so that they travel together.
+            if this.ended || this.pieces.tail.len() >= SHARED_BYTES_MIN {
+                this.pieces.cut();
+            }
+        }
+        let data = this.pieces.done.pop_front().map(Frame::data);
+        let frame = data.or_else(|| this.trailers.take().map(Frame::trailers));
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended && self.pieces.done.is_empty() && self.trailers.is_none()
+    }
+}
+
+/// Received frames as one buffer.
+#[derive(Debug, Default)]
+struct Rope {
+    frames: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Rope {
+    fn push(&mut self, frame: Bytes) {
+        if !frame.is_empty() {
+            self.bytes += frame.len();
+            self.frames.push_back(frame);
+        }
+    }
+}
+
+impl Buf for Rope {
+    fn remaining(&self) -> usize {
+        self.bytes
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.frames.front().map_or(&[][..], |frame| &frame[..])
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.bytes, "{count} bytes of {} are skipped", self.bytes);
+        self.bytes -= count;
+        while let Some(first) = self.frames.front_mut().filter(|_| count > 0) {
+            if count < first.len() {
+                return first.advance(count);
+            }
+            count -= first.len();
+            self.frames.pop_front();
+        }
+    }
+
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        match self.frames.front_mut() {
+            Some(first) if count < first.len() => {
+                self.bytes -= count;
+                first.split_to(count)
+            }
+            Some(first) if count == first.len() => {
+                self.bytes -= count;
+                self.frames.pop_front().expect("looked at just now")
+            }
+            _ => {
+                let mut gathered = BytesMut::with_capacity(count);
+                gathered.put(self.take(count));
+                gathered.freeze()
+            }
+        }
+    }
+}
+
+/// The messages of a request or a response.
+#[derive(Debug)]
+pub struct Incoming<B> {
+    body: B,
+    rope: Rope,
+    ended: bool,
+    /// Whether it must end with trailers that say how the call went.
+    response: bool,
+}
+
+impl<B> Incoming<B>
+where
+    B: Body<Data = Bytes, Error = Status> + Unpin,
+{
+    /// The messages of a request.
+    pub fn request(body: B) -> Self {
+        Self { body, rope: Rope::default(), ended: false, response: false }
+    }
+
+    /// The next one; `None` after the last.
+    ///
+    /// # Errors
+    /// The connection broke, the messages are malformed, or (of a response) the call failed.
+    pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        let Some(bytes) = self.prefix().await? else { return Ok(None) };
+        if !self.fill(bytes).await? {
+            return Err(Status::internal(format!(
+                "a message of {bytes} bytes ends after {}",
+                self.rope.bytes
+            )));
+        }
+        let mut message = Buf::take(&mut self.rope, bytes);
+        let decoded = M::decode(&mut message);
+        decoded.map(Some).map_err(|error| Status::internal(format!("a message cannot be decoded: {error}")))
+    }
+
+    /// The length of the next message.
+    async fn prefix(&mut self) -> Result<Option<usize>, Status> {
+        if !self.fill(PREFIX_BYTES).await? {
+            let rest = self.rope.bytes;
+            let ended =
+                || Status::internal(format!("a stream of messages ends with {rest} bytes of the next"));
+            return if rest == 0 { Ok(None) } else { Err(ended()) };
+        }
+        let compressed = self.rope.get_u8();
+        let bytes = self.rope.get_u32() as usize;
+        if compressed != 0 {
+            return Err(Status::unimplemented("weights and gradients do not travel compressed"));
+        }
+        if bytes > MESSAGE_BYTES_MAX {
+            let limit = MESSAGE_BYTES_MAX;
+            return Err(Status::out_of_range(format!(
+                "a message of {bytes} bytes is too large; expected at most {limit}"
+            )));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Receives until there are `bytes`; says whether there are.
+    async fn fill(&mut self, bytes: usize) -> Result<bool, Status> {
+        while self.rope.bytes < bytes && !self.ended {
+            match std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rope.push(data),
+                    Err(frame) => {
+                        self.ended = true;
+                        if let Ok(trailers) = frame.into_trailers() {
+                            succeeded(&trailers)?;
+                            self.response = false;
+                        }
+                    }
+                },
+                Some(Err(status)) => return Err(status),
+                None => {
+                    self.ended = true;
+                    if std::mem::take(&mut self.response) {
+                        return Err(Status::unavailable(
+                            "the response ended without saying how the call went",
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(self.rope.bytes >= bytes)
+    }
+}
+
+fn succeeded(headers: &HeaderMap) -> Result<(), Status> {
+    match Status::from_header_map(headers) {
+        Some(status) if status.code() != tonic::Code::Ok => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Calls `path` of the server behind `channel` with a stream of messages.
+///
+/// # Errors
+/// There is no connection, or the server refused at once.
+pub async fn call<I>(
+    channel: &Channel,
+    path: &'static str,
+    messages: I,
+) -> Result<Incoming<tonic::body::Body>, Status>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
+    let body = Outgoing { messages, pieces: Pieces::default(), ended: false, trailers: None };
+    let request = Request::post(path)
+        .version(http::Version::HTTP_2)
+        .header("te", "trailers")
+        .header("content-type", "application/grpc")
+        .body(tonic::body::Body::new(body))
+        .map_err(|error| Status::internal(format!("{path} is no path: {error}")))?;
+    let mut channel = channel.clone();
+    let ready = channel.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let response = ready.call(request).await.map_err(|error| Status::from_error(error.into()))?;
+    if response.status() != http::StatusCode::OK {
+        return Err(Status::unavailable(format!("the server answers HTTP status {}", response.status())));
+    }
+    succeeded(response.headers())?;
+    let response_ended = response.headers().contains_key("grpc-status");
+    let body = response.into_body();
+    Ok(Incoming { body, rope: Rope::default(), ended: response_ended, response: !response_ended })
+}
+
+/// A response: a stream of messages, or why there is none.
+pub fn respond<I>(messages: Result<I, Status>) -> Response<tonic::body::Body>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
+    let messages = match messages {
+        Ok(messages) => messages,
+        Err(status) => return status.into_http(),
+    };
+    let trailers =
+        HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+    let body = Outgoing { messages, pieces: Pieces::default(), ended: false, trailers: Some(trailers) };
+    let mut response = Response::new(tonic::body::Body::new(body));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pb;
+
+    /// A body of these frames.
+    struct Frames(VecDeque<Frame<Bytes>>);
+
+    impl Frames {
+        fn of(pieces: impl IntoIterator<Item = Bytes>) -> Self {
+            Self(pieces.into_iter().map(Frame::data).collect())
+        }
+    }
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop_front().map(Ok))
+        }
+    }
+
+    fn message(payloads: &[usize]) -> pb::Chunks {
+        let chunk = |(id, &bytes): (usize, &usize)| pb::Chunk {
+            id: id as u32,
+            values: Bytes::from_iter((0..bytes).map(|at| (at * 31 + id) as u8)),
+        };
+        pb::Chunks { chunks: payloads.iter().enumerate().map(chunk).collect() }
+    }
+
+    fn sent(messages: Vec<pb::Chunks>) -> Vec<Bytes> {
+        let (pieces, ended, trailers) = (Pieces::default(), false, None);
+        let mut body = Outgoing { messages: messages.into_iter(), pieces, ended, trailers };
+        let frame = || std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).now_or_never().flatten();
+        std::iter::from_fn(frame).map(|frame| frame.unwrap().into_data().unwrap()).collect()
+    }
+
+    fn received(body: Frames) -> Result<Vec<pb::Chunks>, Status> {
+        let mut incoming = Incoming::request(body);
+        let mut messages = Vec::new();
+        while let Some(message) = incoming.message().now_or_never().expect("nothing to wait for")? {
+            messages.push(message);
+        }
+        Ok(messages)
+    }
+
+    /// As tonic encodes it.
+    fn encoded(messages: &[pb::Chunks]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.put_u8(0);
+            bytes.put_u32(message.encoded_len() as u32);
+            message.encode(&mut bytes).unwrap();
+        }
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_any_cut_into_frames(
+            sizes in proptest::collection::vec(proptest::collection::vec(0usize..3 * SHARED_BYTES_MIN, 0..4), 0..4),
+            cuts in proptest::collection::vec(1usize..2 * SHARED_BYTES_MIN, 1..9),
+        ) {
+            let messages: Vec<_> = sizes.iter().map(|sizes| message(sizes)).collect();
+            let wire = sent(messages.clone()).concat();
+            prop_assert_eq!(&wire, &encoded(&messages));
+            let (mut rest, mut frames) = (Bytes::from(wire), Vec::new());
+            for cut in cuts.into_iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                frames.push(rest.split_to(cut.min(rest.len())));
+            }
+            prop_assert_eq!(received(Frames::of(frames)).unwrap(), messages);
+        }
+
+        #[test]
+        fn any_bytes_are_messages_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = received(Frames::of([Bytes::from(bytes)]));
+        }
+    }
+
+    #[test]
+    fn large_payloads_are_not_copied_on_either_side() {
+        let messages = vec![message(&[7, 2 * SHARED_BYTES_MIN, 9]), message(&[SHARED_BYTES_MIN])];
+        let payloads = [messages[0].chunks[1].values.as_ptr(), messages[1].chunks[0].values.as_ptr()];
+        let pieces = sent(messages);
+        assert!(payloads.iter().all(|payload| pieces.iter().any(|piece| piece.as_ptr() == *payload)));
+        let again = received(Frames::of(pieces)).unwrap();
+        assert_eq!([again[0].chunks[1].values.as_ptr(), again[1].chunks[0].values.as_ptr()], payloads);
+    }
+
+    #[test]
+    fn small_messages_travel_together() {
+        assert_eq!(sent(vec![message(&[100, 200]); 20]).len(), 1);
+        assert_eq!(sent(Vec::new()).len(), 0);
+    }
+
+    #[test]
+    fn what_is_no_stream_of_messages_is_refused() {
+        let refused = |bytes: &[u8]| received(Frames::of([Bytes::copy_from_slice(bytes)])).unwrap_err();
+        assert_eq!(refused(&[1, 0, 0, 0, 0]).code(), tonic::Code::Unimplemented);
+        assert_eq!(refused(&[0, 255, 0, 0, 0]).code(), tonic::Code::OutOfRange);
+        assert_eq!(refused(&[0, 0, 0]).message(), "a stream of messages ends with 3 bytes of the next");
+        assert_eq!(refused(&[0, 0, 0, 0, 9, 8]).message(), "a message of 9 bytes ends after 1");
+        assert!(refused(&[0, 0, 0, 0, 1, 255]).message().starts_with("a message cannot be decoded"));
+    }
+
+    #[test]
+    fn a_response_counts_only_when_it_says_so() {
+        let outcome = |trailers: Option<&'static str>| {
+            let mut frames = Frames::of(sent(vec![message(&[3])]));
+            let status = |code| HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), code)]);
+            let trailers = trailers.map(|code| Frame::trailers(status(HeaderValue::from_static(code))));
+            frames.0.extend(trailers);
+            let mut response = Incoming { body: frames, rope: Rope::default(), ended: false, response: true };
+            let first = response.message::<pb::Chunks>().now_or_never().unwrap();
+            assert_eq!(first.unwrap(), Some(message(&[3])));
+            response.message::<pb::Chunks>().now_or_never().unwrap().map_err(|status| status.code())
+        };
+        assert_eq!(outcome(Some("0")), Ok(None));
+        assert_eq!(outcome(Some("5")), Err(tonic::Code::NotFound));
+        assert_eq!(outcome(None), Err(tonic::Code::Unavailable));
+    }
+}
