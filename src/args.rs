@@ -67,6 +67,8 @@ pub(crate) enum Command {
     /// List, check and export checkpoints: those of a folder, or of a job of the master
     #[command(subcommand)]
     Checkpoint(Checkpoint),
+    /// Ask one process whether it is alive, or ready; exit code 0 if it is
+    Health(Health),
     /// Print the completion script of a shell
     Completions(Completions),
 }
@@ -261,6 +263,9 @@ pub(crate) struct Worker {
     /// Name for people [default: worker-HOST-PID]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Address on which to answer `ebb health` and health probes, HOST:PORT [default: none, a worker listens on nothing]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) health_listen: Option<String>,
     #[command(flatten)]
     pub(crate) compute: Compute,
     #[command(flatten)]
@@ -357,6 +362,22 @@ pub(crate) struct Fetch {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Print the result as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Health {
+    /// URL of a master or ps, or of a worker's --health-listen [env: EBB_HEALTH] [default: http://127.0.0.1:4700]
+    #[arg(value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// Whether it takes part, not only whether it answers: a master takes jobs, a ps or worker is known to its master
+    #[arg(long)]
+    pub(crate) ready: bool,
+    /// How long to wait for the answer, e.g. `500ms`
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+    /// Print the answer as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
 }

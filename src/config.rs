@@ -15,6 +15,8 @@ const MASTER: &str = "http://127.0.0.1:4700";
 pub(crate) struct Environment {
     /// `EBB_MASTER`.
     master: Option<String>,
+    /// `EBB_HEALTH`.
+    health: Option<String>,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
     /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
@@ -41,6 +43,7 @@ impl Environment {
         Self {
             master: get("EBB_MASTER"),
             sockets: get("EBB_SOCKETS"),
+            health: get("EBB_HEALTH"),
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
             metrics: get("EBB_METRICS"),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
@@ -81,6 +84,11 @@ impl Environment {
                 "EBB_SOCKETS=`{other}`; expected `nearest` (Unix sockets to processes of this host) or `tcp`"
             ),
         }
+    }
+
+    /// URL of the process whose health is asked for, found in the same way: argument over environment over default.
+    pub(crate) fn health(&self, argument: Option<&str>) -> String {
+        self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)))
     }
 
     /// Name of a ps that listens on `address` and was given none.

@@ -24,6 +24,7 @@ mod config;
 mod fake;
 mod fetch;
 mod follow;
+mod health;
 mod job_file;
 mod jobs;
 mod local;
@@ -188,6 +189,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Resume(args) => resume::run(args, app).await,
         Command::Cancel(args) => cancel::run(args, app).await,
         Command::Fetch(args) => fetch::run(args, app).await,
+        Command::Health(args) => return health::run(args, app).await,
         Command::Completions(args) => completions::run(&args, app),
     }
     .map(|()| true)

@@ -158,8 +158,16 @@ impl Local {
         };
         let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());
         self.workers.running.spawn(async move {
-            worker::run(options, Self::MASTER_URL, dialer, connector, registry, Arc::default(), shutdown)
-                .await?;
+            worker::run(
+                options,
+                Self::MASTER_URL,
+                dialer,
+                connector,
+                registry,
+                worker::Watched::default(),
+                shutdown,
+            )
+            .await?;
             Ok(())
         });
     }

@@ -1,12 +1,11 @@
 //! `ebb worker`: runs the role until it is told to stop, then lets it finish its microbatch.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use worker::{Connector, Metrics, Options};
+use worker::{Connector, Options, Watched};
 
 use crate::App;
 use crate::args;
+use crate::config;
 use crate::metrics;
 
 /// # Errors
@@ -21,13 +20,34 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
         ..Options::default()
     };
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
-    let counted = Arc::new(Metrics::default());
-    let counting = counted.clone();
+    let (health, service) = tonic_health::server::health_reporter();
+    let watched = Watched { health, ..Watched::default() };
+    let counting = watched.metrics.clone();
     app.board.show(move || counting.readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
     let dialer = app.dialer.clone();
     let connector = Connector::grpc(dialer.clone());
+    // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
+    let _health = match &args.health_listen {
+        Some(listen) => {
+            let (listener, address) = config::bind(listen).await?;
+            app.screen.print(&format!("health of worker {} at http://{address}", options.name))?;
+            let serving = proto::channel::server().add_service(service);
+            let serving = serving.serve_with_incoming(proto::channel::accept(listener));
+            Some(AbortOnDrop(tokio::spawn(serving).abort_handle()))
+        }
+        None => None,
+    };
     let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
-    worker::run(options, &master, dialer, connector, registry, counted, stop).await?;
+    worker::run(options, &master, dialer, connector, registry, watched, stop).await?;
     Ok(())
+}
+
+/// Ends a task with its owner.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }

@@ -111,11 +111,16 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
         assert_eq!(ask(&urls[0]), Ok(()));
         let refused = ask(&urls[1]).unwrap_err();
         assert!(refused.kind == Kind::StandingBy && refused.message.contains(&urls[0]), "{refused}");
+        // Whoever restarts what is dead lets it stand by; whoever sends work goes to the leader.
+        succeed(["health", "--ready", &urls[0]]);
+        succeed(["health", &urls[1]]);
+        assert!(fail(["health", "--ready", &urls[1]]).contains("not ready"));
 
         cluster.master.signal("STOP");
         let standby = cluster.standby.as_mut().unwrap();
         standby.wait_for(LEADS);
         assert_eq!(ask(&urls[1]), Ok(()));
+        succeed(["health", "--ready", &urls[1]]);
         wait_for_steps(child, out, told(out).len() + BETWEEN);
         cluster.master.signal("CONT");
         // From the first moment on, also before it noticed.

@@ -148,7 +148,8 @@ async fn refuse<IO>(
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (_, health) = tonic_health::server::health_reporter();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    proto::health::set_ready(&reporter, false).await;
     let serving = proto::channel::server()
         .layer(Gate::StandingBy(leader))
         .add_service(health)

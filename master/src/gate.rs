@@ -1,5 +1,6 @@
 //! What stands before the services: only a master that surely leads answers. It looks when a request comes in, and again at
 //! each part of an answer that goes out, so that a process which was stopped in between says nothing as a leader of the past.
+//! Health is for everybody: a master that stands by is alive, and says itself that it is not ready.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use crate::etcd::Leadership;
+
+/// Where calls of the health protocol begin.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 /// Who may pass.
 #[derive(Clone, Debug)]
@@ -68,6 +72,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.uri().path().starts_with(HEALTH) {
+            return Box::pin(self.inner.call(request));
+        }
         if let Some(status) = self.gate.closed() {
             return Box::pin(async move { Ok(status.into_http()) });
         }
@@ -134,5 +141,10 @@ mod tests {
             assert!(failure.message.contains(expected), "{failure}");
             leader.send_replace(None);
         }
+        let health = Request::builder().uri("http://a:1/grpc.health.v1.Health/Check").body(Body::empty());
+        assert_eq!(
+            gated.call(health.expect("a request")).await.expect_err("its service"),
+            "a service was asked"
+        );
     }
 }

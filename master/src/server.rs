@@ -207,7 +207,8 @@ impl Master {
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let shared = &self.shared;
-        let (_reporter, health) = tonic_health::server::health_reporter();
+        let (reporter, health) = tonic_health::server::health_reporter();
+        proto::health::set_ready(&reporter, true).await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
             .build_v1()
@@ -223,6 +224,7 @@ impl Master {
             .serve_with_incoming_shutdown(incoming, shared.stopping.clone().cancelled_owned());
         let stopped = async {
             shutdown.cancelled().await;
+            proto::health::set_ready(&reporter, false).await;
             shared.stopping.cancel();
             tokio::time::sleep(SHUTDOWN).await;
         };

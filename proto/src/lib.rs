@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod convert;
 pub mod error;
 pub mod failover;
+pub mod health;
 pub mod ids;
 pub mod metrics;
 pub mod optimizer;

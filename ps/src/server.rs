@@ -17,6 +17,8 @@ use proto::session::{Registered, Session};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 
 use crate::error::{Error, Result};
 use crate::handle::Ps;
@@ -39,7 +41,7 @@ where
     I: Stream<Item = io::Result<Accepted<T>>> + Send,
     T: Io,
 {
-    let serving = |ps, stopping| serve(ps, incoming, stopping);
+    let serving = |ps, health, stopping| serve_with(ps, incoming, health, stopping);
     take_part(ps, serving, dialer, shutdown).await
 }
 
@@ -53,14 +55,14 @@ pub async fn run_on_threads(
     dialer: Dialer,
     shutdown: CancellationToken,
 ) -> Result<()> {
-    let serving = |ps, stopping| serve_on_threads(ps, listener, stopping);
+    let serving = |ps, health, stopping| serve_on_threads_with(ps, listener, health, stopping);
     take_part(ps, serving, dialer, shutdown).await
 }
 
 /// Serves as long as this ps is a member of the fleet.
 async fn take_part<S>(
     ps: Ps,
-    serving: impl FnOnce(Ps, CancellationToken) -> S,
+    serving: impl FnOnce(Ps, HealthReporter, CancellationToken) -> S,
     dialer: Dialer,
     shutdown: CancellationToken,
 ) -> Result<()>
@@ -83,10 +85,12 @@ where
     // Whichever way this function ends, pulls that wait are answered.
     let stopping = CancellationToken::new();
     let _stop = stopping.clone().drop_guard();
+    let (health, _) = health_reporter();
     tokio::select! {
         biased;
-        served = serving(ps.clone(), stopping.clone()) => served,
+        served = serving(ps.clone(), health.clone(), stopping.clone()) => served,
         failure = driver => Err(refused(failure)),
+        never = proto::health::follow(&health, &session) => match never {},
         never = leave(&ps, &session, &shutdown, &stopping) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},
         never = report_checkpoints(&ps, &session) => match never {},
@@ -99,14 +103,27 @@ where
 /// # Errors
 /// A thread cannot be started, or the server breaks.
 pub async fn serve_on_threads(ps: Ps, listener: Listener, shutdown: CancellationToken) -> Result<()> {
+    let (health, _) = health_reporter();
+    proto::health::set_ready(&health, true).await;
+    serve_on_threads_with(ps, listener, health, shutdown).await
+}
+
+/// The same; somebody else says whether this ps is ready.
+async fn serve_on_threads_with(
+    ps: Ps,
+    listener: Listener,
+    health: HealthReporter,
+    shutdown: CancellationToken,
+) -> Result<()> {
     let threads = ps.options().threads;
     let mut serving = Vec::new();
     for number in 0..threads {
-        let (ps, listener, shutdown) = (ps.clone(), listener.try_clone()?, shutdown.clone());
+        let (ps, listener, health, shutdown) =
+            (ps.clone(), listener.try_clone()?, health.clone(), shutdown.clone());
         let (ended_tx, ended) = oneshot::channel();
         // All wait for connections at the one socket; who is free takes the next.
         let thread = move || {
-            let serving = async { serve(ps, listener.accept()?, shutdown).await };
+            let serving = async { serve_with(ps, listener.accept()?, health, shutdown).await };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let served = runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(serving));
             let _ = ended_tx.send(served);
@@ -127,7 +144,22 @@ where
     I: Stream<Item = io::Result<Accepted<T>>> + Send,
     T: Io,
 {
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (health, _) = health_reporter();
+    proto::health::set_ready(&health, true).await;
+    serve_with(ps, incoming, health, shutdown).await
+}
+
+/// The same; somebody else says whether this ps is ready.
+async fn serve_with<I, T>(
+    ps: Ps,
+    incoming: I,
+    health: HealthReporter,
+    shutdown: CancellationToken,
+) -> Result<()>
+where
+    I: Stream<Item = io::Result<Accepted<T>>> + Send,
+    T: Io,
+{
     health.set_serving::<ParametersServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
@@ -136,12 +168,13 @@ where
     let parameters = Bulk::new(Service::new(ps, shutdown.clone()));
     let serving = proto::channel::server()
         .add_service(parameters)
-        .add_service(health_service)
+        .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
         .add_service(reflection)
         .serve_with_incoming_shutdown(incoming, shutdown.cancelled());
     let overdue = async {
         shutdown.cancelled().await;
         health.set_not_serving::<ParametersServer<Service>>().await;
+        proto::health::set_ready(&health, false).await;
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {

@@ -204,8 +204,16 @@ async fn run_worker(options: worker::Options, shutdowns: Shutdowns) -> Result<()
     shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
     let connector = worker::Connector::grpc(dialer());
     let master = format!("http://master:{PORT}");
-    if let Err(error) =
-        worker::run(options, &master, dialer(), connector, model::registry(), Arc::default(), shutdown).await
+    if let Err(error) = worker::run(
+        options,
+        &master,
+        dialer(),
+        connector,
+        model::registry(),
+        worker::Watched::default(),
+        shutdown,
+    )
+    .await
     {
         // It could not reach somebody for as long as it was told to try. Whoever looks after it starts it again.
         tracing::debug!(%error, "worker gave up");

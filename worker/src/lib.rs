@@ -26,4 +26,4 @@ pub use config::Options;
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use ps_client::Connector;
-pub use task_loop::run;
+pub use task_loop::{Watched, run};

@@ -20,6 +20,7 @@ use proto::status::{Failure, Kind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tonic_health::server::HealthReporter;
 use tracing::{Instrument as _, Span};
 
 use crate::config::Options;
@@ -36,7 +37,23 @@ use crate::trainer::{self, Piece};
 use crate::weights::Weights;
 use crate::{engine, other_tasks};
 
-/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves. Counts in `metrics`.
+/// What others see of a running worker.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// What it counts.
+    pub metrics: Arc<Metrics>,
+    /// Whether the master knows it.
+    pub health: HealthReporter,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        let (health, _) = tonic_health::server::health_reporter();
+        Self { metrics: Arc::default(), health }
+    }
+}
+
+/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves. Tells `watched`.
 ///
 /// # Errors
 /// Options or device that cannot be, a master that refuses this worker or stays unreachable for `master_timeout`, or a ps that
@@ -47,9 +64,10 @@ pub async fn run(
     dialer: Dialer,
     connector: Connector,
     registry: Registry,
-    metrics: Arc<Metrics>,
+    watched: Watched,
     shutdown: CancellationToken,
 ) -> Result<()> {
+    let Watched { metrics, health } = watched;
     options.validate().map_err(Error::Options)?;
     let device = options.device.resolve(engine::cuda_devices())?;
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
@@ -122,6 +140,7 @@ pub async fn run(
         biased;
         failure = driver => Err(Error::Call { what: format!("register with master {master_url}"), failure }),
         error = master_lost(&session, master_url, options.master_timeout) => Err(error),
+        never = proto::health::follow(&health, &session) => match never {},
         result = body => result,
     }
 }
