@@ -74,9 +74,9 @@ cd "$1" 2>/dev/null || exit 0
 pid=$(cat "$2.pid" 2>/dev/null) || exit 0
 rm -f "$2.pid"
 kill "$pid" 2>/dev/null || { echo "$2 had ended"; exit 0; }
-for _ in $(seq 200); do kill -0 "$pid" 2>/dev/null || { echo "$2 stopped"; exit 0; }; sleep 0.1; done
+for _ in $(seq 350); do kill -0 "$pid" 2>/dev/null || { echo "$2 stopped"; exit 0; }; sleep 0.1; done
 kill -9 "$pid"
-echo "$2 killed, it did not stop within 20 s"
+echo "$2 killed, it did not stop within 35 s"
 THERE
     done 3< <(for role in worker ps master; do processes | awk -v role="$role" '$2 == role'; done)
 }

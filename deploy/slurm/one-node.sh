@@ -59,7 +59,7 @@ ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-KillWait=15
+KillWait=30
 MinJobAge=300
 # More than there are, so that all of a small cluster fits on a laptop.
 NodeName=$host NodeAddr=127.0.0.1 CPUs=16 State=UNKNOWN

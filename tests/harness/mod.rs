@@ -6,6 +6,7 @@
 
 pub mod chaos;
 pub mod etcd;
+pub mod machine;
 pub mod oracle;
 pub mod s3;
 
@@ -258,6 +259,10 @@ impl Cluster {
         // It may have been killed already.
         let _ = self.master.child.kill();
         let _ = self.master.child.wait();
+        self.start_master();
+    }
+
+    fn start_master(&mut self) {
         let listen = self.url.trim_start_matches("http://").to_owned();
         let data = self.dir.path().join("data").display().to_string();
         let log = self.dir.path().join("master-again.log");
@@ -282,13 +287,20 @@ impl Cluster {
 
     /// Kills all of it, and starts it again: the master with its folder, the ps under their names, other workers.
     pub fn restart_everything(&mut self) {
+        self.restart_everything_after(|_| {});
+    }
+
+    /// The same; something is done to the cluster's folder while nothing runs.
+    pub fn restart_everything_after(&mut self, meanwhile: impl FnOnce(&Path)) {
         let (ps, workers) = (self.ps.len(), self.workers.len());
         for process in self.ps.iter().chain([&self.master]) {
             process.signal("KILL");
         }
         // Each is killed with its handle.
         self.workers.clear();
-        self.restart_master();
+        let _ = self.master.child.wait();
+        meanwhile(self.dir.path());
+        self.start_master();
         (0..ps).for_each(|index| self.ps[index] = self.start_ps(index));
         (0..workers).for_each(|_| self.add_worker());
     }

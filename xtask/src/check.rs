@@ -3,7 +3,7 @@
 //! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole workspace: another choice of
 //! packages is another choice of their dependencies' features, and would compile half of those again.
 
-use crate::{etcd, libtorch, moto, workspace};
+use crate::{etcd, libtorch, moto, packages, workspace};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Run the whole check: format, lints, build without libtorch, tests, doctests, benches once, licences.
+/// Run the whole check: format, lints, build without libtorch, tests, deploy/, doctests, benches once, licences.
 ///
 /// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 20 minutes
 /// on 2 cores, with 544 MB to download; a few minutes when only our own code has changed.
@@ -29,7 +29,7 @@ struct Stage {
     cargo: &'static str,
 }
 
-const STAGES: [Stage; 10] = [
+const STAGES: [Stage; 11] = [
     Stage { name: "format", cargo: "fmt --all --check" },
     Stage { name: "lint", cargo: "clippy --workspace --all-targets -- -D warnings" },
     Stage {
@@ -42,6 +42,8 @@ const STAGES: [Stage; 10] = [
     // Tests start example programs; `--all-targets` builds only the tests in them.
     Stage { name: "build-examples", cargo: "build --workspace --examples" },
     Stage { name: "test", cargo: "test --workspace --lib --bins --tests --examples" },
+    // With the build without libtorch, whose images are small.
+    Stage { name: "test-deploy", cargo: "test --workspace --no-default-features --test deploy" },
     Stage { name: "doctest", cargo: "test --workspace --doc" },
     // Without `--bench` on its command line a criterion bench runs each of its functions once.
     Stage { name: "bench-smoke", cargo: "test --workspace --bench *" },
@@ -59,13 +61,16 @@ enum Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     libtorch::ensure_installed()?;
-    let programs: Vec<_> = [etcd::ensure()?, moto::ensure()?].into_iter().flatten().collect();
-    let mut outcomes = Vec::new();
-    let mut failed = None;
-    for stage in STAGES
+    let stages: Vec<_> = STAGES
         .iter()
         .filter(|stage| args.stages.is_empty() || args.stages.iter().any(|name| name == stage.name))
-    {
+        .collect();
+    let deploys = stages.iter().any(|stage| stage.name == "test-deploy");
+    let packages = if deploys { packages::ensure()? } else { None };
+    let programs: Vec<_> = [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
+    let mut outcomes = Vec::new();
+    let mut failed = None;
+    for stage in stages {
         let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run(&programs)? };
         if matches!(outcome, Outcome::Failed(_)) {
             failed = Some(stage);

@@ -56,7 +56,11 @@ fn apt(dir: &Path, args: &[&str]) -> Result<()> {
     run(Command::new("apt-get").arg("-q").args(args).current_dir(dir))
 }
 
-fn run(command: &mut Command) -> Result<()> {
+/// Runs a command whose output is shown only when it fails.
+///
+/// # Errors
+/// It does not start or fails; with the last thing that it said.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

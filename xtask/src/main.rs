@@ -7,6 +7,7 @@ mod etcd;
 mod install;
 mod libtorch;
 mod moto;
+mod packages;
 mod pip;
 mod run;
 mod sim;

@@ -48,6 +48,13 @@ pub(crate) fn has_moto() -> bool {
     env::var_os("EBB_MOTO").is_some()
 }
 
+/// Whether a program is on the PATH, or where those of an administrator lie.
+pub(crate) fn has_program(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let administrators = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(administrators).any(|folder| folder.join(program).is_file())
+}
+
 /// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

@@ -1,0 +1,176 @@
+//! What lies in `deploy/`: scripts that a linter accepts, manifests that fit their schemas, and commands that `ebb` knows.
+//!
+//! Each check skips loudly where its tool is missing: shellcheck, docker-compose, kubectl, `kubernetes-validate` (from PyPI; on PATH or
+//! named by `EBB_KUBERNETES_VALIDATE`), systemd-analyze.
+#![cfg(not(feature = "torch"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::disallowed_methods, reason = "finds a tool through the environment")]
+
+mod harness;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use harness::machine::{docker_compose, tool};
+use harness::{ebb, root, skipped, text};
+
+/// All files below `deploy/` whose name ends so.
+fn files(ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join("deploy")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.to_string_lossy().ends_with(ending) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn scripts_pass_shellcheck() {
+    let scripts = [files(".sh"), files(".sbatch"), vec![root().join(".ci/run")]].concat();
+    assert!(scripts.len() >= 6, "only {scripts:?}: the walk is broken");
+    let Some(output) = tool(Command::new("shellcheck").args(&scripts), "scripts of deploy/") else { return };
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn compose_files_are_valid_alone_and_with_their_overlays() {
+    let secrets = ["EBB_S3_KEY", "EBB_S3_SECRET", "GRAFANA_PASSWORD"];
+    let config = |overlays: &[&str]| {
+        let mut command = docker_compose()?;
+        command.arg("--file").arg(root().join("deploy/compose.yaml"));
+        for overlay in overlays {
+            command.arg("--file").arg(root().join(format!("deploy/compose.{overlay}.yaml")));
+        }
+        for secret in secrets {
+            command.env_remove(secret);
+        }
+        command.args(["config", "--quiet"]);
+        Some(command)
+    };
+    for overlays in [&[][..], &["observability"], &["s3"], &["observability", "s3"]] {
+        let Some(mut command) = config(overlays) else {
+            return skipped("neither docker-compose nor `docker compose`; NOT checked: deploy/compose*.yaml");
+        };
+        let output = command.envs(secrets.map(|secret| (secret, "long-enough"))).output().unwrap();
+        assert!(output.status.success(), "{overlays:?}: {}", text(&output));
+    }
+    // A secret that was forgotten is an error, not an empty one.
+    let output = config(&["s3"]).unwrap().output().unwrap();
+    assert!(!output.status.success() && text(&output).contains("set EBB_S3_KEY"), "{}", text(&output));
+}
+
+/// The first kubectl whose Kustomize has components.
+const KUBECTL_MINOR: u32 = 22;
+
+/// The validator's answer on manifests, or none where there is no validator.
+fn validate(folder: &Path, manifests: &str) -> Option<Output> {
+    let program =
+        std::env::var("EBB_KUBERNETES_VALIDATE").unwrap_or_else(|_| "kubernetes-validate".to_owned());
+    let path = folder.join("manifests.yaml");
+    fs::write(&path, manifests).unwrap();
+    let what = "Kubernetes schemas; to check them: pip install kubernetes-validate";
+    tool(Command::new(program).args(["--strict", "--quiet", "-k", "1.30.0"]).arg(path), what)
+}
+
+#[test]
+fn kustomize_output_fits_the_schemas_of_kubernetes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut kubectl = Command::new("kubectl");
+    let what = "deploy/kubernetes; install kubectl 1.22 or newer";
+    let Some(version) = tool(kubectl.args(["version", "--client", "--output", "json"]), what) else { return };
+    let version: serde_json::Value = serde_json::from_slice(&version.stdout).unwrap_or_default();
+    let minor = version["clientVersion"]["minor"].as_str().unwrap_or_default().trim_end_matches('+');
+    if minor.parse::<u32>().is_ok_and(|minor| minor < KUBECTL_MINOR) {
+        return skipped(&format!("kubectl 1.{minor} knows no components; NOT checked: {what}"));
+    }
+    for name in ["base", "overlays/dev", "overlays/gpu", "overlays/ha"] {
+        let place = root().join("deploy/kubernetes").join(name);
+        let rendered = Command::new("kubectl").arg("kustomize").arg(&place).output().unwrap();
+        assert!(rendered.status.success(), "{name}: {}", text(&rendered));
+        let rendered = String::from_utf8(rendered.stdout).unwrap();
+        let Some(output) = validate(folder.path(), &rendered) else { return };
+        assert!(output.status.success(), "{name}: {}", text(&output));
+        // A validator that accepts everything would have been no check.
+        for (right, wrong) in
+            [("terminationGracePeriodSeconds:", "terminationGraceSeconds:"), ("port: 4700", "port: [4700]")]
+        {
+            let broken = rendered.replace(right, wrong);
+            assert_ne!(broken, rendered, "{name} has no {right}");
+            let output = validate(folder.path(), &broken).unwrap();
+            assert!(!output.status.success(), "{name}: `{wrong}` was accepted");
+        }
+        let expected: &[&str] = match name {
+            "overlays/gpu" => {
+                &["nvidia.com/gpu: 1", "kind: HorizontalPodAutoscaler", "image: ebbflow-worker-cuda:latest"]
+            }
+            "overlays/ha" => &["- --etcd", "serviceName: masters", "- ReadWriteMany"],
+            _ => &["kind: Deployment"],
+        };
+        for part in expected {
+            assert!(rendered.contains(part), "{name} has no `{part}`:\n{rendered}");
+        }
+    }
+}
+
+#[test]
+fn units_are_valid() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut units = Vec::new();
+    // The program need not be installed on the machine that checks.
+    for unit in files(".service") {
+        let text =
+            fs::read_to_string(&unit).unwrap().replace("/usr/local/bin/ebb", env!("CARGO_BIN_EXE_ebb"));
+        let copy = folder.path().join(unit.file_name().unwrap().to_string_lossy().replace("@.", "@0."));
+        fs::write(&copy, text).unwrap();
+        units.push(copy);
+    }
+    assert_eq!(units.len(), 3);
+    let mut command = Command::new("systemd-analyze");
+    command.args(["verify", "--man=no", "--recursive-errors=no"]).args(&units);
+    let Some(output) = tool(&mut command, "deploy/systemd") else { return };
+    assert!(output.status.success() && text(&output).trim().is_empty(), "{}", text(&output));
+}
+
+#[test]
+fn every_command_of_a_manifest_is_one_that_ebb_has() {
+    let mut flags = 0;
+    let sources =
+        [files(".yaml"), files(".service"), files(".sbatch"), files("Dockerfile"), files("cluster.sh")];
+    for path in sources.concat() {
+        let source = fs::read_to_string(&path).unwrap();
+        let lines = source.lines().filter(|line| !line.trim_start().starts_with('#'));
+        // One command may go on over several lines: with a backslash in a script, after a comma in a list of arguments.
+        let joined = lines.map(str::trim).collect::<Vec<_>>().join("\n");
+        let joined = joined.replace("\\\n", " ").replace(",\n", ", ").replace("[\n", "[");
+        for line in joined.lines() {
+            let words: Vec<&str> = line
+                .split(|sign: char| sign.is_whitespace() || "[](),\"'`".contains(sign))
+                .filter(|word| !word.is_empty())
+                .collect();
+            let role = words.iter().position(|word| ["master", "ps", "worker"].contains(word));
+            let Some(role) = role.filter(|&role| words[role + 1..].iter().any(|word| word.starts_with("--")))
+            else {
+                continue;
+            };
+            let help = ebb([words[role], "--help"]).output().unwrap();
+            let help = text(&help);
+            let known: BTreeSet<&str> =
+                help.split_whitespace().filter(|word| word.starts_with("--")).collect();
+            for flag in words[role + 1..].iter().filter(|word| word.starts_with("--")) {
+                assert!(known.contains(flag), "{}: `ebb {}` has no {flag}", path.display(), words[role]);
+                flags += 1;
+            }
+        }
+    }
+    assert!(flags > 30, "only {flags} flags: the search is broken");
+}
