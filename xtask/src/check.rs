@@ -42,8 +42,11 @@ const STAGES: [Stage; 11] = [
     // Tests start example programs; `--all-targets` builds only the tests in them.
     Stage { name: "build-examples", cargo: "build --workspace --examples" },
     Stage { name: "test", cargo: "test --workspace --lib --bins --tests --examples" },
-    // With the build without libtorch, whose images are small.
-    Stage { name: "test-deploy", cargo: "test --workspace --no-default-features --test deploy" },
+    // With the build without libtorch, whose images are small. Real containers, a real Slurm, a real sshd.
+    Stage {
+        name: "test-deploy",
+        cargo: "test --workspace --no-default-features --test deploy --test compose",
+    },
     Stage { name: "doctest", cargo: "test --workspace --doc" },
     // Without `--bench` on its command line a criterion bench runs each of its functions once.
     Stage { name: "bench-smoke", cargo: "test --workspace --bench *" },
