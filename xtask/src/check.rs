@@ -45,7 +45,7 @@ const STAGES: [Stage; 11] = [
     // With the build without libtorch, whose images are small. Real containers, a real Slurm, a real sshd.
     Stage {
         name: "test-deploy",
-        cargo: "test --workspace --no-default-features --test deploy --test compose",
+        cargo: "test --workspace --no-default-features --test deploy --test hosts --test slurm --test compose",
     },
     Stage { name: "doctest", cargo: "test --workspace --doc" },
     // Without `--bench` on its command line a criterion bench runs each of its functions once.
