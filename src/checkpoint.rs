@@ -129,6 +129,9 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
     Ok(true)
 }
 
+/// Newest checkpoints that are tried, when each was superseded while it was read.
+const NEWEST_TRIED_MAX: usize = 10;
+
 /// Ending of a TorchScript module.
 const MODULE: &str = "pt";
 
@@ -149,7 +152,7 @@ fn targets(out: &Path) -> Result<(&Path, &str, String)> {
 /// The checkpoint that is asked for, and its weights. The job may go on meanwhile: when the newest is removed while it is read, there is
 /// a newer one.
 async fn read(args: &args::CheckpointExport, app: &App) -> Result<(Folder, Manifest, Vec<Values>)> {
-    let mut tried = None;
+    let mut tried = Vec::new();
     loop {
         let (folder, mut found) = look(&args.place, app).await?;
         let newest = found.manifests.keys().next_back().copied();
@@ -165,8 +168,10 @@ async fn read(args: &args::CheckpointExport, app: &App) -> Result<(Folder, Manif
             }
         };
         match weights(&folder.below(&folder_name(version)), &manifest).await {
-            Err(Error::Missing { .. }) if args.version.is_none() && tried != Some(version) => {
-                tried = Some(version);
+            Err(Error::Missing { .. })
+                if args.version.is_none() && !tried.contains(&version) && tried.len() < NEWEST_TRIED_MAX =>
+            {
+                tried.push(version);
             }
             values => return Ok((folder, manifest, values?)),
         }

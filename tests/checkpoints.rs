@@ -118,14 +118,14 @@ fn scripted(folder: &Path) -> PathBuf {
         file
     };
     let pixels = (0..96 * 64u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    std::fs::write(folder.join("images.idx3"), idx(&[96, 8, 8], pixels)).unwrap();
+    std::fs::write(folder.join("images.idx4"), idx(&[96, 1, 8, 8], pixels)).unwrap();
     std::fs::write(folder.join("labels.idx1"), idx(&[96], (0..96).map(|at| at % 3).collect())).unwrap();
     std::fs::copy(root().join("worker/tests/fixtures/batchnorm.pt"), folder.join("model.pt")).unwrap();
     let job = r#"
 name = "scripted"
 epochs = 3
 model = { script = "model.pt", loss = "cross_entropy" }
-data = { format = "idx", train = { features = ["images.idx3"], labels = ["labels.idx1"] } }
+data = { format = "idx", train = { features = ["images.idx4"], labels = ["labels.idx1"] } }
 batch = { micro = 4, effective = 8 }
 optimizer = { kind = "adam", learning_rate = 0.01 }
 checkpoint = { url = "checkpoints", every_epochs = 1 }
@@ -178,7 +178,7 @@ fn a_checkpoint_of_a_job_that_trains_is_exported_by_its_url_and_through_the_mast
     let folder = cluster.dir.path();
     let job = scripted(folder);
     let out = folder.join("out");
-    let sets = ["--set", "epochs=100000", "--set", "checkpoint.every_steps=3"];
+    let sets = ["--set", "epochs=100000", "--set", "checkpoint.keep=50"];
     let mut submission = cluster.submission(&job, &out, &sets);
     let mut child =
         submission.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();

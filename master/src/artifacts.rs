@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use proto::artifact::{SCRIPT, SLICE_BYTES, hex};
+use proto::checkpoint::manifest::Script;
 use proto::convert::{artifact_name, required};
 use proto::ids::JobId;
 use proto::pb::artifact_part::Part;
@@ -200,16 +201,16 @@ impl Artifacts {
     pub(crate) fn script(
         &self,
         job: JobId,
+        script: &Script,
     ) -> impl Iterator<Item = proto::checkpoint::Result<Bytes>> + Send + use<> {
-        let path = self.folder(job, Folder::Input).join(SCRIPT);
-        let shown = path.display().to_string();
-        let artifact = Artifact { name: SCRIPT.to_owned(), ..Artifact::default() };
+        let Script { bytes, sha256 } = script.clone();
+        let artifact = Artifact { name: SCRIPT.to_owned(), size: bytes, sha256 };
         self.parts(job, Folder::Input, &artifact).filter_map(move |part| match part.map(|part| part.part) {
             Ok(Some(Part::Content(content))) => Some(Ok(content)),
             Ok(_) => None,
             Err(failure) => Some(Err(proto::checkpoint::Error::Store {
                 what: "read",
-                file: shown.clone(),
+                file: SCRIPT.to_owned(),
                 reason: failure.message,
             })),
         })
@@ -433,6 +434,20 @@ mod tests {
         assert_eq!(artifacts.parts(JobId(3), Folder::Input, &two[1]).count(), 1);
         drop(received);
         assert!(is_empty(&root.path().join("incoming/1")));
+    }
+
+    #[test]
+    fn the_module_of_a_job_is_read_for_its_checkpoints() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        let module = describe(SCRIPT, b"PK module");
+        let received =
+            receive(&artifacts, vec![header(module.clone()), content(b"PK module")]).expect("whole");
+        artifacts.adopt(&received, JobId(3), Folder::Input).expect("a move");
+        let script = Script { bytes: module.size, sha256: module.sha256 };
+        let slices: Vec<_> = artifacts.script(JobId(3), &script).collect();
+        assert_eq!(slices, [Ok(Bytes::from_static(b"PK module"))]);
+        assert!(artifacts.script(JobId(4), &script).all(|slice| slice.is_err()));
     }
 
     #[test]

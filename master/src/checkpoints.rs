@@ -69,11 +69,11 @@ pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
     place: &Place,
     manifest: &Manifest,
     keep: u32,
-    script: impl Fn() -> I,
+    script: impl Fn(&Script) -> I,
 ) -> Result<()> {
     let folder = place.open(stores)?;
     if let Some(named) = &manifest.script {
-        patiently(|| keep_script(&folder, named, script())).await?;
+        patiently(|| keep_script(&folder, named, script(named))).await?;
     }
     let text = Bytes::from(manifest.encode());
     let complete = folder.below(&folder_name(manifest.version));

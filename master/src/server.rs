@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use proto::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
+use proto::checkpoint::manifest::Script;
 use proto::checkpoint::store::Stores;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::metrics::Reading;
@@ -352,7 +353,7 @@ impl Shared {
                 });
             }
             Effect::Publish(place, manifest, keep) => {
-                let script = || self.artifacts.script(id);
+                let script = |script: &Script| self.artifacts.script(id, script);
                 let written = checkpoints::publish(&self.stores, &place, &manifest, keep, script).await;
                 let written = written.map_err(|error| error.to_string());
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_published(now, written)));
