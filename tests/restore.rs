@@ -21,7 +21,8 @@ fn copy(from: &Path, to: &Path) {
 fn steps_done(url: &str) -> u64 {
     let status = succeed(["status", "digits", "--json", "--master", url]);
     let status: serde_json::Value = serde_json::from_str(status.lines().next().unwrap()).unwrap();
-    assert_eq!(status["status"], "running", "{status}");
+    // It has 4600 steps, and nobody lets it come near its end.
+    assert!(!["succeeded", "failed", "cancelled"].map(Into::into).contains(&status["status"]), "{status}");
     status["steps_done"].as_u64().unwrap()
 }
 
