@@ -141,9 +141,10 @@ const FAULTS: [Fault; 5] = [
     ),
     (
         "future",
-        |_, manifest| fs::write(manifest, "{\"format\":2,\"rows\":[]}\n").unwrap(),
+        |_, manifest| fs::write(manifest, "{\"format\":99,\"rows\":[]}\n").unwrap(),
         &[
-            "manifest.json` has format 2, this program knows formats up to 1; read it with the version that wrote it",
+            "manifest.json` has format 99, this program knows formats up to",
+            "read it with the version that wrote it",
         ],
     ),
 ];
