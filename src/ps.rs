@@ -5,18 +5,21 @@ use anyhow::Result;
 use crate::App;
 use crate::args;
 use crate::config;
+use crate::locks;
 use crate::metrics;
 
 /// # Errors
 /// The address is taken, the master refuses this ps, or the role fails.
 pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
-    let (listener, address) = config::bind(&args.listen).await?;
-    let url = config::advertised(args.advertise.as_deref(), address)?;
+    let keys = app.environment.keys(&args.master.keys, Some(&args.locks));
+    let (listener, address) = config::bind_with(&args.listen, &keys).await?;
+    let keys = locks::follow(keys)?;
+    let url = config::advertised(args.advertise.as_deref(), address, &keys)?;
     let name = args.name.unwrap_or_else(|| app.environment.ps_name(address));
     let mut options = ps::Options {
         name: name.clone(),
         url: url.clone(),
-        master: app.environment.master(args.master.url.as_deref()),
+        master: app.environment.master(args.master.url.as_deref(), &keys),
         ..ps::Options::default()
     };
     if let Some(threads) = args.threads {
@@ -27,6 +30,7 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     app.board.show(move || counting.metrics().readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
-    ps::run(ps, proto::channel::accept(listener), app.dialer.clone(), app.stop.token().clone()).await?;
+    let dialer = app.dialer.clone().with(keys.clone());
+    ps::run(ps, locks::door(listener, keys), dialer, app.stop.token().clone()).await?;
     Ok(())
 }

@@ -8,12 +8,14 @@ use worker::{Connector, Metrics, Options};
 
 use crate::App;
 use crate::args;
+use crate::locks;
 use crate::metrics;
 
 /// # Errors
 /// The device is not there, the master refuses this worker or stays away, or a ps stays away.
 pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
-    let master = app.environment.master(args.master.url.as_deref());
+    let keys = locks::follow(app.environment.keys(&args.master.keys, None))?;
+    let master = app.environment.master(args.master.url.as_deref(), &keys);
     let options = Options {
         name: args.name.unwrap_or_else(|| app.environment.worker_name()),
         threads: args.compute.threads as usize,
@@ -26,7 +28,7 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
     let counting = counted.clone();
     app.board.show(move || counting.readings());
     metrics::serve(args.watched.metrics.as_deref(), app).await?;
-    let dialer = Dialer::tcp();
+    let dialer = Dialer::tcp().with(keys);
     let connector = Connector::grpc(dialer.clone());
     let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
     worker::run(options, &master, dialer, connector, registry, counted, stop).await?;

@@ -31,7 +31,8 @@ impl Service {
 
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
     async fn receive(&self, mut stream: Streaming<pb::PushRequest>) -> Result<Pushed> {
-        let first = stream.message().await?.and_then(|first| first.part);
+        let first = tokio::time::timeout(self.ps.options().push_timeout, stream.message()).await;
+        let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
         let Some(push_request::Part::Header(header)) = first else { return Err(misplaced("header")) };
         let (address, target) = header.try_into()?;
         let admission = self.ps.admit(address, target)?;

@@ -6,6 +6,7 @@
 
 pub mod chaos;
 pub mod etcd;
+pub mod keys;
 pub mod oracle;
 pub mod s3;
 
@@ -29,7 +30,12 @@ pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Com
 /// The same commands in another program.
 pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path, args: I) -> Command {
     let mut command = Command::new(path);
-    command.args(args).env_remove("EBB_MASTER").stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null());
+    for name in ["MASTER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKENS", "INSECURE"]
+        .map(|name| format!("EBB_{name}"))
+    {
+        command.env_remove(name);
+    }
     command
 }
 
