@@ -15,7 +15,7 @@ use std::{
 
 /// Run the whole check: format, lints, build without libtorch, tests, deploy/, doctests, benches once, licences.
 ///
-/// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 20 minutes
+/// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 40 minutes
 /// on 2 cores, with 544 MB to download; a few minutes when only our own code has changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
