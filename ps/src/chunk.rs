@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
-use crate::optim::{self, Optimizer, Update, state};
+use crate::optim::{self, Optimizer, Slot, Update, state};
 
 /// Recycled buffers of one partition; clones are the same pool.
 #[derive(Clone)]
@@ -205,7 +205,8 @@ fn take_up(values: &mut Values, bytes: &[u8]) {
 
 /// A chunk's role and the optimizer's slots beside it: `[slot][element]`.
 ///
-/// Slots change in place unless a checkpoint holds them: then the update takes copies, chunk by chunk, and changes those.
+/// Slots change in place unless a checkpoint holds them: then the update writes what follows them into other memory, in the
+/// same pass.
 #[derive(Debug)]
 pub struct Slots {
     role: Role,
@@ -239,8 +240,18 @@ impl Slots {
         let mut copy = None;
         match (self.role, weights, next) {
             (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
-                let mut slots: Vec<_> = self.values.iter_mut().map(|slot| owned(slot, step.pool)).collect();
-                step.update.apply_bytes(weights, sum.bytes(), &mut slots, next);
+                let mut moved: Vec<_> =
+                    self.values.iter_mut().map(|slot| room_beside(slot, step.pool)).collect();
+                let slots = self.values.iter_mut().zip(&mut moved).map(|(slot, moved)| match moved {
+                    Some(to) => Slot::Moved { from: floats_in(slot), to: floats_in_mut(to) },
+                    None => Slot::InPlace(floats_in_mut(Arc::get_mut(slot).expect("nobody else holds it"))),
+                });
+                step.update.apply_bytes(weights, sum.bytes(), slots.collect(), next);
+                for (slot, moved) in self.values.iter_mut().zip(moved) {
+                    if let Some(moved) = moved {
+                        *slot = Arc::new(moved);
+                    }
+                }
             }
             (Role::State, _, Values::F32(next)) => {
                 state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);
@@ -253,15 +264,17 @@ impl Slots {
     }
 }
 
-/// The slot for writing; a copy takes its place when somebody else holds it too.
-fn owned<'a>(slot: &'a mut Arc<Buffer>, pool: &Pool) -> &'a mut [f32] {
-    if Arc::get_mut(slot).is_none() {
-        let mut copy = pool.take(DType::F32, slot.len());
-        let values = slot.as_f32().expect("slots are floats");
-        copy.as_f32_mut().expect("taken as floats").copy_from_slice(values);
-        *slot = Arc::new(copy);
-    }
-    let slot = Arc::get_mut(slot).expect("nobody else holds it");
+/// Memory for what follows a slot, when somebody else holds it.
+fn room_beside(slot: &mut Arc<Buffer>, pool: &Pool) -> Option<Buffer> {
+    let held = Arc::get_mut(slot).is_none();
+    held.then(|| pool.take(DType::F32, slot.len()))
+}
+
+fn floats_in(slot: &Buffer) -> &[f32] {
+    slot.as_f32().expect("slots are floats")
+}
+
+fn floats_in_mut(slot: &mut Buffer) -> &mut [f32] {
     slot.as_f32_mut().expect("slots are floats")
 }
 
@@ -389,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_somebody_holds_are_copied_once_and_then_change_in_place() {
+    fn slots_that_somebody_holds_move_once_and_then_change_in_place() {
         let pool = Pool::new(1 << 20);
         let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 1, pool: &pool };
@@ -412,7 +425,7 @@ mod tests {
         );
         let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| **one == **other;
         assert!(slots.share().zip(alone.share()).all(same), "holding them does not reach the values");
-        // One copy of each slot; gradients that are not aligned are read where they are.
+        // Other memory for each slot, once; gradients that are not aligned are read where they are.
         assert_eq!(pool.allocated(), allocated + 2);
     }
 }

@@ -71,6 +71,9 @@ pub struct Applied {
     pub restore_error: Option<String>,
 }
 
+/// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.
+const STREAMED_BYTES_MIN: usize = 16 << 20;
+
 /// The weights of one version, in the order of the partition's chunks.
 pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 
@@ -637,8 +640,9 @@ impl Model {
         let begin = Instant::now();
         let plan = self.opening.plan;
         let scale = (1.0 / plan.samples_of(step) as f64) as f32;
+        let update = self.optimizer.prepare(version.get(), scale);
         let advance = Advance {
-            update: self.optimizer.prepare(version.get(), scale),
+            update: if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() },
             microbatches: plan.of(step),
             pool: &self.pool,
         };

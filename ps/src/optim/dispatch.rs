@@ -61,13 +61,40 @@ impl Path {
     }
 }
 
-/// How the next weights are written.
+/// How memory that is only written is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Write {
     /// Into the caches: whoever sends them finds them there.
     Cached,
     /// Past the caches, which are too small for them: saves reading the lines that are overwritten.
     Streamed,
+}
+
+/// One slot of the elements that an update changes.
+#[derive(Debug)]
+pub enum Slot<'a> {
+    /// It changes where it lies.
+    InPlace(&'a mut [f32]),
+    /// It is read here and written there, because somebody else needs it as it is. What `to` holds before does not matter.
+    Moved {
+        /// Before the update.
+        from: &'a [f32],
+        /// After it.
+        to: &'a mut [f32],
+    },
+}
+
+impl Slot<'_> {
+    /// Where the update reads and writes, and how many values each has.
+    fn pointers(&mut self) -> ((*const f32, *mut f32), [usize; 2]) {
+        match self {
+            Self::InPlace(slot) => {
+                let (to, len) = (slot.as_mut_ptr(), slot.len());
+                ((to.cast_const(), to), [len; 2])
+            }
+            Self::Moved { from, to } => ((from.as_ptr(), to.as_mut_ptr()), [from.len(), to.len()]),
+        }
+    }
 }
 
 /// The slices of one update, checked to have one length.
@@ -77,9 +104,31 @@ struct Operands<const SLOTS: usize> {
     weights: *const f32,
     /// Maybe not aligned.
     gradient: *const f32,
-    slots: [*mut f32; SLOTS],
+    /// Each is read at one place and written at another, which may be the same.
+    slots: [(*const f32, *mut f32); SLOTS],
     next: *mut f32,
     length: usize,
+}
+
+impl<const SLOTS: usize> Operands<SLOTS> {
+    /// What may be streamed in vectors of so many bytes.
+    fn streams(&self, write: Write, vector_bytes: usize) -> Streams {
+        let aligned = |to: *mut f32| to.addr() % vector_bytes == self.next.addr() % vector_bytes;
+        let moved = |&(from, to): &(*const f32, *mut f32)| from != to.cast_const() && aligned(to);
+        match write {
+            Write::Cached => Streams::Nothing,
+            Write::Streamed if SLOTS > 0 && self.slots.iter().all(moved) => Streams::NextAndSlots,
+            Write::Streamed => Streams::Next,
+        }
+    }
+}
+
+/// What is written past the caches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Streams {
+    Nothing,
+    Next,
+    NextAndSlots,
 }
 
 /// Applies `kernel` to all elements. `weights` and `gradient` are little-endian f32 at any alignment.
@@ -91,7 +140,7 @@ pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
     kernel: &K,
     weights: &[u8],
     gradient: &[u8],
-    slots: [&mut [f32]; SLOTS],
+    mut slots: [Slot<'_>; SLOTS],
     next: &mut [f32],
 ) {
     const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
@@ -103,13 +152,14 @@ pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
     assert_eq!(gradient.len() % 4, 0, "the gradient ends within a value");
     check("the gradient", gradient.len() / 4);
     check("the buffer of the next weights", next.len());
-    for (number, slot) in slots.iter().enumerate() {
-        check(&format!("slot {number}"), slot.len());
+    let slots = slots.each_mut().map(Slot::pointers);
+    for (number, (_, lengths)) in slots.iter().enumerate() {
+        lengths.iter().for_each(|&found| check(&format!("slot {number}"), found));
     }
     let operands = Operands {
         weights: weights.as_ptr().cast(),
         gradient: gradient.as_ptr().cast(),
-        slots: slots.map(<[f32]>::as_mut_ptr),
+        slots: slots.map(|(pointers, _)| pointers),
         next: next.as_mut_ptr(),
         length,
     };
@@ -178,46 +228,56 @@ unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
 ) {
     let length = operands.length;
     let bytes = V::WIDTH * size_of::<f32>();
-    let streams = write == Write::Streamed && V::WIDTH > 1;
-    let head = if streams { operands.next.align_offset(bytes).min(length) } else { 0 };
+    let streams = if V::WIDTH > 1 { operands.streams(write, bytes) } else { Streams::Nothing };
+    let head = if streams == Streams::Nothing { 0 } else { operands.next.align_offset(bytes).min(length) };
     let vectors = head + (length - head) / V::WIDTH * V::WIDTH;
-    // SAFETY: each index is below `length` by `WIDTH` or more; `next + head` is aligned and every vector after it too.
+    // SAFETY: each index is below `length` by `WIDTH` or more; `next + head` is aligned and every vector after it too, and with
+    // `NextAndSlots` those of the slots.
     unsafe {
         for at in 0..head {
-            element::<f32, K, SLOTS>(kernel, operands, at, false);
+            element::<f32, K, SLOTS>(kernel, operands, at, Streams::Nothing);
         }
-        if streams {
-            for at in (head..vectors).step_by(V::WIDTH) {
-                element::<V, K, SLOTS>(kernel, operands, at, true);
+        // The choice is made once, outside the loops.
+        match streams {
+            Streams::Nothing => {
+                for at in (head..vectors).step_by(V::WIDTH) {
+                    element::<V, K, SLOTS>(kernel, operands, at, Streams::Nothing);
+                }
             }
-        } else {
-            for at in (head..vectors).step_by(V::WIDTH) {
-                element::<V, K, SLOTS>(kernel, operands, at, false);
+            Streams::Next => {
+                for at in (head..vectors).step_by(V::WIDTH) {
+                    element::<V, K, SLOTS>(kernel, operands, at, Streams::Next);
+                }
+            }
+            Streams::NextAndSlots => {
+                for at in (head..vectors).step_by(V::WIDTH) {
+                    element::<V, K, SLOTS>(kernel, operands, at, Streams::NextAndSlots);
+                }
             }
         }
         for at in vectors..length {
-            element::<f32, K, SLOTS>(kernel, operands, at, false);
+            element::<f32, K, SLOTS>(kernel, operands, at, Streams::Nothing);
         }
     }
 }
 
 /// # Safety
-/// As [`run`], and `at + WIDTH <= length`; with `streams`, `next + at` is aligned to `V`.
+/// As [`run`], and `at + WIDTH <= length`; what `streams` names is aligned to `V` there.
 #[inline(always)]
 unsafe fn element<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
     kernel: &K,
     operands: Operands<SLOTS>,
     at: usize,
-    streams: bool,
+    streams: Streams,
 ) {
     let Operands { weights, gradient, slots, next, .. } = operands;
     // SAFETY: the caller's promise.
     unsafe {
-        let here = slots.map(|slot| V::load(slot.add(at)));
+        let here = slots.map(|(from, _)| V::load(from.add(at)));
         let (weight, after) = kernel.update(V::load(weights.add(at)), V::load(gradient.add(at)), here);
-        for (slot, value) in slots.into_iter().zip(after) {
-            value.store(slot.add(at));
+        for ((_, to), value) in slots.into_iter().zip(after) {
+            if streams == Streams::NextAndSlots { value.stream(to.add(at)) } else { value.store(to.add(at)) }
         }
-        if streams { weight.stream(next.add(at)) } else { weight.store(next.add(at)) }
+        if streams == Streams::Nothing { weight.store(next.add(at)) } else { weight.stream(next.add(at)) }
     }
 }

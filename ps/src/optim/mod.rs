@@ -5,7 +5,7 @@
 //! - Every output element depends on the elements at its own index and on scalars, nothing else. So the result does not
 //!   depend on how a tensor is cut into chunks, nor on which thread or ps updates which part.
 //! - Weights and gradient are only read; the new weights go to another buffer. A pull or a checkpoint that holds the
-//!   old buffer is not disturbed. Only the slots change in place.
+//!   old buffer is not disturbed. Only the slots change in place, unless a checkpoint holds them: then they [move](Slot).
 //! - Only `+ - * /` and `sqrt` of f32, in the order of PyTorch's single-tensor CPU path, never fused: IEEE 754 rounds
 //!   each exactly, so the bits are the same on every CPU (a NaN's payload aside). They are the bits of PyTorch 2.11's
 //!   portable kernels with an IEEE square root. Its AVX kernels fuse multiply and add in some lanes; we do not, as that
@@ -37,6 +37,7 @@ use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
 use self::adadelta::Adadelta;
 use self::adagrad::Adagrad;
 use self::adam::{Adam, Amsgrad};
+pub use self::dispatch::Slot;
 use self::dispatch::{Path, Write, apply};
 use self::ftrl::Ftrl;
 use self::mean::Mean;
@@ -217,8 +218,8 @@ impl Optimizer {
 }
 
 impl Update {
-    /// For weights that do not fit into the caches with their slots: the next ones are written past them, which saves
-    /// reading what is overwritten. The bits are the same.
+    /// For weights that do not fit into the caches with their slots: the next ones, and slots that move, are written past
+    /// them, which saves reading what is overwritten. The bits are the same.
     #[must_use]
     pub const fn past_the_caches(self) -> Self {
         Self { write: Write::Streamed, ..self }
@@ -236,21 +237,16 @@ impl Update {
         slots: &mut [S],
         next: &mut [f32],
     ) {
+        let slots = slots.iter_mut().map(|slot| Slot::InPlace(slot.as_mut())).collect();
         self.apply_bytes(weights, bytemuck::cast_slice(gradient), slots, next);
     }
 
-    /// The same from a gradient as it was received: little-endian f32 at any alignment.
+    /// The same from a gradient as it was received: little-endian f32 at any alignment. Slots may move to other memory.
     ///
     /// # Panics
     ///
     /// As [`Optimizer::update`].
-    pub fn apply_bytes<S: AsMut<[f32]>>(
-        &self,
-        weights: &[f32],
-        gradient: &[u8],
-        slots: &mut [S],
-        next: &mut [f32],
-    ) {
+    pub fn apply_bytes(&self, weights: &[f32], gradient: &[u8], slots: Vec<Slot<'_>>, next: &mut [f32]) {
         let weights = bytemuck::cast_slice(weights);
         let how = (self.path, self.write);
         match &self.rule {
@@ -272,9 +268,7 @@ impl Update {
 }
 
 /// The slots of a kernel that has `SLOTS` of them.
-fn all<const SLOTS: usize, S: AsMut<[f32]>>(slots: &mut [S]) -> [&mut [f32]; SLOTS] {
-    let given = slots.len();
-    let slots: &mut [S; SLOTS] =
-        slots.try_into().unwrap_or_else(|_| panic!("{given} slots given, the update rule has {SLOTS}"));
-    slots.each_mut().map(AsMut::as_mut)
+fn all<const SLOTS: usize>(slots: Vec<Slot<'_>>) -> [Slot<'_>; SLOTS] {
+    let slots = slots.try_into();
+    slots.unwrap_or_else(|slots: Vec<_>| panic!("{} slots given, the update rule has {SLOTS}", slots.len()))
 }

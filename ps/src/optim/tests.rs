@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 
 use super::dispatch::{Path, Write};
-use super::{Optimizer, Update};
+use super::{Optimizer, Slot, Update};
 
 const TOTAL_STEPS: u64 = 50;
 
@@ -146,11 +146,52 @@ fn the_address_of_gradient_and_next_weights_does_not_reach_the_bits() {
                 let mut slots = operands.slots[..optimizer.slots()].to_vec();
                 let mut next = vec![f32::NAN; shift + 67];
                 let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
-                update.apply_bytes(&operands.weights, &raw[shift..], &mut slots, &mut next[shift..]);
+                let in_place = slots.iter_mut().map(|slot| Slot::InPlace(slot)).collect();
+                update.apply_bytes(&operands.weights, &raw[shift..], in_place, &mut next[shift..]);
                 let found: Vec<_> =
                     [vec![next[shift..].to_vec()], slots].concat().iter().map(|v| bits(v)).collect();
                 assert_eq!(found, expected, "{path:?}, {write:?}, {shift} off, {optimizer:?}");
                 assert!(next[..shift].iter().all(|value| value.is_nan()), "wrote before the slice");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_that_move_have_the_bits_of_those_that_stay_and_stay_as_they_were() {
+    let values = |salt: usize| (0..67).map(|at| odd(at * 10 + 1 + salt)).collect::<Vec<_>>();
+    let operands = Operands { weights: values(0), gradient: values(1), slots: vec![vec![0.5; 67]; 3] };
+    for optimizer in optimizers() {
+        let expected = operands.update(&optimizer, 3, 0.5);
+        // Slots at the alignment of the next weights, so that they are streamed too, and at others.
+        for (shift, next_shift) in (0..20).flat_map(|shift| [(shift, shift), (shift, 3)]) {
+            for ((path, write), stays) in ways().into_iter().flat_map(|way| [(way, 9), (way, 0)]) {
+                let held = operands.slots[..optimizer.slots()].to_vec();
+                // Slot number `stays` changes in place.
+                let mut here = held.clone();
+                let mut there = vec![vec![f32::NAN; shift + 67]; held.len()];
+                let slots = here.iter_mut().zip(&mut there).enumerate().map(|(number, (from, to))| {
+                    if number == stays {
+                        Slot::InPlace(from)
+                    } else {
+                        Slot::Moved { from, to: &mut to[shift..] }
+                    }
+                });
+                let slots = slots.collect();
+                let mut next = vec![f32::NAN; next_shift + 67];
+                let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
+                let gradient = bytemuck::cast_slice(&operands.gradient);
+                update.apply_bytes(&operands.weights, gradient, slots, &mut next[next_shift..]);
+                let after =
+                    here.iter().zip(&there).enumerate().map(|(number, (here, there))| {
+                        if number == stays { &here[..] } else { &there[shift..] }
+                    });
+                let found: Vec<_> = std::iter::once(&next[next_shift..]).chain(after).map(bits).collect();
+                assert_eq!(found, expected, "{path:?}, {write:?}, {shift} off, {optimizer:?}");
+                for (number, (here, held)) in here.iter().zip(&held).enumerate() {
+                    assert!(number == stays || here == held, "what is held does not change");
+                }
+                assert!(there.iter().all(|to| to[..shift].iter().all(|value| value.is_nan())));
             }
         }
     }
