@@ -118,8 +118,16 @@ pub fn version_of(name: &str) -> Option<Version> {
 
 /// Name of a partition's data file, whose header has this checksum.
 pub fn file_name(partition: PartitionId, partitions: u32, header_crc32c: u32) -> String {
-    format!("partition-{:05}-of-{partitions:05}-{header_crc32c:08x}.safetensors", partition.get())
+    format!("{}-{header_crc32c:08x}.safetensors", file_stem(partition, partitions))
 }
+
+/// How the names of a partition's data files begin.
+pub fn file_stem(partition: PartitionId, partitions: u32) -> String {
+    format!("partition-{:05}-of-{partitions:05}", partition.get())
+}
+
+/// What offset, length and memory of a write must be multiples of, in bytes, so that every disk that we know of takes it as it is.
+pub const ALIGNED: usize = 4096;
 
 /// Which steps are applied: all below the watermark, and those above it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

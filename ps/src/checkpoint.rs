@@ -128,20 +128,20 @@ impl Saver {
     async fn write(&self, cut: Cut) -> checkpoint::Result<Saved> {
         let version = cut.version();
         let folder = self.stores.open(&self.spec.url)?.below(&folder(&self.job, version));
-        let sealed = cut.seal().await;
-        let place = self.place;
+        let cut = Arc::new(cut);
         let tell = |error: &checkpoint::Error| {
+            let place = self.place;
             tracing::warn!(%place, %version, %error, "the checkpoint store fails; trying again");
         };
-        patiently(tell, || write::write(&folder, &sealed, self.spec.bandwidth)).await?;
+        let header = patiently(tell, || write::write(&folder, &cut, self.spec.bandwidth)).await?;
         Ok(Saved {
             place: self.place,
             era: self.era,
             version,
-            file: sealed.file_name(),
-            bytes: sealed.bytes(),
-            crc32c: sealed.crc32c(),
-            applied: sealed.applied().clone(),
+            file: header.file_name(),
+            bytes: header.file_bytes(),
+            crc32c: header.crc32c(),
+            applied: header.applied().clone(),
         })
     }
 

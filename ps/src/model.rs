@@ -103,6 +103,8 @@ pub(crate) struct Model {
     steps_in_progress_max: usize,
     threads: usize,
     pool: Pool,
+    /// So many updates take from the pool what training needs; those after them take what was given back.
+    settled_after: usize,
     metrics: Arc<Metrics>,
     state: Mutex<State>,
     /// Taken by the one update at a time; empty until version 0.
@@ -136,6 +138,8 @@ struct State {
     /// Complete steps that are not applied yet.
     ready: BTreeMap<Step, Sums>,
     updating: bool,
+    /// Made since it was opened.
+    updates: usize,
     ledger: Ledger,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
@@ -186,6 +190,7 @@ impl Model {
             aggregator: Aggregator::default(),
             ready: BTreeMap::new(),
             updating: false,
+            updates: 0,
             ledger: Ledger::new(opening.plan, consistency.order),
             restore_error: None,
         };
@@ -218,6 +223,7 @@ impl Model {
             threads: parallel::threads_for(bytes, options.threads),
             // The next version, a few sums in progress, and what a checkpoint holds.
             pool: Pool::new((4 + slots_saved) * bytes),
+            settled_after: newest + 2,
             metrics,
             state: Mutex::new(state),
             slots: Mutex::default(),
@@ -308,11 +314,10 @@ impl Model {
         checks::restored(self.opening.address, &state.ledger);
         drop(state);
         self.changed.notify_waiters();
-        self.reserve();
     }
 
     /// Takes the memory of the first checkpoint in the background, so that the step after its cut need not wait for it: for each chunk
-    /// its slots, which that step copies, and the version of the weights that is held.
+    /// what follows its slots in that step, and the version of the weights that is held.
     fn reserve(&self) {
         let Some(runtime) = tokio::runtime::Handle::try_current().ok().filter(|_| self.saver.is_some())
         else {
@@ -510,7 +515,6 @@ impl Model {
         drop(state.versions.insert(Version(0), weights));
         drop(state);
         self.changed.notify_waiters();
-        self.reserve();
         Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
     }
 
@@ -605,8 +609,13 @@ impl Model {
             state.aggregator.forget(step);
             checks::applied(self.opening.address, step, version.next());
             let cut = self.maybe_cut(&state);
+            state.updates += 1;
+            let reserves = state.updates == self.settled_after;
             drop(state);
             self.changed.notify_waiters();
+            if reserves {
+                self.reserve();
+            }
             if let Some((saver, cut)) = cut {
                 saver.save(cut);
             }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{AppliedSteps, Error, Result};
+use super::{ALIGNED, AppliedSteps, Error, Result};
 use crate::ids::{PartitionId, Step, Version};
 use crate::tensor::DType;
 
@@ -117,7 +117,8 @@ impl Partition {
         self.entries.iter().fold(0, |sum: u64, entry| sum.saturating_add(entry.bytes()))
     }
 
-    /// The header: its length, then JSON, padded so that the values begin on a multiple of 8.
+    /// The header: its length, then JSON, padded so that the values begin on a multiple of [`ALIGNED`]. It is as long whatever the
+    /// checksums are.
     pub fn encode(&self) -> Bytes {
         let list = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join(" ");
         let metadata = Metadata {
@@ -141,9 +142,8 @@ impl Partition {
             at = end;
         }
         let mut text = serde_json::to_string(&header).expect("strings and numbers");
-        while !text.len().is_multiple_of(8) {
-            text.push(' ');
-        }
+        let length = (8 + text.len()).next_multiple_of(ALIGNED) - 8;
+        text.extend(std::iter::repeat_n(' ', length - text.len()));
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend_from_slice(text.as_bytes());
         bytes.into()

@@ -1,39 +1,46 @@
 //! A large file on a local disk, past the page cache.
 //!
 //! The system's cache would take the bytes at memory speed on every core that it finds, from those who train, and write them later;
-//! so they are gathered in blocks that the disk takes as they are, one being filled while others are written. A file system
-//! that does not know this (some in memory, some in the network) is written to as usual.
+//! so the disk reads them where they lie, if they begin and end where disks can; all others are gathered in blocks. Either way few large
+//! writes are under way while the next one is made up. A file system that does not know this (some in memory, some in the network) is written to as usual.
 //!
-//! The file has a temporary name until it lies safe; one that was given up is removed with its folder.
+//! The first bytes of the file come last, with its name. It has a temporary one until it lies safe; one that was given up is removed with
+//! its folder.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-/// Bytes of one write.
+use super::ALIGNED;
+
+/// Bytes of one write: enough for a disk to be busy while threads that train let nobody else run.
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// Blocks that are being written at once: the disk has the next one when it is done with one.
-const WRITING_MAX: usize = 2;
-
-/// What offset, length and memory of a write must be multiples of, on every disk that we know of.
-const ALIGNED: usize = 4096;
+/// Writes at once: the disk has the next ones when it is done with one.
+const WRITING_MAX: usize = 3;
 
 /// A file that is being written. Dropped before it is finished, nothing of it stays.
 #[derive(Debug)]
 pub(super) struct Direct {
-    path: PathBuf,
     staged: Staged,
     file: Arc<File>,
+    /// Bytes at its beginning that come last.
+    head_bytes: usize,
+    /// Bytes for the next write that lie where the disk can read them.
+    lying: Vec<Bytes>,
+    lying_bytes: usize,
+    /// Other bytes for the next write. While there are some, all that come are gathered with them.
     filling: Block,
-    /// Where the block that is being filled begins.
+    /// Where the next write begins.
     at: u64,
-    writing: VecDeque<JoinHandle<io::Result<Block>>>,
+    /// Each gives back its block.
+    writing: VecDeque<JoinHandle<io::Result<Option<Block>>>>,
     /// Written and ready to be filled.
     free: Vec<Block>,
 }
@@ -50,71 +57,150 @@ impl Drop for Staged {
 }
 
 impl Direct {
-    /// Begins a file; folders that are missing are made.
-    pub(super) fn create(path: PathBuf) -> io::Result<Self> {
-        let (file, staged) = match stage(&path) {
+    /// Begins a file beside `path`; folders that are missing are made.
+    ///
+    /// # Panics
+    /// If `head_bytes` is no multiple of [`ALIGNED`].
+    pub(super) fn create(path: &Path, head_bytes: usize) -> io::Result<Self> {
+        assert!(head_bytes.is_multiple_of(ALIGNED), "{head_bytes} bytes, expected a multiple of {ALIGNED}");
+        let (file, staged) = match stage(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                make_folders(parent(&path)?)?;
-                stage(&path)?
+                make_folders(parent(path)?)?;
+                stage(path)?
             }
             staged => staged?,
         };
-        let file = Arc::new(file);
-        let (filling, writing, free) = (Block::new(), VecDeque::new(), Vec::new());
-        Ok(Self { path, staged: Staged(staged), file, filling, at: 0, writing, free })
+        Ok(Self {
+            staged: Staged(staged),
+            file: Arc::new(file),
+            head_bytes,
+            lying: Vec::new(),
+            lying_bytes: 0,
+            filling: Block::default(),
+            at: head_bytes as u64,
+            writing: VecDeque::new(),
+            free: Vec::new(),
+        })
     }
 
-    /// Appends; waits while [`WRITING_MAX`] blocks are being written.
-    pub(super) async fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            bytes = self.filling.fill(bytes);
+    /// Appends; waits while enough is being written.
+    pub(super) async fn put(&mut self, bytes: Bytes) -> io::Result<()> {
+        let aligned = bytes.as_ptr().addr().is_multiple_of(ALIGNED) && bytes.len().is_multiple_of(ALIGNED);
+        if aligned && self.filling.len == 0 {
+            self.lying_bytes += bytes.len();
+            self.lying.push(bytes);
+            return if self.lying_bytes < BLOCK_BYTES { Ok(()) } else { self.write_lying().await };
+        }
+        self.write_lying().await?;
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            rest = self.filling.fill(rest);
             if self.filling.len == BLOCK_BYTES {
-                while self.writing.len() >= WRITING_MAX {
-                    self.written().await?;
-                }
-                let next = self.free.pop().unwrap_or_else(Block::new);
-                let full = std::mem::replace(&mut self.filling, next);
-                let (file, at) = (self.file.clone(), self.at);
-                self.at += BLOCK_BYTES as u64;
-                self.writing.push_back(tokio::task::spawn_blocking(move || {
+                let full = std::mem::take(&mut self.filling);
+                let write = |file: &File, at| {
                     file.write_all_at(full.bytes(BLOCK_BYTES), at)?;
-                    Ok(full)
-                }));
+                    Ok(Some(full))
+                };
+                self.write(BLOCK_BYTES, write).await?;
+                self.filling = self.free.pop().unwrap_or_default();
             }
         }
         Ok(())
     }
 
-    /// Waits until the file is there, safe, under its name.
-    pub(super) async fn finish(mut self) -> io::Result<()> {
+    async fn write_lying(&mut self) -> io::Result<()> {
+        let (lying, bytes) = (std::mem::take(&mut self.lying), std::mem::take(&mut self.lying_bytes));
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.write(bytes, move |file, at| write_pieces(file, &lying, at).map(|()| None)).await
+    }
+
+    /// Writes in the background, when there is room for it.
+    async fn write(
+        &mut self,
+        bytes: usize,
+        write: impl FnOnce(&File, u64) -> io::Result<Option<Block>> + Send + 'static,
+    ) -> io::Result<()> {
+        while self.writing.len() >= WRITING_MAX {
+            self.written().await?;
+        }
+        let (file, at) = (self.file.clone(), self.at);
+        self.at += bytes as u64;
+        self.writing.push_back(tokio::task::spawn_blocking(move || write(&file, at)));
+        Ok(())
+    }
+
+    /// Writes the beginning, and waits until the file is there, safe, under its name.
+    ///
+    /// # Panics
+    /// If `head` has not as many bytes as were left for it.
+    pub(super) async fn finish(mut self, name: &str, head: &[u8]) -> io::Result<()> {
+        assert_eq!(head.len(), self.head_bytes, "the beginning has the room that was left for it");
+        self.write_lying().await?;
         while !self.writing.is_empty() {
             self.written().await?;
         }
+        let (name, mut first) = (name.to_owned(), Block::new(head.len()));
+        first.fill(head);
         let finishing = tokio::task::spawn_blocking(move || {
-            let Self { path, staged, file, filling, at, .. } = self;
+            let Self { staged, file, filling, at, .. } = self;
             if filling.len > 0 {
                 file.write_all_at(filling.bytes(filling.len.next_multiple_of(ALIGNED)), at)?;
                 // Writes are of whole sectors; what is too much goes again.
                 file.set_len(at + filling.len as u64)?;
             }
+            file.write_all_at(first.bytes(first.len), 0)?;
             file.sync_all()?;
-            fs::rename(&staged.0, &path)?;
-            sync_folder(parent(&path)?)
+            fs::rename(&staged.0, staged.0.with_file_name(name))?;
+            sync_folder(parent(&staged.0)?)
         });
         finishing.await.map_err(io::Error::other)?
     }
 
+    /// Waits for the oldest write.
     async fn written(&mut self) -> io::Result<()> {
         let Some(oldest) = self.writing.pop_front() else { return Ok(()) };
-        let mut block = oldest.await.map_err(io::Error::other)??;
-        block.len = 0;
-        self.free.push(block);
+        if let Some(mut block) = oldest.await.map_err(io::Error::other)?? {
+            block.len = 0;
+            self.free.push(block);
+        }
         Ok(())
     }
 }
 
-/// Memory that a disk reads from itself.
-#[derive(Debug)]
+/// Pieces that Linux takes at once (`IOV_MAX`).
+#[cfg(target_os = "linux")]
+const PIECES_MAX: usize = 1024;
+
+/// Writes pieces of memory as one.
+#[cfg(target_os = "linux")]
+fn write_pieces(file: &File, pieces: &[Bytes], mut at: u64) -> io::Result<()> {
+    let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        let pieces = &rest[..rest.len().min(PIECES_MAX)];
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwritev(file, pieces, at))?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        at += written as u64;
+        IoSlice::advance_slices(&mut rest, written);
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn write_pieces(file: &File, pieces: &[Bytes], mut at: u64) -> io::Result<()> {
+    for piece in pieces {
+        file.write_all_at(piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// Memory that a disk reads from itself; taken when there is something to put into it.
+#[derive(Debug, Default)]
 struct Block {
     memory: Vec<u8>,
     begin: usize,
@@ -122,15 +208,18 @@ struct Block {
 }
 
 impl Block {
-    fn new() -> Self {
-        let memory = vec![0; BLOCK_BYTES + ALIGNED];
+    fn new(room: usize) -> Self {
+        let memory = vec![0; room + ALIGNED];
         let begin = memory.as_ptr().align_offset(ALIGNED);
         Self { memory, begin, len: 0 }
     }
 
     /// Takes what there is room for; answers the rest.
     fn fill<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let (fits, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - self.len));
+        if self.memory.is_empty() {
+            *self = Self::new(BLOCK_BYTES);
+        }
+        let (fits, rest) = bytes.split_at(bytes.len().min(self.memory.len() - ALIGNED - self.len));
         let from = self.begin + self.len;
         self.memory[from..from + fits.len()].copy_from_slice(fits);
         self.len += fits.len();
@@ -206,19 +295,31 @@ mod tests {
         (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect()
     }
 
+    /// Memory that begins `shift` bytes off alignment.
+    fn lying(content: &[u8], shift: usize) -> Bytes {
+        let mut memory = vec![0; content.len() + 2 * ALIGNED];
+        let begin = memory.as_ptr().align_offset(ALIGNED) + shift;
+        memory[begin..begin + content.len()].copy_from_slice(content);
+        Bytes::from(memory).slice(begin..begin + content.len())
+    }
+
     #[tokio::test]
     async fn files_of_every_length_are_there_when_they_are_finished_and_not_before() {
         let folder = tempfile::tempdir().unwrap();
         for bytes in [0, 1, ALIGNED, ALIGNED + 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 5] {
-            let (below, content) = (folder.path().join(format!("a/b/{bytes}")), content(bytes));
-            let mut file = Direct::create(below.join("x")).unwrap();
-            for piece in content.chunks(1_000_003) {
-                file.put(piece).await.unwrap();
+            // In pieces that are gathered, and in those that are written from where they lie until one comes that is not.
+            for (piece_bytes, shift, head_bytes) in [(1_000_003, 7, 0), (1 << 20, 0, 2 * ALIGNED)] {
+                let (below, content) = (folder.path().join(format!("a/{bytes}/{shift}")), content(bytes));
+                let head = vec![0xee; head_bytes];
+                let mut file = Direct::create(&below.join("x"), head_bytes).unwrap();
+                for piece in content.chunks(piece_bytes) {
+                    file.put(lying(piece, shift)).await.unwrap();
+                }
+                assert_eq!(names(&below), ["x.1.partial"]);
+                file.finish("y", &head).await.unwrap();
+                assert_eq!(names(&below), ["y"]);
+                assert!(fs::read(below.join("y")).unwrap() == [head, content].concat(), "{bytes} bytes");
             }
-            assert_eq!(names(&below), ["x.1.partial"]);
-            file.finish().await.unwrap();
-            assert_eq!(names(&below), ["x"]);
-            assert!(fs::read(below.join("x")).unwrap() == content, "{bytes} bytes");
         }
     }
 
@@ -226,11 +327,10 @@ mod tests {
     async fn two_that_write_the_same_file_do_not_meet_and_what_is_given_up_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
-        let (mut one, mut other) =
-            (Direct::create(path.clone()).unwrap(), Direct::create(path.clone()).unwrap());
-        one.put(b"the same").await.unwrap();
-        other.put(b"the ").await.unwrap();
-        one.finish().await.unwrap();
+        let (mut one, mut other) = (Direct::create(&path, 0).unwrap(), Direct::create(&path, 0).unwrap());
+        one.put(Bytes::from_static(b"the same")).await.unwrap();
+        other.put(Bytes::from_static(b"the ")).await.unwrap();
+        one.finish("x", &[]).await.unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"the same");
         drop(other);
         assert_eq!(names(folder.path()), ["x"]);

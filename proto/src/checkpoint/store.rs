@@ -173,19 +173,26 @@ impl Folder {
     /// # Errors
     /// [`Error::Store`].
     pub async fn upload(&self, file: &str) -> Result<Upload> {
-        let to = match &self.disk {
-            Some(disk) => {
-                let path = disk.path_to_filesystem(&self.at(file));
-                let path = path.map_err(|error| self.failed("write", file, error))?;
-                To::Disk(Direct::create(path).map_err(|error| self.not_written(file, &error))?)
-            }
-            None => {
-                let upload = self.store.put_multipart(&self.at(file)).await;
-                let upload = upload.map_err(|error| self.failed("write", file, error))?;
-                To::Store(WriteMultipart::new_with_chunk_size(upload, PART_BYTES))
-            }
-        };
-        Ok(Upload { to, folder: self.clone(), file: file.to_owned() })
+        let upload = self.store.put_multipart(&self.at(file)).await;
+        let upload = upload.map_err(|error| self.failed("write", file, error))?;
+        let parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        Ok(Upload { parts, folder: self.clone(), file: file.to_owned() })
+    }
+
+    /// On a local disk, begins to write a large file, `stem` being the beginning of its name. Its first `head_bytes` and its name
+    /// come [last](OnDisk::finish). `None` where files grow from their beginning on.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    ///
+    /// # Panics
+    /// If `head_bytes` is no multiple of [`ALIGNED`](super::ALIGNED).
+    pub fn on_disk(&self, stem: &str, head_bytes: usize) -> Result<Option<OnDisk>> {
+        let Some(disk) = &self.disk else { return Ok(None) };
+        let path = disk.path_to_filesystem(&self.at(stem));
+        let path = path.map_err(|error| self.failed("write", stem, error))?;
+        let file = Direct::create(&path, head_bytes).map_err(|error| self.not_written(stem, &error))?;
+        Ok(Some(OnDisk { file, folder: self.clone(), stem: stem.to_owned() }))
     }
 
     /// Names of the files and folders directly in this folder.
@@ -259,15 +266,9 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 /// A large file that is being written. Dropped, it leaves nothing under its name.
 #[derive(Debug)]
 pub struct Upload {
-    to: To,
+    parts: WriteMultipart,
     folder: Folder,
     file: String,
-}
-
-#[derive(Debug)]
-enum To {
-    Store(WriteMultipart),
-    Disk(Direct),
 }
 
 impl Upload {
@@ -276,17 +277,9 @@ impl Upload {
     /// # Errors
     /// [`Error::Store`] when an earlier part failed. The upload is to be dropped then.
     pub async fn put(&mut self, bytes: Bytes, parts_max: usize) -> Result<()> {
-        match &mut self.to {
-            To::Store(parts) => {
-                parts.put(bytes);
-                let waited = parts.wait_for_capacity(parts_max).await;
-                waited.map_err(|error| self.folder.failed("write", &self.file, error))
-            }
-            To::Disk(disk) => {
-                let put = disk.put(&bytes).await;
-                put.map_err(|error| self.folder.not_written(&self.file, &error))
-            }
-        }
+        self.parts.put(bytes);
+        let waited = self.parts.wait_for_capacity(parts_max).await;
+        waited.map_err(|error| self.folder.failed("write", &self.file, error))
     }
 
     /// Waits until the file is there, safe, under its name.
@@ -294,26 +287,49 @@ impl Upload {
     /// # Errors
     /// [`Error::Store`]; then it is not.
     pub async fn finish(self) -> Result<()> {
-        let Self { to, folder, file } = self;
-        match to {
-            To::Store(parts) => {
-                let finished = parts.finish().await;
-                finished.map(drop).map_err(|error| folder.failed("write", &file, error))
-            }
-            To::Disk(disk) => disk.finish().await.map_err(|error| folder.not_written(&file, &error)),
-        }
+        let finished = self.parts.finish().await;
+        finished.map(drop).map_err(|error| self.folder.failed("write", &self.file, error))
     }
 
     /// Gives up; best effort to leave no parts behind.
     pub async fn abort(self) {
-        if let To::Store(parts) = self.to {
-            let _ = parts.abort().await;
-        }
+        let _ = self.parts.abort().await;
+    }
+}
+
+/// A large file that is being written to a local disk. Dropped, it leaves nothing.
+#[derive(Debug)]
+pub struct OnDisk {
+    file: Direct,
+    folder: Folder,
+    stem: String,
+}
+
+impl OnDisk {
+    /// Adds bytes after the beginning; waits while enough is being written.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when something was not written. The file is to be dropped then.
+    pub async fn put(&mut self, bytes: Bytes) -> Result<()> {
+        self.file.put(bytes).await.map_err(|error| self.folder.not_written(&self.stem, &error))
+    }
+
+    /// Writes the beginning, and waits until the file is there, safe, under its name.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; then it is not.
+    ///
+    /// # Panics
+    /// If `head` has not as many bytes as were left for it.
+    pub async fn finish(self, name: &str, head: &[u8]) -> Result<()> {
+        let Self { file, folder, .. } = self;
+        file.finish(name, head).await.map_err(|error| folder.not_written(name, &error))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ALIGNED;
     use super::*;
 
     async fn holds_what_was_written(stores: &Stores, url: &str) {
@@ -362,6 +378,22 @@ mod tests {
         folder.write("x", Bytes::new()).await.unwrap();
         assert_eq!(stores.clone().open("memory://somewhere").unwrap().list().await.unwrap(), ["x"]);
         assert_eq!(Stores::default().open("memory://somewhere").unwrap().list().await.unwrap(), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_file_on_a_disk_gets_its_beginning_and_its_name_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Stores::default().open(folder.path().to_str().unwrap()).unwrap().below("a job");
+        let mut file = disk.on_disk("x", ALIGNED).unwrap().expect("a disk");
+        file.put(Bytes::from_static(b"values")).await.unwrap();
+        file.finish("x-7", &[1; ALIGNED]).await.unwrap();
+        assert_eq!(disk.list().await.unwrap(), ["x-7"]);
+        assert_eq!(disk.ranges("x-7", &[4095..4099]).await.unwrap(), [&b"\x01val"[..]]);
+        let memory = Stores::default().open("memory://somewhere").unwrap();
+        assert!(memory.on_disk("x", ALIGNED).unwrap().is_none());
+        let nowhere = Stores::default().open("/proc/nowhere").unwrap();
+        let error = nowhere.on_disk("x", ALIGNED).unwrap_err();
+        assert!(matches!(&error, Error::Store { what: "write", .. }), "{error}");
     }
 
     #[test]

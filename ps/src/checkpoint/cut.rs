@@ -1,11 +1,10 @@
-//! A partition at one version: references of its weights and slots, and its ledger. Sealed, it knows its checksums.
+//! A partition at one version: references of its weights and slots, and its ledger.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::data::{Entry, Partition, Section};
-use proto::checkpoint::file_name;
+use proto::checkpoint::{ALIGNED, AppliedSteps, file_name, file_stem};
 use proto::ids::{PartitionId, Version};
 use proto::placement::Layout;
 
@@ -21,11 +20,11 @@ pub(crate) struct Cut {
     values: Vec<Arc<Buffer>>,
 }
 
-/// A cut with its header as it is written.
+/// The beginning of a file, with the checksums of all that follows.
 #[derive(Debug)]
-pub(crate) struct Sealed {
-    cut: Cut,
-    header: Bytes,
+pub(crate) struct Header {
+    partition: Partition,
+    bytes: Bytes,
     crc32c: u32,
 }
 
@@ -42,8 +41,12 @@ impl Cut {
         let (version, _) = weights.last().expect("the version that is saved");
         let members = layout.members(partition);
         let mut order: Vec<usize> = (0..members.len()).collect();
-        // Integers first, so that they lie on multiples of 8.
-        order.sort_by_key(|&index| std::cmp::Reverse(layout.tensor_of(members[index]).dtype().size()));
+        // What a disk takes as it lies comes first, because it must lie on multiples of `ALIGNED` in the file too; then integers, on
+        // multiples of 8.
+        order.sort_by_key(|&index| {
+            let size = layout.tensor_of(members[index]).dtype().size();
+            (!(layout.chunk(members[index]).len * size).is_multiple_of(ALIGNED), std::cmp::Reverse(size))
+        });
         let (mut entries, mut values) = (Vec::new(), Vec::new());
         for index in order {
             let (chunk, tensor) = (layout.chunk(members[index]), layout.tensor_of(members[index]));
@@ -72,28 +75,47 @@ impl Cut {
         self.header.version
     }
 
-    /// Works out the checksums.
-    pub(crate) async fn seal(self) -> Sealed {
-        if self.header.data_bytes() <= INLINE_BYTES_MAX {
-            return self.seal_now();
-        }
-        let sealing = tokio::task::spawn_blocking(move || self.seal_now());
-        sealing.await.expect("checksums do not panic and are not cancelled")
+    /// The values after the header, in order; no copy.
+    pub(crate) fn values(&self) -> impl Iterator<Item = Bytes> {
+        self.values.iter().map(Buffer::view)
     }
 
-    fn seal_now(mut self) -> Sealed {
-        for (entry, values) in self.header.entries.iter_mut().zip(&self.values) {
-            entry.crc32c = crc32c::crc32c(values.bytes());
+    /// Bytes of the header.
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.header.encode().len()
+    }
+
+    /// How the name of its file begins.
+    pub(crate) fn file_stem(&self) -> String {
+        file_stem(self.header.partition, self.header.partitions)
+    }
+
+    /// The header, with the checksum of each of the values.
+    pub(crate) fn header(&self, checksums: &[u32]) -> Header {
+        let mut partition = self.header.clone();
+        for (entry, &crc32c) in partition.entries.iter_mut().zip(checksums) {
+            entry.crc32c = crc32c;
         }
-        let header = self.header.encode();
-        Sealed { crc32c: crc32c::crc32c(&header), header, cut: self }
+        let bytes = partition.encode();
+        Header { crc32c: crc32c::crc32c(&bytes), bytes, partition }
+    }
+
+    /// Works out the checksums of the values.
+    pub(crate) async fn checksums(self: &Arc<Self>) -> Vec<u32> {
+        let cut = self.clone();
+        let work = move || cut.values.iter().map(|values| crc32c::crc32c(values.bytes())).collect();
+        if self.header.data_bytes() <= INLINE_BYTES_MAX {
+            return work();
+        }
+        let working = tokio::task::spawn_blocking(work);
+        working.await.expect("checksums do not panic and are not cancelled")
     }
 }
 
-impl Sealed {
+impl Header {
     /// Name of its file.
     pub(crate) fn file_name(&self) -> String {
-        file_name(self.cut.header.partition, self.cut.header.partitions, self.crc32c)
+        file_name(self.partition.partition, self.partition.partitions, self.crc32c)
     }
 
     /// Checksum of the header.
@@ -101,18 +123,18 @@ impl Sealed {
         self.crc32c
     }
 
+    /// As it is written.
+    pub(crate) const fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
     /// Size of the file.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.header.len() as u64 + self.cut.header.data_bytes()
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.bytes.len() as u64 + self.partition.data_bytes()
     }
 
     /// Which steps are applied.
     pub(crate) const fn applied(&self) -> &AppliedSteps {
-        &self.cut.header.applied
-    }
-
-    /// The file in pieces; no copy.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = Bytes> {
-        std::iter::once(self.header.clone()).chain(self.cut.values.iter().map(Buffer::view))
+        &self.partition.applied
     }
 }
