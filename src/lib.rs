@@ -14,6 +14,7 @@
 //! It then has the same commands, and a job file names the network with `model.builtin = "mine"`; the whole of such a program
 //! is `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
 
+pub mod allocator;
 mod args;
 mod cancel;
 mod checkpoint;
@@ -110,6 +111,7 @@ impl App {
 /// `registry` has the networks that `model.builtin` can name. Verbs that compute (`worker`, `run`) end the process here, so what
 /// a program does after this call happens for the others only.
 pub fn main(registry: model::Registry) -> ExitCode {
+    allocator::keep_free_memory();
     let cli = Cli::parse();
     let computes = matches!(cli.command, Command::Worker(_) | Command::Run(_));
     let environment = Environment::read();
