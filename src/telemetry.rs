@@ -62,7 +62,13 @@ pub(crate) fn start(
         None => None,
         Some(provider) => {
             opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
-            let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer(SCOPE));
+            // Where a span stands in the code, and on which thread, says nothing to who reads traces, and would be most of a span's bytes.
+            let layer = tracing_opentelemetry::layer()
+                .with_location(false)
+                .with_threads(false)
+                .with_target(false)
+                .with_tracked_inactivity(false)
+                .with_tracer(provider.tracer(SCOPE));
             // The exporter's own transport must not be traced: each export would cause the next.
             let quiet = "h2=off,hyper=off,tonic=off,tower=off,opentelemetry=off";
             let level = environment.log.as_deref().unwrap_or("info");

@@ -22,6 +22,7 @@ use tonic::transport::Channel;
 use tower::{Service as _, ServiceExt as _};
 
 use crate::channel::MESSAGE_BYTES_MAX;
+use crate::timeline;
 
 /// Path of a push.
 pub const PUSH: &str = "/ebbflow.v1.Parameters/Push";
@@ -292,12 +293,13 @@ where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
     let body = Outgoing { messages, pieces: Pieces::default(), ended: false, trailers: None };
-    let request = Request::post(path)
+    let mut request = Request::post(path)
         .version(http::Version::HTTP_2)
         .header("te", "trailers")
         .header("content-type", "application/grpc")
         .body(tonic::body::Body::new(body))
         .map_err(|error| Status::internal(format!("{path} is no path: {error}")))?;
+    timeline::inject(request.headers_mut());
     let mut channel = channel.clone();
     let ready = channel.ready().await.map_err(|error| Status::from_error(error.into()))?;
     let response = ready.call(request).await.map_err(|error| Status::from_error(error.into()))?;

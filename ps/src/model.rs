@@ -21,10 +21,12 @@ use proto::placement::Layout;
 use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
 use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::timeline::{self, Mark};
 use proto::tree::StepNode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
@@ -87,6 +89,8 @@ pub(crate) struct Arrived {
     /// What they are added to as they come, and the node that the sums belong to.
     sibling: Option<(StepNode, Sums)>,
     sums: Sums,
+    /// The push's span.
+    mark: Option<Mark>,
 }
 
 /// One job's partition on this ps.
@@ -126,7 +130,7 @@ impl Arrived {
     /// All chunks of a push at once.
     pub(crate) fn at_once(target: Target, chunks: Vec<Chunk>) -> Self {
         let sums = chunks.into_iter().map(|chunk| Sum::Received(chunk.values)).collect();
-        Self { target, sibling: None, sums }
+        Self { target, sibling: None, sums, mark: Mark::current() }
     }
 }
 
@@ -140,6 +144,8 @@ struct State {
     updating: bool,
     /// Made since it was opened.
     updates: usize,
+    /// Spans of the pushes of each step in progress, in the order in which they came; empty without a collector.
+    marks: BTreeMap<Step, Vec<Mark>>,
     ledger: Ledger,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
@@ -191,6 +197,7 @@ impl Model {
             ready: BTreeMap::new(),
             updating: false,
             updates: 0,
+            marks: BTreeMap::new(),
             ledger: Ledger::new(opening.plan, consistency.order),
             restore_error: None,
         };
@@ -379,7 +386,7 @@ impl Model {
             Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
                 let node = arrived.sibling.map_or(node, |(parent, _)| parent);
-                self.push_node(era, node, arrived.sums)
+                self.push_node(era, node, arrived.sums, arrived.mark)
             }
         }
     }
@@ -393,7 +400,7 @@ impl Model {
                 state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
             }
         };
-        Arrived { target, sibling, sums: Vec::new() }
+        Arrived { target, sibling, sums: Vec::new(), mark: Mark::current() }
     }
 
     /// Takes the next chunk of a push, which was checked.
@@ -527,7 +534,7 @@ impl Model {
         Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
     }
 
-    fn push_node(&self, era: Era, node: StepNode, sums: Sums) -> Result<Pushed> {
+    fn push_node(&self, era: Era, node: StepNode, sums: Sums, mark: Option<Mark>) -> Result<Pushed> {
         let mut offer = {
             let mut state = self.state();
             self.check_era(&state, era)?;
@@ -536,7 +543,11 @@ impl Model {
             if state.ledger.is_applied(node.step) {
                 Offer::Duplicate(sums)
             } else {
-                state.aggregator.offer(node, sums)
+                let offer = state.aggregator.offer(node, sums);
+                if let (Some(mark), false) = (mark, matches!(offer, Offer::Duplicate(_))) {
+                    state.marks.entry(node.step).or_default().push(mark);
+                }
+                offer
             }
         };
         let outcome = loop {
@@ -593,10 +604,13 @@ impl Model {
             let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
             let weights = weights.clone();
             let gone = state.versions.make_room();
+            let marks = state.marks.remove(&step).unwrap_or_default();
             drop(state);
             // Their buffers become those of the next version.
             drop(gone);
-            let next = self.advance(step, version, &weights, sums);
+            let span = self.apply_span(step, version);
+            timeline::join(&span, marks);
+            let next = span.in_scope(|| self.advance(step, version, &weights, sums));
 
             let mut state = self.state();
             if !matches!(state.life, Life::Open) {
@@ -622,6 +636,14 @@ impl Model {
             // Now, outside the lock, their buffers go back to the pool.
             drop(gone);
         }
+    }
+
+    fn apply_span(&self, step: Step, version: Version) -> Span {
+        let Address { job, partition, .. } = self.opening.address;
+        let (job, partition, step) = (job.get(), partition.get(), step.get());
+        tracing::debug_span!(
+            target: timeline::TARGET, parent: None, "apply", job, partition, step, version = version.next().get()
+        )
     }
 
     /// The partition as it is now, when this version is to be saved. Only between two updates: by whoever updates, or while nobody

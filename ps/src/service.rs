@@ -10,16 +10,19 @@ use proto::bulk::{self, Incoming, PULL, PUSH};
 use proto::channel::MESSAGE_BYTES_MAX;
 use proto::convert::{pack, required, tensors};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
-use proto::parameters::{Address, Parameters, Pull, Pulled, Pushed};
+use proto::parameters::{Address, Parameters, Pull, Pulled, Pushed, Target, Want};
 use proto::pb;
 use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
 use proto::pb::{pull_reply, push_request};
 use proto::spec::JobSpec;
+use proto::timeline;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::Service as HttpService;
 use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::field::{Empty, debug};
+use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
 use crate::handle::Ps;
@@ -43,6 +46,10 @@ impl Service {
         let first = stream.message::<pb::PushRequest>().await?.and_then(|first| first.part);
         let Some(push_request::Part::Header(header)) = first else { return Err(misplaced("header")) };
         let (address, target) = header.try_into()?;
+        record(address);
+        if let Target::Node { node, .. } = target {
+            Span::current().record("step", node.step.get());
+        }
         let admission = self.ps.admit(address, target)?;
         let mut check = admission.check();
         let mut arriving = admission.arriving();
@@ -61,19 +68,43 @@ impl Service {
         let waited = self.ps.options().push_timeout;
         let timed_out = |_| Error::PushTimedOut { place: admission.place(), waited };
         tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
-        admission.push(arriving.finish().await?).await
+        let pushed = admission.push(arriving.finish().await?).await?;
+        Span::current().record("outcome", debug(pushed.outcome));
+        Ok(pushed)
     }
 
     /// What a pull asks for, once it is there.
     async fn send(&self, mut request: Incoming<Body>) -> Result<Pulled, Status> {
         let request = request.message::<pb::PullRequest>().await?;
         let pull = Pull::try_from(required("Parameters.Pull", "request", request)?)?;
+        record(pull.address);
+        let (Want::Exact(version) | Want::AtLeast(version)) = pull.want;
+        Span::current().record("version", version.get());
         tokio::select! {
             biased;
             pulled = self.ps.pull(pull) => Ok(pulled?),
             () = self.stopping.cancelled() => Err(Error::Stopping.into()),
         }
     }
+}
+
+/// Says in the span of a call where it goes.
+fn record(address: Address) {
+    let span = Span::current();
+    span.record("job", address.job.get());
+    span.record("partition", address.partition.get());
+}
+
+/// The span of a call, as the timeline shows it, below that of the caller.
+macro_rules! served {
+    ($name:literal, $number:ident, $request:expr) => {{
+        let span = tracing::debug_span!(
+            target: timeline::TARGET, parent: None, $name,
+            otel.kind = "server", job = Empty, partition = Empty, $number = Empty, outcome = Empty
+        );
+        timeline::follow(&span, $request.headers());
+        span
+    }};
 }
 
 /// What a pull answers, one after the other.
@@ -116,16 +147,24 @@ impl HttpService<HttpRequest<Body>> for Bulk {
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
         let service = self.service.clone();
         match request.uri().path() {
-            PUSH => Box::pin(async move {
-                let pushed = service.receive(Incoming::request(request.into_body())).await;
-                let reply =
-                    service.ps.counted(pushed).map(|pushed| std::iter::once(pb::PushReply::from(pushed)));
-                Ok(bulk::respond(reply.map_err(Status::from)))
-            }),
-            PULL => Box::pin(async move {
-                let pulled = service.send(Incoming::request(request.into_body())).await;
-                Ok(bulk::respond(pulled.map(replies)))
-            }),
+            PUSH => {
+                let span = served!("push", step, request);
+                let pushing = async move {
+                    let pushed = service.receive(Incoming::request(request.into_body())).await;
+                    let reply =
+                        service.ps.counted(pushed).map(|pushed| std::iter::once(pb::PushReply::from(pushed)));
+                    Ok(bulk::respond(reply.map_err(Status::from)))
+                };
+                Box::pin(pushing.instrument(span))
+            }
+            PULL => {
+                let span = served!("pull", version, request);
+                let pulling = async move {
+                    let pulled = service.send(Incoming::request(request.into_body())).await;
+                    Ok(bulk::respond(pulled.map(replies)))
+                };
+                Box::pin(pulling.instrument(span))
+            }
             _ => self.others.call(request),
         }
     }

@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod collector;
 pub mod etcd;
 pub mod machine;
 pub mod oracle;

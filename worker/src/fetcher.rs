@@ -12,6 +12,7 @@ use proto::session::{Registered, Session};
 use proto::timeline::TARGET;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::config::Options;
@@ -86,8 +87,8 @@ impl Fetcher {
                 self.jobs.clear();
             }
             let master = self.master.clone();
-            let task = tracing::debug_span!(target: TARGET, parent: None, "task");
-            let asking = tracing::debug_span!(target: TARGET, parent: &task, "lease");
+            let task = tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty);
+            let asking = tracing::debug_span!(target: TARGET, parent: &task, "lease", otel.kind = "client");
             let lease = master.lease(incarnation).instrument(asking);
             tokio::pin!(lease);
             let lease = loop {
@@ -104,7 +105,10 @@ impl Fetcher {
             while self.readers.try_join_next().is_some() {}
             match lease {
                 Ok(None) => {}
-                Ok(Some(lease)) => self.on_lease(incarnation, lease, task).await,
+                Ok(Some(lease)) => {
+                    task.record("job", lease.job).record("lease", lease.id);
+                    self.on_lease(incarnation, lease, task).await;
+                }
                 Err(error) => {
                     tracing::debug!(reason = %error, "no lease");
                     tokio::time::sleep(PAUSE).await;
@@ -121,8 +125,8 @@ impl Fetcher {
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
         self.held.insert(incarnation, id);
-        match self.prepare(lease, span).await {
-            Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task }).await),
+        match self.prepare(lease).await {
+            Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task, span }).await),
             Err(error) => {
                 self.held.remove(id);
                 tracing::warn!(lease = %id, reason = %error, "cannot begin this task");
@@ -133,7 +137,7 @@ impl Fetcher {
         }
     }
 
-    async fn prepare(&mut self, lease: pb::Lease, span: Span) -> Result<Task> {
+    async fn prepare(&mut self, lease: pb::Lease) -> Result<Task> {
         let wrong = |error: proto::Error| Error::Call { what: "lease".to_owned(), failure: error.into() };
         let (id, placement) = (JobId(lease.job), Some(lease.placement));
         match required("Lease", "work", lease.work).map_err(wrong)? {
@@ -144,7 +148,7 @@ impl Fetcher {
             Wire::Init(task) => Ok(Task::Init(self.open(id, None).await?, task)),
             Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, placement).await?, task)),
             Wire::Export(task) => Ok(Task::Export(self.open(id, placement).await?, task)),
-            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, span).await?)),
+            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task).await?)),
             Wire::Predict(_) => Err(Error::Engine {
                 what: "predict".to_owned(),
                 reason: "this version has no prediction tasks".to_owned(),
@@ -152,13 +156,7 @@ impl Fetcher {
         }
     }
 
-    async fn train(
-        &mut self,
-        id: JobId,
-        placement: Option<u64>,
-        task: &pb::TrainTask,
-        span: Span,
-    ) -> Result<Train> {
+    async fn train(&mut self, id: JobId, placement: Option<u64>, task: &pb::TrainTask) -> Result<Train> {
         let job = self.open(id, placement).await?;
         let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
         if task.count == 0 || end.get() > job.plan.microbatches() {
@@ -171,16 +169,7 @@ impl Fetcher {
             });
         }
         let batches = self.read_ahead(job.clone(), next, end);
-        Ok(Train {
-            job,
-            era: Era(task.era),
-            next,
-            end,
-            batches,
-            reports: Vec::new(),
-            pushes: JoinSet::new(),
-            span,
-        })
+        Ok(Train { job, era: Era(task.era), next, end, batches, reports: Vec::new(), pushes: JoinSet::new() })
     }
 
     /// Reads `next..end` on another thread, a few microbatches ahead of the computation.

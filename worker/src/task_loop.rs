@@ -163,10 +163,18 @@ async fn master_lost(session: &Session, url: &str, patience: std::time::Duration
     }
 }
 
-/// A part of what happens for a lease, as the timeline shows it.
+/// A part of what happens for a lease, as the timeline shows it: in this process, or in others that it calls.
 macro_rules! part {
     ($name:literal, $lease:expr, $step:expr) => {
-        tracing::debug_span!(target: proto::timeline::TARGET, parent: &$lease, $name, step = $step.get())
+        part!($name, "internal", $lease, $step)
+    };
+    ($name:literal, calls, $lease:expr, $step:expr) => {
+        part!($name, "client", $lease, $step)
+    };
+    ($name:literal, $kind:literal, $lease:expr, $step:expr) => {
+        tracing::debug_span!(
+            target: proto::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get()
+        )
     };
 }
 
@@ -175,6 +183,8 @@ pub(crate) struct Work {
     pub(crate) incarnation: IncarnationId,
     pub(crate) lease: LeaseId,
     pub(crate) task: Task,
+    /// All that happens for this lease, from asking for it on.
+    pub(crate) span: Span,
 }
 
 /// What the lease is for.
@@ -196,8 +206,6 @@ pub(crate) struct Train {
     pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
-    /// All that happens for this lease, from asking for it on.
-    pub(crate) span: Span,
 }
 
 impl Work {
@@ -288,10 +296,10 @@ impl TaskLoop {
             }
             return;
         }
-        let held = self.held.clone();
+        let (held, span) = (self.held.clone(), work.span.clone());
         let result = tokio::select! {
             biased;
-            result = self.other(work) => result,
+            result = self.other(work).instrument(span) => result,
             () = held.lost(lease) => return,
             // What is still held is handed back.
             () = shutdown.cancelled() => return,
@@ -332,7 +340,7 @@ impl TaskLoop {
             None => {
                 let client = job.placed()?.ps.at(train.era);
                 let _timer = metrics.pull_nanos.time();
-                let pull = client.pull(want).instrument(part!("pull", train.span, step));
+                let pull = client.pull(want).instrument(part!("pull", calls, work.span, step));
                 tokio::pin!(pull);
                 loop {
                     tokio::select! {
@@ -383,7 +391,7 @@ impl TaskLoop {
                 return Ok(Progress::Done);
             }
             let loading = metrics.load_nanos.time();
-            let load = train.batches.recv().instrument(part!("load", train.span, step));
+            let load = train.batches.recv().instrument(part!("load", work.span, step));
             let (microbatch, batch) = match load.await {
                 Some(read) => read?,
                 // The reader was stopped with everything else.
@@ -396,7 +404,7 @@ impl TaskLoop {
                 }
             };
             drop(loading);
-            let compute = part!("compute", train.span, step);
+            let compute = part!("compute", work.span, step);
             let computing = metrics.compute_nanos.time();
             let adding = piece.add(&job, &weights, microbatch, batch).instrument(compute);
             let (added, report) = adding.await?;
@@ -410,7 +418,7 @@ impl TaskLoop {
             for (target, values) in piece.take(leaving) {
                 let client = job.placed()?.ps.at(piece.era());
                 let Some(permit) = self.permit(work.lease).await else { return Ok(Progress::Done) };
-                let (metrics, span) = (metrics.clone(), part!("push", train.span, step));
+                let (metrics, span) = (metrics.clone(), part!("push", calls, work.span, step));
                 let pushing = async move {
                     let _timer = metrics.push_nanos.time();
                     let pushed = client.push(target, values).await.map(drop);
@@ -464,7 +472,8 @@ impl TaskLoop {
             Task::Train(train) if train.next == train.end => {
                 self.metrics.leases.add(1);
                 let (master, held) = (self.master.clone(), self.held.clone());
-                self.finishers.spawn(finish(master, held, work.incarnation, work.lease, train));
+                let finishing = finish(master, held, work.incarnation, work.lease, train);
+                self.finishers.spawn(finishing.instrument(work.span));
             }
             _ => drop(self.ready.insert(work.urgency(), work)),
         }

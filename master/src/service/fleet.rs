@@ -74,7 +74,7 @@ impl Fleet for FleetService {
     }
 
     async fn lease(&self, request: Request<pb::LeaseRequest>) -> Result<Response<pb::LeaseReply>, Status> {
-        let span = tracing::debug_span!(target: timeline::TARGET, "grant");
+        let span = tracing::debug_span!(target: timeline::TARGET, parent: None, "grant", otel.kind = "server");
         timeline::follow(&span, request.metadata().as_ref());
         self.wait_for_lease(request.into_inner()).instrument(span).await
     }

@@ -1,0 +1,148 @@
+//! A collector of traces and numbers on loopback: takes what processes send by OTLP over gRPC, and keeps the spans.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
+    MetricsService, MetricsServiceServer,
+};
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use tonic::{Request, Response, Status};
+
+/// A span as it arrived.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Of the process that sent it.
+    pub service: String,
+    pub name: String,
+    pub trace: Vec<u8>,
+    pub id: Vec<u8>,
+    /// Empty for the root of a trace.
+    pub parent: Vec<u8>,
+    /// Trace and span that it follows from.
+    pub links: Vec<(Vec<u8>, Vec<u8>)>,
+    pub kind: SpanKind,
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    attributes: BTreeMap<String, Value>,
+}
+
+impl Span {
+    /// An attribute that is a number. Those without a sign travel as text, for OTLP knows none.
+    pub fn number(&self, name: &str) -> Option<i64> {
+        match self.attributes.get(name)? {
+            Value::IntValue(number) => Some(*number),
+            Value::StringValue(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// An attribute that is text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.attributes.get(name)? {
+            Value::StringValue(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    spans: Arc<Mutex<Vec<Span>>>,
+    numbers: Arc<AtomicU64>,
+}
+
+/// A running collector; it ends with its handle.
+#[derive(Debug)]
+pub struct Collector {
+    /// Where processes send to, `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub url: String,
+    seen: Seen,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Collector {
+    pub fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let seen = Seen::default();
+        let serving = tonic::transport::Server::builder()
+            .add_service(TraceServiceServer::new(seen.clone()))
+            .add_service(MetricsServiceServer::new(seen.clone()))
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+        runtime.spawn(serving);
+        Self { url, seen, _runtime: runtime }
+    }
+
+    /// Takes the spans that have come.
+    pub fn take(&self) -> Vec<Span> {
+        std::mem::take(&mut *self.seen.spans.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How many reports of numbers have come.
+    pub fn reports_of_numbers(&self) -> u64 {
+        self.seen.numbers.load(Ordering::Relaxed)
+    }
+}
+
+#[tonic::async_trait]
+impl TraceService for Seen {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let mut seen = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        for of_process in request.into_inner().resource_spans {
+            let process = attributes(of_process.resource.unwrap_or_default().attributes);
+            let service = match process.get("service.name") {
+                Some(Value::StringValue(name)) => name.clone(),
+                _ => String::new(),
+            };
+            let spans = of_process.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            seen.extend(spans.map(|span| Span {
+                service: service.clone(),
+                kind: span.kind(),
+                name: span.name,
+                trace: span.trace_id,
+                id: span.span_id,
+                parent: span.parent_span_id,
+                links: span.links.into_iter().map(|link| (link.trace_id, link.span_id)).collect(),
+                begin_ns: span.start_time_unix_nano,
+                end_ns: span.end_time_unix_nano,
+                attributes: attributes(span.attributes),
+            }));
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Seen {
+    async fn export(
+        &self,
+        _: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        self.numbers.fetch_add(1, Ordering::Relaxed);
+        Ok(Response::new(ExportMetricsServiceResponse::default()))
+    }
+}
+
+fn attributes(list: Vec<KeyValue>) -> BTreeMap<String, Value> {
+    let value =
+        |KeyValue { key, value, .. }: KeyValue| Some((key, value.and_then(|AnyValue { value }| value)?));
+    list.into_iter().filter_map(value).collect()
+}
