@@ -19,7 +19,7 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The address is none, or taken.
 pub(crate) async fn serve(address: Option<&str>, app: &App) -> Result<()> {
     if let Some(meter) = &app.meter {
-        app.board.read().iter().for_each(|reading| register(meter, reading, &app.board));
+        read(&app.board).iter().for_each(|reading| register(meter, reading, &app.board));
     }
     let Some(address) = app.environment.metrics(address) else { return Ok(()) };
     let (listener, address) = config::bind(address).await.context("--metrics")?;
@@ -29,7 +29,30 @@ pub(crate) async fn serve(address: Option<&str>, app: &App) -> Result<()> {
 }
 
 fn router(board: Board) -> Router {
-    Router::new().route("/metrics", get(async move || ([(CONTENT_TYPE, TEXT)], prometheus(&board.read()))))
+    Router::new().route("/metrics", get(async move || ([(CONTENT_TYPE, TEXT)], prometheus(&read(&board)))))
+}
+
+/// What the role counts, and what its process uses.
+fn read(board: &Board) -> Vec<Reading> {
+    let mut readings = board.read();
+    let used = memory_bytes("/proc/self/status", "VmRSS:");
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|limit| limit.trim().parse().ok());
+    let (used_help, limit_help) = (
+        "Memory of this process that is resident.",
+        "Memory that this process may use: the limit of its container, else what the machine has.",
+    );
+    readings.extend(used.map(|used| Reading::gauge("ebb_process_memory_bytes", used_help, used)));
+    let limit = limit.or_else(|| memory_bytes("/proc/meminfo", "MemTotal:"));
+    readings.extend(limit.map(|limit| Reading::gauge("ebb_process_memory_limit_bytes", limit_help, limit)));
+    readings
+}
+
+/// A line `NAME   NUMBER kB` of the kernel's; none where there is no such file.
+fn memory_bytes(file: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(1024 * line.split_whitespace().next()?.parse::<u64>().ok()?)
 }
 
 /// Lets a collector's exporter read a number of the board.
@@ -37,7 +60,7 @@ fn register(meter: &Meter, reading: &Reading, board: &Board) {
     let Reading { name, help, kind, .. } = *reading;
     let board = board.clone();
     let observe = move |instrument: &dyn AsyncInstrument<f64>| {
-        if let Some(reading) = board.read().iter().find(|reading| reading.name == name) {
+        if let Some(reading) = read(&board).iter().find(|reading| reading.name == name) {
             instrument.observe(reading.value, &[]);
         }
     };

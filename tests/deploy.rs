@@ -1,6 +1,6 @@
 //! What lies in `deploy/`: scripts that a linter accepts, manifests that fit their schemas, and commands that `ebb` knows.
 //!
-//! Each check skips loudly where its tool is missing: shellcheck, docker-compose, kubectl, `kubernetes-validate` (from PyPI; on PATH or
+//! Each check skips loudly where its tool is missing: shellcheck, docker-compose, kubectl, promtool, `kubernetes-validate` (from PyPI; on PATH or
 //! named by `EBB_KUBERNETES_VALIDATE`), systemd-analyze.
 #![cfg(not(feature = "torch"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -69,6 +69,44 @@ fn compose_files_are_valid_alone_and_with_their_overlays() {
     assert!(!output.status.success() && text(&output).contains("set EBB_S3_KEY"), "{}", text(&output));
 }
 
+/// The rules that say when a person must look.
+const ALERTS: &str = "deploy/observability/alerts.yaml";
+
+#[test]
+fn alarms_are_rules_of_prometheus_on_numbers_that_the_roles_have() {
+    let alerts = fs::read_to_string(root().join(ALERTS)).unwrap();
+    let alarms: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let operating = fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    assert!(alarms.len() >= 8, "only {alarms:?}: the search is broken");
+    for alarm in alarms {
+        assert!(
+            operating.contains(&format!("`{alarm}`")),
+            "docs/operating.md does not say what {alarm} means"
+        );
+    }
+    let sources = ["master/src/metrics.rs", "ps/src/metrics.rs", "worker/src/metrics.rs", "src/metrics.rs"];
+    let sources = sources.map(|source| fs::read_to_string(root().join(source)).unwrap()).concat();
+    let words = alerts.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
+    let names: BTreeSet<_> = words.filter(|word| word.starts_with("ebb_")).collect();
+    assert!(names.len() >= 8, "only {names:?}: the search is broken");
+    for name in names {
+        assert!(sources.contains(&format!("\"{name}\"")), "no role counts {name}");
+    }
+    // The Prometheus operator gets the same rules, two columns further right.
+    let component = root().join("deploy/kubernetes/components/observability/alerts.yaml");
+    let component = fs::read_to_string(component).unwrap();
+    let groups = alerts.find("groups:").unwrap();
+    let indented: String = alerts[groups..].lines().map(|line| format!("  {line}\n")).collect();
+    assert!(component.ends_with(&indented), "the component's rules are not those of {ALERTS}");
+
+    let folder = root().join("deploy/observability");
+    for (what, file) in [("rules", "alerts.yaml"), ("config", "prometheus.yaml")] {
+        let mut promtool = Command::new("promtool");
+        let Some(output) = tool(promtool.arg("check").arg(what).arg(folder.join(file)), file) else { return };
+        assert!(output.status.success(), "{}", text(&output));
+    }
+}
+
 /// The first kubectl whose Kustomize has components.
 const KUBECTL_MINOR: u32 = 22;
 
@@ -93,19 +131,23 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
     if minor.parse::<u32>().is_ok_and(|minor| minor < KUBECTL_MINOR) {
         return skipped(&format!("kubectl 1.{minor} knows no components; NOT checked: {what}"));
     }
-    for name in ["base", "overlays/dev", "overlays/gpu", "overlays/ha"] {
+    for name in ["base", "overlays/dev", "overlays/gpu", "overlays/ha", "overlays/monitored"] {
         let place = root().join("deploy/kubernetes").join(name);
         let rendered = Command::new("kubectl").arg("kustomize").arg(&place).output().unwrap();
         assert!(rendered.status.success(), "{name}: {}", text(&rendered));
         let rendered = String::from_utf8(rendered.stdout).unwrap();
-        let Some(output) = validate(folder.path(), &rendered) else { return };
+        // The operator's own kinds are none of Kubernetes.
+        let known =
+            rendered.split("---\n").filter(|part| !part.contains("apiVersion: monitoring.coreos.com/"));
+        let known = known.collect::<Vec<_>>().join("---\n");
+        let Some(output) = validate(folder.path(), &known) else { return };
         assert!(output.status.success(), "{name}: {}", text(&output));
         // A validator that accepts everything would have been no check.
         for (right, wrong) in
             [("terminationGracePeriodSeconds:", "terminationGraceSeconds:"), ("port: 4700", "port: [4700]")]
         {
-            let broken = rendered.replace(right, wrong);
-            assert_ne!(broken, rendered, "{name} has no {right}");
+            let broken = known.replace(right, wrong);
+            assert_ne!(broken, known, "{name} has no {right}");
             let output = validate(folder.path(), &broken).unwrap();
             assert!(!output.status.success(), "{name}: `{wrong}` was accepted");
         }
@@ -114,6 +156,9 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
                 &["nvidia.com/gpu: 1", "kind: HorizontalPodAutoscaler", "image: ebbflow-worker-cuda:latest"]
             }
             "overlays/ha" => &["- --etcd", "serviceName: masters", "- ReadWriteMany"],
+            "overlays/monitored" => {
+                &["kind: PodMonitor", "kind: PrometheusRule", "- 0.0.0.0:9464", "name: metrics"]
+            }
             _ => &["kind: Deployment"],
         };
         for part in expected {

@@ -142,6 +142,11 @@ fn every_role_shows_its_numbers_and_prometheus_scrapes_them() {
     let taken = of_ps("ebb_ps_push_merged_total") + of_ps("ebb_ps_push_completed_total");
     assert_eq!(partitions * (worker["ebb_worker_push_total"] + 1.0), taken);
     assert!(master["ebb_master_leases_completed_total"] > worker["ebb_worker_leases_computed_total"]);
+    for numbers in &all {
+        let (used, limit) = (numbers["ebb_process_memory_bytes"], numbers["ebb_process_memory_limit_bytes"]);
+        assert!(used > 1e6 && used < limit, "{used} of {limit}");
+    }
+    assert_eq!((master["ebb_master_jobs_running"], master["ebb_master_jobs_pending"]), (0.0, 0.0));
     assert!(worker["ebb_worker_compute_seconds_total"] > 0.0 && of_ps("ebb_ps_update_seconds_total") > 0.0);
 
     if has("promtool", "prometheus") {
@@ -152,4 +157,14 @@ fn every_role_shows_its_numbers_and_prometheus_scrapes_them() {
         prometheus.wait_for("up", urls.len());
         prometheus.wait_for("ebb_worker_microbatches_total", 1);
     }
+}
+
+#[test]
+fn a_job_that_waits_for_a_ps_is_pending_in_the_numbers() {
+    let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
+    let mut cluster = Cluster::with_environment(program, 0, 0, &[METRICS]);
+    let job = root().join("examples/digits/job.toml");
+    harness::succeed(["submit".as_ref(), "--master".as_ref(), cluster.url.as_ref(), job.as_os_str()]);
+    let numbers = numbers(&cluster.master.metrics_url());
+    assert_eq!((numbers["ebb_master_jobs_pending"], numbers["ebb_master_jobs_running"]), (1.0, 0.0));
 }

@@ -119,8 +119,11 @@ impl Books {
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
+        let jobs_in = |state| self.live_jobs().filter(|job| job.state().0 == state).count() as u64;
         Metrics {
             jobs_live: self.live_jobs().count() as u64,
+            jobs_pending: jobs_in(pb::JobState::Pending),
+            jobs_running: jobs_in(pb::JobState::Running),
             workers_live: self.fleet.workers_live().into(),
             ps_live: self.fleet.ps_live().into(),
             leases_expired: self.metrics.leases_expired

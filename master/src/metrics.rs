@@ -9,6 +9,10 @@ pub struct Metrics {
     pub jobs_submitted: u64,
     /// Jobs that have not ended.
     pub jobs_live: u64,
+    /// Jobs that wait for ps or for workers.
+    pub jobs_pending: u64,
+    /// Jobs that are being trained.
+    pub jobs_running: u64,
     /// Live workers.
     pub workers_live: u64,
     /// Live ps.
@@ -36,6 +40,8 @@ impl Metrics {
         vec![
             counter("ebb_master_jobs_submitted_total", "Jobs submitted.", self.jobs_submitted),
             gauge("ebb_master_jobs_live", "Jobs that have not ended.", self.jobs_live),
+            gauge("ebb_master_jobs_pending", "Jobs that wait for ps or for workers.", self.jobs_pending),
+            gauge("ebb_master_jobs_running", "Jobs that are being trained.", self.jobs_running),
             gauge("ebb_master_workers_live", "Live workers.", self.workers_live),
             gauge("ebb_master_ps_live", "Live ps.", self.ps_live),
             counter(

@@ -19,8 +19,9 @@ use std::{
 };
 
 /// A program, and the package that has it.
-const PACKAGES: [(&str, &str); 6] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("shellcheck", "shellcheck"),
+    ("promtool", "prometheus"),
     ("debootstrap", "debootstrap"),
     ("slurmctld", "slurm-wlm"),
     ("munged", "munge"),
