@@ -27,6 +27,10 @@ use crate::metrics::Metrics;
 /// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
 const IDS_PER_START: u64 = 1 << 40;
 
+/// In fleets up to this size all who wait look again whenever somebody has completed a lease. In a larger one they do when a step is
+/// done, when work comes back, and at each tick.
+const ASKED_AGAIN_MAX: usize = 64;
+
 /// Jobs that an error lists at most.
 const LISTED_MAX: usize = 20;
 
@@ -44,6 +48,8 @@ pub(crate) struct Books {
     metrics: Metrics,
     /// There may be work for those who wait for some.
     news: bool,
+    /// There may be work for these.
+    news_for: Vec<IncarnationId>,
     /// Who came and went, for the log.
     changes: Vec<Change>,
     /// What the journal need not keep any more.
@@ -71,6 +77,7 @@ impl Books {
             ids: LeaseIds::starting_at(first),
             metrics: Metrics::default(),
             news: false,
+            news_for: Vec::new(),
             changes: Vec::new(),
             forgotten: Batch::new(),
             options,
@@ -80,6 +87,11 @@ impl Books {
     /// Whether there may be work for those who wait, since the last call.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.news)
+    }
+
+    /// The same, for single workers.
+    pub(crate) fn take_news_for(&mut self) -> Vec<IncarnationId> {
+        std::mem::take(&mut self.news_for)
     }
 
     /// Who came and went since the last call.
@@ -297,9 +309,15 @@ impl Books {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         let report = required("CompleteRequest", "result", request.result)?;
         let Some(job) = self.job_of(worker, lease)? else { return Ok(false) };
+        let before = job.outlook();
         job.complete(now, worker, lease, report)?;
+        // A thousand who wait, asked again at every lease that somebody completes, would keep the lock busy. A few may be.
+        let matters = job.outlook() != before || self.fleet.len() <= ASKED_AGAIN_MAX;
         self.metrics.leases_completed += 1;
-        self.news = true;
+        match matters {
+            true => self.news = true,
+            false => self.news_for.push(worker),
+        }
         Ok(true)
     }
 

@@ -18,7 +18,7 @@
 mod pace;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -54,6 +54,12 @@ pub(crate) struct Dispatcher {
     returned: BTreeMap<u64, Returned>,
     /// Handed out, by the first microbatch; disjoint, each with a holder.
     runs: BTreeMap<u64, Run>,
+    /// The first microbatches of the runs whose weights do not exist yet.
+    waiting: BTreeSet<u64>,
+    /// The first microbatches of the runs that each worker holds, ascending; of all who hold some.
+    held: BTreeMap<IncarnationId, Vec<u64>>,
+    /// What somebody was told who found nothing to copy, until something changes.
+    no_copies: Option<NoCopies>,
     /// The run of each lease.
     leases: BTreeMap<LeaseId, u64>,
     /// They outlive these books.
@@ -74,6 +80,16 @@ struct Run {
     ready: Option<Duration>,
     /// One holder, or two when one is a copy.
     holders: Vec<Grant>,
+}
+
+/// No copy pays for a worker that holds nothing.
+#[derive(Debug)]
+struct NoCopies {
+    /// What a microbatch of that worker takes, and how often speeds had changed.
+    expected: Option<Duration>,
+    speeds: u64,
+    /// Before this time, if nothing else happens.
+    until: Option<Duration>,
 }
 
 impl Run {
@@ -110,6 +126,9 @@ impl Dispatcher {
             end: plan.microbatches(),
             returned: BTreeMap::new(),
             runs: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            held: BTreeMap::new(),
+            no_copies: None,
             leases: BTreeMap::new(),
             speeds: Speeds::default(),
         }
@@ -145,18 +164,22 @@ impl Dispatcher {
         if candidate.is_empty() || !self.may_hold(worker, self.step_at(first), held_elsewhere) {
             return None;
         }
-        let idle = !self.runs.values().any(|run| run.is_held_by(worker));
-        self.speeds.asked(now, worker, idle);
+        self.speeds.asked(now, worker, self.held_by(worker).is_empty());
         let waits_for = self.step_at(self.lowest_without(worker)).get();
         if self.step_at(first).get() > waits_for + self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1)
         {
             return None;
         }
-        let part = if crew.len() == 1 { LEASE_MAX } else { self.part(now, worker, self.step_at(first)) };
-        if part == 0 {
+        let of = u64::from(self.plan.microbatch(MicrobatchId(first)).of);
+        let share = self.share(of, crew.len() as u64);
+        let share = match crew {
+            [_] => share,
+            _ => self.part(now, worker, self.step_at(first), share),
+        };
+        if share == 0 {
             return None;
         }
-        let end = first + self.cut(worker, &candidate, crew.len() as u64, part);
+        let end = first + self.cut(worker, &candidate, share);
         let mut attempts = Attempts::default();
         if returned.is_some() {
             let rest = self.returned.remove(&first).expect("it was the first");
@@ -168,6 +191,7 @@ impl Dispatcher {
             self.next = end;
         }
         self.runs.insert(first, Run { end, attempts, ready: None, holders: Vec::new() });
+        self.waiting.insert(first);
         self.ready(now);
         Some(self.grant(now, ids, worker, first))
     }
@@ -187,6 +211,15 @@ impl Dispatcher {
         if self.is_busy(worker) {
             return Err(None);
         }
+        // Many may ask with the same answer, each after a look at all runs.
+        let idle = self.held_by(worker).is_empty() && held_elsewhere < HELD_MAX;
+        let expected = self.speeds.usual().map(|usual| self.speeds.expected(worker, usual));
+        if let Some(known) = self.no_copies.as_ref().filter(|_| idle)
+            && (known.expected, known.speeds) == (expected, self.speeds.changes())
+            && known.until.is_none_or(|until| now < until)
+        {
+            return Err(known.until);
+        }
         let permitted =
             self.runs.keys().filter(|&&first| self.may_hold(worker, self.step_at(first), held_elsewhere));
         let copies = permitted.filter_map(|&first| Some((self.copy_pays(now, worker, first)?, first)));
@@ -194,7 +227,12 @@ impl Dispatcher {
         let paying = copies.iter().filter(|((from, _), _)| *from <= now);
         match paying.max_by_key(|((_, rest), first)| (*rest, Reverse(*first))) {
             Some(&(_, first)) => Ok(self.grant(now, ids, worker, first)),
-            None => Err(copies.into_iter().map(|((from, _), _)| from).min()),
+            None => {
+                let until = copies.into_iter().map(|((from, _), _)| from).min();
+                let speeds = self.speeds.changes();
+                self.no_copies = idle.then_some(NoCopies { expected, speeds, until });
+                Err(until)
+            }
         }
     }
 
@@ -228,8 +266,11 @@ impl Dispatcher {
         let run = self.runs.remove(&first).expect("a good lease has a run");
         self.learn(now, lease, first, &run);
         self.ready(now);
+        self.waiting.remove(&first);
+        self.no_copies = None;
         for grant in &run.holders {
             self.leases.remove(&grant.lease);
+            self.let_go(grant.worker, first);
         }
         let others = run.holders.iter().filter(|grant| grant.lease != lease);
         Some(Completed { run: range, beaten: others.map(|grant| (grant.worker, grant.lease)).collect() })
@@ -318,6 +359,24 @@ impl Dispatcher {
         self.watermark().get() == self.plan.microbatches()
     }
 
+    /// The first microbatches of the runs that a worker holds, ascending.
+    fn held_by(&self, worker: IncarnationId) -> &[u64] {
+        self.held.get(&worker).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many leases a worker holds.
+    pub(crate) fn leases_of(&self, worker: IncarnationId) -> usize {
+        self.held_by(worker).len()
+    }
+
+    fn let_go(&mut self, worker: IncarnationId, first: u64) {
+        let held = self.held.get_mut(&worker).expect("it holds the run");
+        held.retain(|&other| other != first);
+        if held.is_empty() {
+            self.held.remove(&worker);
+        }
+    }
+
     /// Every lease and its holder.
     pub(crate) fn holders(&self) -> impl Iterator<Item = (IncarnationId, LeaseId)> {
         self.runs.values().flat_map(|run| &run.holders).map(|grant| (grant.worker, grant.lease))
@@ -345,17 +404,16 @@ impl Dispatcher {
     /// A worker may hold little, so that the others find work too; but what is of an earlier step than everything that it
     /// holds, its own leases may be waiting for.
     fn may_hold(&self, worker: IncarnationId, step: Step, held_elsewhere: usize) -> bool {
-        let mut held = self.runs.iter().filter(|(_, run)| run.is_held_by(worker)).map(|(&first, _)| first);
-        let Some(lowest) = held.next() else { return held_elsewhere < HELD_MAX };
-        1 + held.count() + held_elsewhere < HELD_MAX || step < self.step_at(lowest)
+        let held = self.held_by(worker);
+        let Some(&lowest) = held.first() else { return held_elsewhere < HELD_MAX };
+        held.len() + held_elsewhere < HELD_MAX || step < self.step_at(lowest)
     }
 
-    /// How many microbatches of `candidate`, from its first on, make one lease.
-    fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, workers: u64, part: u64) -> u64 {
+    /// How many microbatches of `candidate`, from its first on, make one lease of at most `share`.
+    fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, share: u64) -> u64 {
         let first = self.plan.microbatch(MicrobatchId(candidate.start));
         let left = candidate.end - candidate.start;
         let of = u64::from(first.of);
-        let share = self.share(of, workers).min(part);
         if first.index > 0 || share < of || left < of {
             let end = of.min(u64::from(first.index) + left) as u32;
             return tree::largest_from(first.index, end, first.of, share as u32).len().into();
@@ -388,14 +446,17 @@ impl Dispatcher {
     }
 
     fn grant(&mut self, now: Duration, ids: &mut LeaseIds, worker: IncarnationId, first: u64) -> TrainGrant {
+        self.no_copies = None;
         let grant = Grant::new(now, ids.fresh(), worker, &self.limits);
         let (lease, deadline) = (grant.lease, grant.deadline);
         let run = self.runs.get_mut(&first).expect("a run to grant");
         run.attempts.grants += 1;
         run.holders.push(grant);
+        let (attempt, end) = (run.attempts.grants, run.end);
         self.leases.insert(lease, first);
-        let attempt = run.attempts.grants;
-        TrainGrant { lease, run: MicrobatchId(first)..MicrobatchId(run.end), attempt, deadline }
+        let held = self.held.entry(worker).or_default();
+        held.insert(held.partition_point(|&other| other < first), first);
+        TrainGrant { lease, run: MicrobatchId(first)..MicrobatchId(end), attempt, deadline }
     }
 
     fn take_back(&mut self, ending: impl Fn(&Grant) -> Option<Ending>) -> Vec<Lost> {
@@ -406,6 +467,7 @@ impl Dispatcher {
 
     /// Ends a good lease whose work is not done. The run is returned when nobody else holds it.
     fn end(&mut self, lease: LeaseId, ending: Ending) -> Lost {
+        self.no_copies = None;
         let first = self.leases.remove(&lease).expect("a good lease");
         let run = self.runs.get_mut(&first).expect("a good lease has a run");
         let position = run.holders.iter().position(|grant| grant.lease == lease).expect("its holder");
@@ -414,8 +476,10 @@ impl Dispatcher {
         let exhausted = exhausted.map(|exhausted| describe(&self.plan, first..run.end, &exhausted));
         if run.holders.is_empty() {
             let run = self.runs.remove(&first).expect("just seen");
+            self.waiting.remove(&first);
             self.returned.insert(first, Returned { end: run.end, attempts: run.attempts });
         }
+        self.let_go(worker, first);
         Lost { lease, worker, exhausted }
     }
 }

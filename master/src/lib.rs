@@ -16,6 +16,7 @@
 
 mod applied;
 mod artifacts;
+mod asking;
 mod books;
 mod candidate;
 mod checkpoints;

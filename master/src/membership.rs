@@ -187,6 +187,11 @@ impl Membership {
         self.members.get_mut(&incarnation).ok_or_else(|| unknown(incarnation))
     }
 
+    /// How many are registered.
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+
     /// Workers that take work, oldest first.
     pub(crate) fn workers(&self) -> impl Iterator<Item = IncarnationId> {
         let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;

@@ -16,11 +16,12 @@ use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::artifacts::{Artifacts, Received};
+use crate::asking::Asking;
 use crate::books::Books;
 use crate::checkpoints;
 use crate::clock::{Clock, Now};
@@ -80,7 +81,7 @@ pub(crate) struct Shared {
     /// What a restart must know.
     journal: Journal,
     /// There may be work.
-    pub(crate) work: Notify,
+    pub(crate) work: Asking,
     /// Leases whose holders need not go on.
     pub(crate) recalls: broadcast::Sender<(IncarnationId, LeaseId)>,
     /// Long calls end.
@@ -184,7 +185,7 @@ impl Master {
             stores,
             dialer,
             uploads: Mutex::default(),
-            work: Notify::new(),
+            work: Asking::default(),
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
             leadership,
@@ -264,7 +265,8 @@ impl Shared {
         let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         // The time is taken under the lock, so that it never steps back between two actions.
         let result = action(&mut books, self.clock.now());
-        let (effects, changes, news) = (books.take_effects(), books.take_changes(), books.take_news());
+        let (effects, changes) = (books.take_effects(), books.take_changes());
+        let (news, news_for) = (books.take_news(), books.take_news_for());
         // Under the lock, so that it is written in the order in which it happened.
         let written = self.journal.append(books.take_batch(self.clock.now()));
         drop(books);
@@ -272,10 +274,14 @@ impl Shared {
             tracing::info!("{}", change.reason);
         }
         for (job, effect) in effects {
+            if let Effect::Recall(worker, _) = effect {
+                self.work.tell(worker);
+            }
             self.follow(job, effect, written);
         }
-        if news {
-            self.work.notify_waiters();
+        match news {
+            true => self.work.tell_all(),
+            false => news_for.into_iter().for_each(|worker| self.work.tell(worker)),
         }
         result
     }

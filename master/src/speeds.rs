@@ -8,8 +8,11 @@
 //! - A slow worker that holds nothing cannot show that it has become fast again. So it is forgotten after 32 of its own
 //!   microbatches' time: it is unknown then, is given one microbatch, and its lease is copied if it is late. A worker that
 //!   takes 100 ms instead of 10 is tried every 3.2 s, for the price of about one microbatch: 0.3 %.
+//!
+//! Each lease asks for the fleet's median several times, and a fleet may have thousands of workers: medians are kept sorted, so that
+//! a question costs nothing and a completed lease a binary search.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proto::ids::IncarnationId;
@@ -27,12 +30,21 @@ const PATIENCE: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Speeds {
     workers: BTreeMap<IncarnationId, Speed>,
+    /// The same workers, as they were named.
+    crew: Vec<IncarnationId>,
+    /// Medians of those who have completed a second lease, ascending.
+    warm: Vec<(Duration, IncarnationId)>,
+    /// Of the others.
+    cold: Vec<(Duration, IncarnationId)>,
+    changes: u64,
 }
 
 #[derive(Debug)]
 struct Speed {
     /// Time per microbatch in its latest leases, oldest first.
     times: VecDeque<Duration>,
+    /// Of `times`.
+    median: Option<Duration>,
     /// Its first lease is over.
     warm: bool,
     /// When its latest lease ended, so when it began the next one at the earliest.
@@ -41,27 +53,83 @@ struct Speed {
     asked: Duration,
 }
 
-impl Speed {
-    fn median(&self) -> Option<Duration> {
-        median(self.times.iter().copied())
-    }
-}
-
 impl Speeds {
-    /// Exactly these workers take part, in ascending order.
+    /// Exactly these workers take part.
     pub(crate) fn follow(&mut self, now: Duration, crew: &[IncarnationId]) {
-        if !self.workers.keys().eq(crew) {
-            self.workers.retain(|worker, _| crew.contains(worker));
-            for &worker in crew {
-                let new = || Speed { times: VecDeque::new(), warm: false, freed: now, asked: now };
-                self.workers.entry(worker).or_insert_with(new);
-            }
+        if self.crew == crew {
+            return;
+        }
+        self.crew = crew.to_vec();
+        self.changes += 1;
+        let members: BTreeSet<_> = crew.iter().collect();
+        self.workers.retain(|worker, _| members.contains(worker));
+        self.warm.retain(|(_, worker)| members.contains(worker));
+        self.cold.retain(|(_, worker)| members.contains(worker));
+        for &worker in crew {
+            let new = || Speed { times: VecDeque::new(), median: None, warm: false, freed: now, asked: now };
+            self.workers.entry(worker).or_insert_with(new);
         }
     }
 
-    /// All who take part.
-    pub(crate) fn crew(&self) -> impl Iterator<Item = IncarnationId> {
-        self.workers.keys().copied()
+    /// Changes what is known of a worker.
+    fn change(&mut self, worker: IncarnationId, change: impl FnOnce(&mut Speed)) {
+        let Some(speed) = self.workers.get_mut(&worker) else { return };
+        self.changes += 1;
+        let before = (speed.warm, speed.median);
+        change(speed);
+        speed.median = median(speed.times.iter().copied());
+        let after = (speed.warm, speed.median);
+        if before == after {
+            return;
+        }
+        if let (warm, Some(median)) = before {
+            let sorted = if warm { &mut self.warm } else { &mut self.cold };
+            let at = sorted.binary_search(&(median, worker)).expect("it was put there");
+            sorted.remove(at);
+        }
+        if let (warm, Some(median)) = after {
+            let sorted = if warm { &mut self.warm } else { &mut self.cold };
+            let at = sorted.partition_point(|other| *other < (median, worker));
+            sorted.insert(at, (median, worker));
+        }
+    }
+
+    /// How often anything changed that copies depend on.
+    pub(crate) const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether a worker takes part.
+    pub(crate) fn takes_part(&self, worker: IncarnationId) -> bool {
+        self.workers.contains_key(&worker)
+    }
+
+    /// How many take part and are expected to take at most so long for a microbatch, and how long the fastest of them takes.
+    pub(crate) fn within(&self, at_most: Duration, usual: Duration) -> (usize, Duration) {
+        let fastest = self.warm.first().map_or(usual, |(median, _)| like(*median, usual).min(usual));
+        let count = match usual <= at_most {
+            true => self.workers.len(),
+            false => self.fast(at_most, usual).count(),
+        };
+        (count, fastest)
+    }
+
+    /// Those workers, and what a microbatch of theirs is expected to take.
+    pub(crate) fn each_within(
+        &self,
+        at_most: Duration,
+        usual: Duration,
+    ) -> impl Iterator<Item = (IncarnationId, Duration)> {
+        let all = (usual <= at_most)
+            .then(|| self.workers.keys().map(move |&worker| (worker, self.expected(worker, usual))));
+        let fast = (usual > at_most).then(|| self.fast(at_most, usual));
+        all.into_iter().flatten().chain(fast.into_iter().flatten())
+    }
+
+    /// Those faster than usual who are expected to take at most so long.
+    fn fast(&self, at_most: Duration, usual: Duration) -> impl Iterator<Item = (IncarnationId, Duration)> {
+        let fast = self.warm.iter().map(move |&(median, worker)| (worker, like(median, usual)));
+        fast.take_while(move |(_, expected)| *expected <= at_most)
     }
 
     /// A worker asks for work; `idle`: it holds none. Forgets a speed that is too old to be believed.
@@ -69,56 +137,53 @@ impl Speeds {
         let usual = self.usual();
         let Some(speed) = self.workers.get_mut(&worker) else { return };
         speed.asked = now;
-        if let (Some(median), Some(usual)) = (speed.median(), usual)
+        if let (Some(median), Some(usual)) = (speed.median, usual)
             && idle
             && like(median, usual) > usual
             && now >= speed.freed + median * TRUST
         {
-            speed.times.clear();
+            self.change(worker, |speed| speed.times.clear());
         }
     }
 
     /// A lease was completed: its time per microbatch.
     pub(crate) fn completed(&mut self, now: Duration, worker: IncarnationId, time: Duration) {
-        let Some(speed) = self.workers.get_mut(&worker) else { return };
-        if speed.times.is_empty() || std::mem::replace(&mut speed.warm, true) {
-            speed.times.push_back(time);
-        } else {
-            // The first one is only better than nothing.
-            speed.times = [time].into();
-        }
-        if speed.times.len() > TIMES {
-            speed.times.pop_front();
-        }
-        speed.freed = now;
+        self.change(worker, |speed| {
+            if speed.times.is_empty() || std::mem::replace(&mut speed.warm, true) {
+                speed.times.push_back(time);
+            } else {
+                // The first one is only better than nothing.
+                speed.times = [time].into();
+            }
+            if speed.times.len() > TIMES {
+                speed.times.pop_front();
+            }
+            speed.freed = now;
+        });
     }
 
     /// A lease ended because somebody else completed it; `at_least`: its time per microbatch up to then, if it was late.
     pub(crate) fn beaten(&mut self, now: Duration, worker: IncarnationId, at_least: Option<Duration>) {
         match at_least {
             Some(time) => self.completed(now, worker, time),
-            None => drop(self.workers.get_mut(&worker).map(|speed| speed.freed = now)),
+            None => self.change(worker, |speed| speed.freed = now),
         }
     }
 
     /// The fleet's median time per microbatch. While nobody has a second lease behind it the first ones count.
     pub(crate) fn usual(&self) -> Option<Duration> {
-        self.median(true).or_else(|| self.median(false))
+        middle(&self.warm).or_else(|| middle(&self.cold))
     }
 
     /// Whether the fleet's speed is known and this worker's is not.
     pub(crate) fn is_newcomer(&self, worker: IncarnationId) -> bool {
         let known = self.workers.get(&worker).is_some_and(|speed| speed.warm && !speed.times.is_empty());
-        !known && self.median(true).is_some()
-    }
-
-    fn median(&self, warm: bool) -> Option<Duration> {
-        median(self.workers.values().filter(|speed| speed.warm == warm).filter_map(Speed::median))
+        !known && !self.warm.is_empty()
     }
 
     /// What a microbatch of this worker is expected to take.
     pub(crate) fn expected(&self, worker: IncarnationId, usual: Duration) -> Duration {
-        let own = self.workers.get(&worker).filter(|speed| speed.warm).and_then(Speed::median);
+        let own = self.workers.get(&worker).filter(|speed| speed.warm).and_then(|speed| speed.median);
         own.map_or(usual, |own| like(own, usual))
     }
 
@@ -147,6 +212,11 @@ fn like(time: Duration, usual: Duration) -> Duration {
 }
 
 /// The lower one of an even number.
+fn middle(sorted: &[(Duration, IncarnationId)]) -> Option<Duration> {
+    sorted.get(sorted.len().saturating_sub(1) / 2).map(|(median, _)| *median)
+}
+
+/// The same, of what is not sorted.
 fn median(times: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();

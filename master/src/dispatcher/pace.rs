@@ -15,39 +15,59 @@
 //! Nobody waits for ever: who is silent, with a lease or without one, is expected to stay silent for as long again. So the
 //! level rises until it reaches whoever asks, and a slow worker gets everything when the fast ones are gone.
 
-use std::collections::BTreeMap;
-
 use super::*;
 
 /// A microbatch's time while nothing is known; any length will do, for only proportions count.
 const UNKNOWN: Duration = Duration::from_secs(1);
 
 impl Dispatcher {
-    /// How many microbatches of what is left around `step` fall to `worker`.
-    pub(super) fn part(&self, now: Duration, worker: IncarnationId, step: Step) -> u64 {
+    /// How many microbatches of what is left around `step` fall to `worker`, as far as `most` matter to who asks.
+    ///
+    /// A part is at least k exactly when all together cannot do what is left before this worker has done k. So the level need not be
+    /// found, and mostly one look at k = `most` is enough.
+    pub(super) fn part(&self, now: Duration, worker: IncarnationId, step: Step, most: u64) -> u64 {
+        if !self.speeds.takes_part(worker) {
+            return 0;
+        }
         let window = self.window(step);
         let returned = self.returned.range(..window.end);
         let left = returned.map(|(&first, returned)| returned.end.min(window.end) - first).sum::<u64>()
             + window.end.saturating_sub(self.next);
         let usual = self.speeds.usual().unwrap_or(UNKNOWN);
-        let mut backlogs = self.backlogs(now, &window, usual);
-        let mut free = |who| {
-            let silent = || self.speeds.silence(now, who);
-            (nanos(backlogs.remove(&who).unwrap_or_else(silent)), nanos(self.speeds.expected(who, usual)))
-        };
-        let crew: Vec<_> = self.speeds.crew().map(|who| (who, free(who))).collect();
-        let Some(&(_, (begin, time))) = crew.iter().find(|&&(who, _)| who == worker) else { return 0 };
-        let done_by =
-            |end: u64| crew.iter().map(|&(_, (begin, time))| end.saturating_sub(begin) / time).sum::<u64>();
-        // Alone it would take this long, so the level is not above.
-        let (mut low, mut level) = (0, begin.saturating_add(time.saturating_mul(left)));
-        while low < level {
-            let middle = low.midpoint(level);
-            if done_by(middle) >= left { level = middle } else { low = middle + 1 }
-        }
-        let part = (level.saturating_sub(begin) / time).min(left);
+        let begin = nanos(self.free(now, worker, &window, usual));
+        let time = nanos(self.speeds.expected(worker, usual));
         // A small one shows how fast it is.
-        if self.speeds.is_newcomer(worker) { part.min(1) } else { part }
+        let most = if self.speeds.is_newcomer(worker) { most.min(1) } else { most }.min(left);
+        let reaches = |part: u64| {
+            let end = begin.saturating_add(time.saturating_mul(part)) - 1;
+            part == 0 || !self.is_done_by(now, end, left, &window, usual)
+        };
+        if reaches(most) {
+            return most;
+        }
+        let (mut part, mut beyond) = (0, most);
+        while part + 1 < beyond {
+            let middle = part.midpoint(beyond);
+            if reaches(middle) { part = middle } else { beyond = middle }
+        }
+        part
+    }
+
+    /// Whether all together can do `left` microbatches until `end`, in nanoseconds from now, each from when it is free.
+    fn is_done_by(&self, now: Duration, end: u64, left: u64, window: &Range<u64>, usual: Duration) -> bool {
+        // Nobody is free before the first nanosecond.
+        let Some(longest) = end.checked_sub(1) else { return left == 0 };
+        let at_most = Duration::from_nanos(longest);
+        let (count, fastest) = self.speeds.within(at_most, usual);
+        if (longest / nanos(fastest)).saturating_mul(count as u64) < left {
+            return false;
+        }
+        let mut done = 0;
+        self.speeds.each_within(at_most, usual).any(|(worker, expected)| {
+            let begin = nanos(self.free(now, worker, window, usual));
+            done += end.saturating_sub(begin) / nanos(expected);
+            done >= left
+        })
     }
 
     /// The steps that are computed side by side with this one.
@@ -60,29 +80,24 @@ impl Dispatcher {
         first_of(step.get().saturating_sub(ahead))..first_of(step.get() + ahead + 1)
     }
 
-    /// How long each worker that holds something is busy with what it holds of these microbatches. What it holds before them does
-    /// not count: they begin when that is done.
-    fn backlogs(
-        &self,
-        now: Duration,
-        window: &Range<u64>,
-        usual: Duration,
-    ) -> BTreeMap<IncarnationId, Duration> {
-        let mut backlogs = BTreeMap::new();
-        for (&first, run) in &self.runs {
-            for grant in &run.holders {
-                let backlog = backlogs.entry(grant.worker).or_insert(Duration::ZERO);
-                if first >= window.end || run.end <= window.start {
-                    continue;
-                }
-                // It computes one after the other, so the age of all but the first means nothing.
-                *backlog += match backlog.is_zero() {
-                    true => self.rest(now, first, run, grant, usual),
-                    false => times(self.speeds.expected(grant.worker, usual), run.end - first),
-                };
+    /// When a worker is free: how long it is busy with what it holds of these microbatches, or for how long it has been silent. What
+    /// it holds before them does not count: they begin when that is done.
+    fn free(&self, now: Duration, worker: IncarnationId, window: &Range<u64>, usual: Duration) -> Duration {
+        let Some(held) = self.held.get(&worker) else { return self.speeds.silence(now, worker) };
+        let mut backlog = Duration::ZERO;
+        for &first in held {
+            let run = &self.runs[&first];
+            if first >= window.end || run.end <= window.start {
+                continue;
             }
+            let grant = run.holders.iter().find(|grant| grant.worker == worker).expect("it holds the run");
+            // It computes one after the other, so the age of all but the first means nothing.
+            backlog += match backlog.is_zero() {
+                true => self.rest(now, first, run, grant, usual),
+                false => times(self.speeds.expected(worker, usual), run.end - first),
+            };
         }
-        backlogs
+        backlog
     }
 
     /// How much longer this holder is expected to take.
@@ -120,7 +135,7 @@ impl Dispatcher {
 
     /// Whether this worker holds something that can be computed now.
     pub(super) fn is_busy(&self, worker: IncarnationId) -> bool {
-        self.runs.values().any(|run| run.ready.is_some() && run.is_held_by(worker))
+        self.held_by(worker).iter().any(|first| self.runs[first].ready.is_some())
     }
 
     /// Learns from a run that is completed: from its holder `winner`, and from the other one.
@@ -142,12 +157,10 @@ impl Dispatcher {
     /// Runs whose weights exist from now on can be computed.
     pub(super) fn ready(&mut self, now: Duration) {
         let until = self.step_at(self.watermark().get()).get() + self.ahead();
-        let plan = self.plan;
-        let waiting = self.runs.iter_mut().filter(|(_, run)| run.ready.is_none());
-        for (_, run) in
-            waiting.take_while(|(first, _)| plan.microbatch(MicrobatchId(**first)).step.get() <= until)
-        {
-            run.ready = Some(now);
+        while let Some(&first) = self.waiting.first().filter(|&&first| self.step_at(first).get() <= until) {
+            self.waiting.remove(&first);
+            self.no_copies = None;
+            self.runs.get_mut(&first).expect("a run waits").ready = Some(now);
         }
     }
 

@@ -9,6 +9,7 @@ use proto::status::{Failure, Kind};
 
 use super::ending::{Salvage, failed};
 use super::partitions::Partitions;
+use super::training::Training;
 use super::work::Work;
 use super::{Effect, Job, Phase, Who, ended};
 use crate::clock::Now;
@@ -91,8 +92,7 @@ impl Job {
     /// Training leases that a worker holds of this job.
     pub(crate) fn train_leases(&self, worker: IncarnationId) -> usize {
         let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
-        training
-            .map_or(0, |training| training.books.holders().filter(|(holder, _)| *holder == worker).count())
+        training.map_or(0, |training| training.books.leases_of(worker))
     }
 
     /// A heartbeat of a worker: renews what it lists of this job and answers which those are.
@@ -117,6 +117,13 @@ impl Job {
             }
         }
         good
+    }
+
+    /// What those who wait for work wait for, as far as a completed lease can change it: the phase, the first step that is not done, and
+    /// whether other tasks wait.
+    pub(crate) fn outlook(&self) -> impl PartialEq + use<> {
+        let step = self.training.as_ref().map(Training::watermark);
+        (std::mem::discriminant(&self.phase), step, self.queue.is_empty(), self.rests(), self.is_closing())
     }
 
     /// Whether a lease of this job is good.

@@ -74,7 +74,8 @@ impl Fleet for FleetService {
     }
 
     async fn lease(&self, request: Request<pb::LeaseRequest>) -> Result<Response<pb::LeaseReply>, Status> {
-        let span = tracing::debug_span!(target: timeline::TARGET, parent: None, "grant", otel.kind = "server");
+        let span =
+            tracing::debug_span!(target: timeline::TARGET, parent: None, "grant", otel.kind = "server");
         timeline::follow(&span, request.metadata().as_ref());
         self.wait_for_lease(request.into_inner()).instrument(span).await
     }
@@ -197,13 +198,14 @@ impl FleetService {
     async fn wait_for_lease(&self, request: pb::LeaseRequest) -> Result<Response<pb::LeaseReply>, Status> {
         let pb::LeaseRequest { incarnation, wait_ms } = request;
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        let asking = self.shared.work.ask(IncarnationId(incarnation));
         loop {
             // Before the books: at a shutdown the heartbeat of who asks may have ended already.
             if self.shared.stopping.is_cancelled() {
                 return Err(leaving());
             }
             // Listening begins before looking, so that no news is missed between the two.
-            let news = self.shared.work.notified();
+            let news = asking.news();
             tokio::pin!(news);
             news.as_mut().enable();
             let again = match self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))? {
