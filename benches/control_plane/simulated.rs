@@ -1,0 +1,180 @@
+//! Workers that speak as real ones do and compute nothing.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proto::channel::{Dialer, Purpose};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use proto::pb::fleet_client::FleetClient;
+use proto::pb::lease::Work;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+
+/// Longest wait of one request for work, as a worker has it.
+const LEASE_WAIT_MS: u32 = 20_000;
+
+/// Registrations that are under way at once: a fleet does not start within a millisecond.
+const JOINING_MAX: usize = 64;
+
+/// Simulated workers; they end with their handle.
+pub(crate) struct Workers {
+    count: usize,
+    shared: Arc<Shared>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl std::ops::Deref for Workers {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// What all of them count.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    live: AtomicUsize,
+    /// Leases that were granted and reported as done.
+    pub(crate) leases: AtomicU64,
+    /// Workers that the master no longer knew.
+    pub(crate) lost: AtomicU64,
+    latencies: Mutex<Vec<Duration>>,
+    joining: tokio::sync::Semaphore,
+}
+
+impl Workers {
+    /// Each holds a lease for as long as it `takes`.
+    pub(crate) fn start(url: &str, count: usize, takes: Duration) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        let shared = Arc::new(Shared {
+            live: AtomicUsize::new(0),
+            leases: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            latencies: Mutex::default(),
+            joining: tokio::sync::Semaphore::new(JOINING_MAX),
+        });
+        for index in 0..count {
+            let (url, shared) = (url.to_owned(), shared.clone());
+            // Not all at the same moment of each second.
+            let phase = takes * index as u32 / count as u32;
+            runtime.spawn(async move {
+                let ended = worker(&url, index, takes, phase, &shared).await;
+                shared.lost.fetch_add(1, Ordering::Relaxed);
+                eprintln!("simulated worker {index}: {ended}");
+            });
+        }
+        Self { count, shared, _runtime: runtime }
+    }
+
+    pub(crate) fn wait_until_live(&self) {
+        while self.live.load(Ordering::Relaxed) < self.count && self.lost.load(Ordering::Relaxed) == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Shared {
+    /// How long the requests for work took since the last call.
+    pub(crate) fn take_latencies(&self) -> Vec<Duration> {
+        std::mem::take(&mut *self.latencies.lock().expect("nobody panics"))
+    }
+}
+
+/// One worker; answers why it ended.
+async fn worker(url: &str, index: usize, takes: Duration, phase: Duration, shared: &Shared) -> String {
+    match live(url, index, takes, phase, shared).await {
+        Ok(never) => match never {},
+        Err(status) => status.to_string(),
+    }
+}
+
+async fn live(
+    url: &str,
+    index: usize,
+    takes: Duration,
+    phase: Duration,
+    shared: &Shared,
+) -> Result<std::convert::Infallible, tonic::Status> {
+    let joining = shared.joining.acquire().await.expect("never closed");
+    // A connection of its own, to the master's TCP socket.
+    let channel =
+        Dialer::tcp().channel(url, Purpose::Control).map_err(|failure| tonic::Status::from(failure))?;
+    let mut fleet = FleetClient::new(channel);
+    let register = pb::RegisterRequest {
+        role: pb::ProcessRole::Worker.into(),
+        name: format!("simulated-{index}"),
+        program_version: env!("CARGO_PKG_VERSION").to_owned(),
+        url: String::new(),
+        threads: 1,
+        device: "cpu".to_owned(),
+    };
+    let pb::RegisterReply { incarnation, heartbeat_ms, .. } = fleet.register(register).await?.into_inner();
+    let held = AtomicU64::new(0);
+    let beat = || pb::HeartbeatRequest {
+        incarnation,
+        leases: match held.load(Ordering::Relaxed) {
+            0 => Vec::new(),
+            lease => vec![pb::LeaseProgress { lease, microbatches_done: 0 }],
+        },
+        ..Default::default()
+    };
+    let (beats, requests) = mpsc::channel(4);
+    let _ = beats.try_send(beat());
+    let mut answers = fleet.heartbeat(ReceiverStream::new(requests)).await?.into_inner();
+    answers.message().await?;
+    shared.live.fetch_add(1, Ordering::Relaxed);
+    drop(joining);
+    let beating = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(heartbeat_ms.into()));
+        loop {
+            tokio::select! {
+                answer = answers.message() => drop(answer?),
+                _ = ticks.tick() => drop(beats.try_send(beat())),
+            }
+        }
+    };
+    let working = async {
+        tokio::time::sleep(phase).await;
+        loop {
+            work(fleet.clone(), incarnation, takes, &held, shared).await?;
+        }
+    };
+    tokio::select! {
+        ended = beating => ended,
+        ended = working => ended,
+    }
+}
+
+/// One lease, from the request to the answered report.
+async fn work(
+    mut fleet: FleetClient<Channel>,
+    incarnation: u64,
+    takes: Duration,
+    held: &AtomicU64,
+    shared: &Shared,
+) -> Result<(), tonic::Status> {
+    let asked = Instant::now();
+    let request = pb::LeaseRequest { incarnation, wait_ms: LEASE_WAIT_MS };
+    let Some(lease) = fleet.lease(request).await?.into_inner().lease else { return Ok(()) };
+    let latency = asked.elapsed();
+    let Some(Work::Train(train)) = lease.work else {
+        return Err(tonic::Status::internal("a lease that is not for training"));
+    };
+    held.store(lease.id, Ordering::Relaxed);
+    if !takes.is_zero() {
+        tokio::time::sleep(takes).await;
+    }
+    let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1 };
+    let trained = pb::Trained { microbatches: vec![report; train.count as usize] };
+    let request =
+        pb::CompleteRequest { incarnation, lease: lease.id, result: Some(Report::Trained(trained)) };
+    fleet.complete(request).await?;
+    held.store(0, Ordering::Relaxed);
+    shared.leases.fetch_add(1, Ordering::Relaxed);
+    shared.latencies.lock().expect("nobody panics").push(latency);
+    Ok(())
+}
