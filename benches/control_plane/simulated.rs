@@ -101,8 +101,7 @@ async fn live(
 ) -> Result<std::convert::Infallible, tonic::Status> {
     let joining = shared.joining.acquire().await.expect("never closed");
     // A connection of its own, to the master's TCP socket.
-    let channel =
-        Dialer::tcp().channel(url, Purpose::Control).map_err(|failure| tonic::Status::from(failure))?;
+    let channel = Dialer::tcp().channel(url, Purpose::Control).map_err(tonic::Status::from)?;
     let mut fleet = FleetClient::new(channel);
     let register = pb::RegisterRequest {
         role: pb::ProcessRole::Worker.into(),

@@ -388,7 +388,8 @@ mod tests {
         file.put(Bytes::from_static(b"values")).await.unwrap();
         file.finish("x-7", &[1; ALIGNED]).await.unwrap();
         assert_eq!(disk.list().await.unwrap(), ["x-7"]);
-        assert_eq!(disk.ranges("x-7", &[4095..4099]).await.unwrap(), [&b"\x01val"[..]]);
+        let read = disk.read("x-7", 2 * ALIGNED as u64).await.unwrap();
+        assert_eq!(read[ALIGNED - 1..], *b"\x01values");
         let memory = Stores::default().open("memory://somewhere").unwrap();
         assert!(memory.on_disk("x", ALIGNED).unwrap().is_none());
         let nowhere = Stores::default().open("/proc/nowhere").unwrap();
