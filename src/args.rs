@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use proto::security::Role;
 use proto::spec::WORKERS_MAX;
 use worker::device::Choice;
 
@@ -69,8 +70,81 @@ pub(crate) enum Command {
     Checkpoint(Checkpoint),
     /// Ask one process whether it is alive, or ready; exit code 0 if it is
     Health(Health),
+    /// Make certificates and tokens for a cluster
+    #[command(subcommand)]
+    Certs(Certs),
     /// Print the completion script of a shell
     Completions(Completions),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Certs {
+    /// Make an authority, and a certificate and a token for each role and user
+    Init(CertsInit),
+    /// Make another certificate of the authority that `init` made: for one more process or user, or before one expires
+    Issue(CertsIssue),
+    /// Make a token, and print its entry for the list of a server
+    Token(CertsToken),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CertsInit {
+    /// Folder for the files, made if missing; nothing in it is overwritten
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Name or IP address by which master and ps are reached, besides this machine's own; may be repeated
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// A user and what the token is for; may be repeated [default: user=operate]
+    #[arg(long = "user", value_name = "NAME=ROLE")]
+    pub(crate) users: Vec<String>,
+    /// Days until the certificates expire; the authority's own lasts ten years
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub(crate) days: u32,
+    /// Let the group of the files read them too, except the authority's key: for containers of another user
+    #[arg(long)]
+    pub(crate) group_reads: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CertsIssue {
+    /// For whom: `master`, `ps`, `ps-7` (one of several), `worker`, or a user
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Folder that `init` made, with the authority's key
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Folder for the two files, made if missing; nothing in it is overwritten
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Name or IP address by which a master or ps is reached, besides its machine's own; may be repeated
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// Days until it expires
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub(crate) days: u32,
+    /// Let the group of the files read them too, except the authority's key: for containers of another user
+    #[arg(long)]
+    pub(crate) group_reads: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CertsToken {
+    /// Whose it is, in logs and limits: 1 to 64 letters, digits, `.`, `_`, `-`, `@`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: String,
+    /// What it is for: read, submit, operate; worker, ps, master
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) role: Role,
+    /// File for the token; one that is there is not overwritten
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Jobs with this name that may be there at once without having ended [default: as many as the master takes]
+    #[arg(long, value_name = "N")]
+    pub(crate) jobs_max: Option<u64>,
+    /// Bytes of the files of those jobs [default: as many as the master takes]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) artifact_bytes_max: Option<u64>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -135,6 +209,39 @@ pub(crate) struct MasterUrl {
     /// URL of the master, or of several, of which the one that leads is found [env: EBB_MASTER] [default: http://127.0.0.1:4700]
     #[arg(long = "master", value_name = "URL[,URL..]", help_heading = "Master")]
     pub(crate) url: Option<String>,
+    #[command(flatten)]
+    pub(crate) keys: KeyFiles,
+}
+
+/// Certificates and a token: what this process shows, and whom it trusts. See docs/security.md.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Security")]
+pub(crate) struct KeyFiles {
+    /// Encrypt, and trust only those with a certificate of this authority (PEM) [env: EBB_TLS_CA]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// This process's certificate (PEM) [env: EBB_TLS_CERT]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM) [env: EBB_TLS_KEY]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The token to show, alone in a file [env: EBB_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Be reached from, and show a token to, other machines without certificates or tokens: only where everybody who can reach
+    /// this network may do everything [env: EBB_INSECURE=1]
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}
+
+/// Whom a server lets in.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Security")]
+pub(crate) struct Locks {
+    /// The tokens that may call, as `ebb certs` writes them (TOML); without it every call is taken [env: EBB_TOKENS]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
 }
 
 /// The same, and how long a user waits for it.
@@ -198,15 +305,16 @@ pub(crate) struct Compute {
 /// Who watches a role.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Watched {
-    /// Show this process's numbers to Prometheus at http://ADDR/metrics, HOST:PORT; port 0 takes a free one, which is printed
-    /// [env: EBB_METRICS] [default: not shown]
+    /// Show this process's numbers to Prometheus at http://ADDR/metrics, HOST:PORT; port 0 takes a free one, which is printed. To
+    /// whoever reaches it; beyond this machine only of a process with certificates [env: EBB_METRICS] [default: not shown]
     #[arg(long, value_name = "ADDR", help_heading = "Watch")]
     pub(crate) metrics: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Master {
-    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
+    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed. Beyond this machine only with certificates
+    /// and tokens
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4700")]
     pub(crate) listen: String,
     /// Folder for the model files of jobs, and without --etcd for the journal; created if missing. Masters with one etcd need
@@ -229,18 +337,23 @@ pub(crate) struct Master {
     /// How long a leader that died is waited for before another master takes over: whole seconds, 2s to 10m
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration, requires = "etcd", help_heading = "High availability")]
     pub(crate) leader_ttl: Duration,
-    /// URL where others reach this master, told by those that stand by [default: http:// and the address it listens on]
+    /// URL where others reach this master, told by those that stand by [default: http:// or https:// and the address it listens on]
     #[arg(long, value_name = "URL", requires = "etcd", help_heading = "High availability")]
     pub(crate) advertise: Option<String>,
     #[command(flatten)]
     pub(crate) watched: Watched,
+    #[command(flatten)]
+    pub(crate) keys: KeyFiles,
+    #[command(flatten)]
+    pub(crate) locks: Locks,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Ps {
     #[command(flatten)]
     pub(crate) master: MasterUrl,
-    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed
+    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed. Beyond this machine only with certificates
+    /// and tokens
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: String,
     /// Name that stays the same when this ps is started again [default: ps-HOST-PORT]
@@ -249,11 +362,13 @@ pub(crate) struct Ps {
     /// Threads that apply updates [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
-    /// URL where workers reach this ps [default: http:// and the address it listens on]
+    /// URL where workers reach this ps [default: http:// or https:// and the address it listens on]
     #[arg(long, value_name = "URL")]
     pub(crate) advertise: Option<String>,
     #[command(flatten)]
     pub(crate) watched: Watched,
+    #[command(flatten)]
+    pub(crate) locks: Locks,
 }
 
 #[derive(Debug, clap::Args)]
@@ -263,7 +378,8 @@ pub(crate) struct Worker {
     /// Name for people [default: worker-HOST-PID]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Address on which to answer `ebb health` and health probes, HOST:PORT [default: none, a worker listens on nothing]
+    /// Address on which to answer `ebb health` and health probes, HOST:PORT, to whoever reaches it; beyond this machine only of a
+    /// process with certificates [default: none, a worker listens on nothing]
     #[arg(long, value_name = "ADDR")]
     pub(crate) health_listen: Option<String>,
     #[command(flatten)]
@@ -380,6 +496,8 @@ pub(crate) struct Health {
     /// Print the answer as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) keys: KeyFiles,
 }
 
 #[derive(Debug, clap::Args)]

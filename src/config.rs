@@ -2,13 +2,17 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one file that reads the environment")]
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use proto::channel::Dialer;
+use proto::channel::{Dialer, Listener};
 use proto::checkpoint::store::Stores;
+use proto::security::{self, Keys};
+
+use crate::args::{KeyFiles, Locks};
 
 /// Where a master listens unless told otherwise.
-const MASTER: &str = "http://127.0.0.1:4700";
+const MASTER: &str = "127.0.0.1:4700";
 
 /// Everything that comes from outside the command line, read once at the start.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +21,8 @@ pub(crate) struct Environment {
     master: Option<String>,
     /// `EBB_HEALTH`.
     health: Option<String>,
+    /// `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE`, `EBB_TOKENS`, `EBB_INSECURE`.
+    keys: security::Options,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
     /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
@@ -37,6 +43,7 @@ impl Environment {
     /// Reads it.
     pub(crate) fn read() -> Self {
         let get = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let file = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let program = std::env::args_os().next().map(std::path::PathBuf::from);
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -44,6 +51,15 @@ impl Environment {
             master: get("EBB_MASTER"),
             sockets: get("EBB_SOCKETS"),
             health: get("EBB_HEALTH"),
+            keys: security::Options {
+                ca: file("EBB_TLS_CA"),
+                cert: file("EBB_TLS_CERT"),
+                key: file("EBB_TLS_KEY"),
+                token: file("EBB_TOKEN_FILE"),
+                tokens: file("EBB_TOKENS"),
+                insecure: get("EBB_INSECURE")
+                    .is_some_and(|value| ["1", "true", "yes"].contains(&value.as_str())),
+            },
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
             metrics: get("EBB_METRICS"),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
@@ -62,9 +78,25 @@ impl Environment {
         }
     }
 
-    /// URLs of the masters, separated by commas: flag over environment over default.
-    pub(crate) fn master(&self, flag: Option<&str>) -> String {
-        urls(flag.or(self.master.as_deref()).unwrap_or(MASTER))
+    /// URLs of the masters, separated by commas: flag over environment over default. `HOST:PORT` is reached as `keys` say, by
+    /// https:// or http://.
+    pub(crate) fn master(&self, flag: Option<&str>, keys: &Keys) -> String {
+        urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
+    }
+
+    /// Where the keys of this process are: flag over environment. `locks`: of a server.
+    pub(crate) fn keys(&self, flags: &KeyFiles, locks: Option<&Locks>) -> security::Options {
+        let or = |flag: &Option<PathBuf>, environment: &Option<PathBuf>| {
+            flag.clone().or_else(|| environment.clone())
+        };
+        security::Options {
+            ca: or(&flags.tls_ca, &self.keys.ca),
+            cert: or(&flags.tls_cert, &self.keys.cert),
+            key: or(&flags.tls_key, &self.keys.key),
+            token: or(&flags.token_file, &self.keys.token),
+            tokens: locks.and_then(|locks| or(&locks.tokens, &self.keys.tokens)),
+            insecure: flags.insecure || self.keys.insecure,
+        }
     }
 
     /// Where a role shows its numbers, if anywhere: flag over environment.
@@ -77,9 +109,21 @@ impl Environment {
     /// # Errors
     /// Some other word.
     pub(crate) fn dialer(&self) -> Result<Dialer> {
+        Ok(if self.is_tcp_alone()? { Dialer::tcp() } else { Dialer::nearest() })
+    }
+
+    /// Where connections are taken: at `tcp`, and at a Unix socket beside it unless the user says TCP.
+    ///
+    /// # Errors
+    /// Some other word, or the system does not give the socket away.
+    pub(crate) fn listener(&self, tcp: tokio::net::TcpListener) -> Result<Listener> {
+        Ok(if self.is_tcp_alone()? { Listener::tcp(tcp)? } else { Listener::beside(tcp)? })
+    }
+
+    fn is_tcp_alone(&self) -> Result<bool> {
         match self.sockets.as_deref() {
-            None | Some("nearest") => Ok(Dialer::nearest()),
-            Some("tcp") => Ok(Dialer::tcp()),
+            None | Some("nearest") => Ok(false),
+            Some("tcp") => Ok(true),
             Some(other) => bail!(
                 "EBB_SOCKETS=`{other}`; expected `nearest` (Unix sockets to processes of this host) or `tcp`"
             ),
@@ -87,8 +131,8 @@ impl Environment {
     }
 
     /// URL of the process whose health is asked for, found in the same way: argument over environment over default.
-    pub(crate) fn health(&self, argument: Option<&str>) -> String {
-        self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)))
+    pub(crate) fn health(&self, argument: Option<&str>, keys: &Keys) -> String {
+        self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)), keys)
     }
 
     /// Name of a ps that listens on `address` and was given none.
@@ -102,11 +146,11 @@ impl Environment {
     }
 }
 
-/// A list of URLs with commas, each written out: `HOST:PORT` is taken for `http://HOST:PORT`.
-pub(crate) fn urls(list: &str) -> String {
+/// A list of URLs with commas, each written out: `HOST:PORT` is taken for `SCHEME://HOST:PORT`.
+pub(crate) fn urls(list: &str, scheme: &str) -> String {
     let written = |url: &str| match url.trim_end_matches('/') {
         url if url.contains("://") => url.to_owned(),
-        host => format!("http://{host}"),
+        host => format!("{scheme}://{host}"),
     };
     proto::failover::urls(list).map(written).collect::<Vec<_>>().join(",")
 }
@@ -115,14 +159,19 @@ pub(crate) fn urls(list: &str) -> String {
 ///
 /// # Errors
 /// It listens on every interface and the user did not say which one others reach.
-pub(crate) fn advertised(flag: Option<&str>, address: SocketAddr) -> Result<String> {
+pub(crate) fn advertised(flag: Option<&str>, address: SocketAddr, keys: &Keys) -> Result<String> {
+    let scheme = keys.scheme();
     match flag {
-        Some(url) if url.contains("://") => Ok(url.trim_end_matches('/').to_owned()),
-        Some(host) => Ok(format!("http://{host}")),
-        None if address.ip().is_unspecified() => bail!(
-            "--listen {address} is every interface of this machine; say with --advertise http://HOST:PORT where others reach it"
+        Some(url) if url.contains("://") && !url.starts_with(&format!("{scheme}://")) => bail!(
+            "--advertise {url}: expected {scheme}://HOST:PORT, as this process {}",
+            if keys.encrypts() { "has certificates" } else { "has no certificates" }
         ),
-        None => Ok(format!("http://{address}")),
+        Some(url) if url.contains("://") => Ok(url.trim_end_matches('/').to_owned()),
+        Some(host) => Ok(format!("{scheme}://{host}")),
+        None if address.ip().is_unspecified() => bail!(
+            "--listen {address} is every interface of this machine; say with --advertise {scheme}://HOST:PORT where others reach it"
+        ),
+        None => Ok(format!("{scheme}://{address}")),
     }
 }
 
@@ -140,29 +189,81 @@ pub(crate) async fn bind(listen: &str) -> Result<(tokio::net::TcpListener, Socke
     Ok((listener, address))
 }
 
+/// The same for a server with these keys.
+///
+/// # Errors
+/// And it is reached from other machines while the server has no locks.
+pub(crate) async fn bind_with(
+    listen: &str,
+    keys: &security::Options,
+) -> Result<(tokio::net::TcpListener, SocketAddr)> {
+    let (listener, address) = bind(listen).await?;
+    // Of the address that the name led to; nothing was accepted yet.
+    keys.may_listen(address.ip())?;
+    Ok((listener, address))
+}
+
+/// The same for a port that shows this process's health or numbers.
+///
+/// # Errors
+/// And it is reached from other machines while the process has no certificates.
+pub(crate) async fn bind_to_show(
+    listen: &str,
+    keys: &security::Options,
+) -> Result<(tokio::net::TcpListener, SocketAddr)> {
+    let (listener, address) = bind(listen).await?;
+    keys.may_show(address.ip())?;
+    Ok((listener, address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_flag_wins_over_the_environment_over_the_default() {
-        let with = |master: Option<&str>| Environment {
-            master: master.map(str::to_owned),
+        let master = |master: Option<&str>, flag| {
+            let environment = Environment { master: master.map(str::to_owned), ..Environment::default() };
+            environment.master(flag, &Keys::default())
+        };
+        assert_eq!(master(None, None), "http://127.0.0.1:4700");
+        assert_eq!(master(Some("http://m:1/"), None), "http://m:1");
+        assert_eq!(master(Some("http://m:1"), Some("10.0.0.7:2")), "http://10.0.0.7:2");
+        assert_eq!(master(Some("m:1, http://n:1/"), None), "http://m:1,http://n:1");
+    }
+
+    #[test]
+    fn keys_come_from_flags_then_from_the_environment() {
+        let path = |name: &str| Some(PathBuf::from(name));
+        let environment = Environment {
+            keys: security::Options {
+                ca: path("ca"),
+                token: path("t"),
+                tokens: path("list"),
+                ..Default::default()
+            },
             ..Environment::default()
         };
-        assert_eq!(with(None).master(None), "http://127.0.0.1:4700");
-        assert_eq!(with(Some("http://m:1/")).master(None), "http://m:1");
-        assert_eq!(with(Some("http://m:1")).master(Some("10.0.0.7:2")), "http://10.0.0.7:2");
-        assert_eq!(with(Some("m:1, http://n:1/")).master(None), "http://m:1,http://n:1");
+        let flags = KeyFiles { token_file: path("mine"), insecure: true, ..KeyFiles::default() };
+        let found = environment.keys(&flags, None);
+        assert_eq!(
+            (found.ca, found.token, found.tokens, found.insecure),
+            (path("ca"), path("mine"), None, true)
+        );
+        let of_server = environment.keys(&KeyFiles::default(), Some(&Locks { tokens: None }));
+        assert_eq!((of_server.tokens, of_server.insecure), (path("list"), false));
     }
 
     #[test]
     fn a_ps_on_every_interface_must_say_where_it_is_reached() {
+        let advertised = |flag, address| advertised(flag, address, &Keys::default());
         let everywhere: SocketAddr = "0.0.0.0:4701".parse().unwrap();
         assert!(advertised(None, everywhere).unwrap_err().to_string().contains("--advertise"));
         assert_eq!(advertised(Some("10.0.0.7:4701"), everywhere).unwrap(), "http://10.0.0.7:4701");
         let one: SocketAddr = "[::1]:4701".parse().unwrap();
         assert_eq!(advertised(None, one).unwrap(), "http://[::1]:4701");
+        let error = advertised(Some("https://10.0.0.7:4701"), one).unwrap_err().to_string();
+        assert!(error.contains("no certificates"), "{error}");
     }
 
     #[tokio::test]
@@ -170,5 +271,15 @@ mod tests {
         let (_listener, address) = bind("127.0.0.1:0").await.unwrap();
         let error = bind(&address.to_string()).await.unwrap_err().to_string();
         assert!(error.contains(&address.to_string()), "{error}");
+    }
+
+    #[tokio::test]
+    async fn other_machines_are_not_let_in_without_locks() {
+        let error = bind_with("0.0.0.0:0", &security::Options::default()).await.unwrap_err().to_string();
+        assert!(error.contains("--insecure") && error.contains("ebb certs init"), "{error}");
+        bind_to_show("0.0.0.0:0", &security::Options::default()).await.unwrap_err();
+        let insecure = security::Options { insecure: true, ..Default::default() };
+        bind_with("0.0.0.0:0", &insecure).await.unwrap();
+        bind_to_show("0.0.0.0:0", &insecure).await.unwrap();
     }
 }

@@ -17,7 +17,7 @@ use proto::status::{Failure, Kind};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::App;
-use crate::args::{JobFile, MasterUrl, Reach};
+use crate::args::{JobFile, KeyFiles, MasterUrl, Reach};
 use crate::config::Environment;
 use crate::out::metrics::tests::{evaluation, state, train};
 use crate::out::summary::MODEL;
@@ -142,7 +142,7 @@ pub(crate) fn app(network: &Network) -> App {
 
 /// The default master, for which the user waits as long.
 pub(crate) fn reach(master_timeout: Duration) -> Reach {
-    Reach { master: MasterUrl { url: None }, master_timeout }
+    Reach { master: MasterUrl { url: None, keys: KeyFiles::default() }, master_timeout }
 }
 
 /// A valid job file in `dir`.

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, anyhow, bail};
 use proto::channel::Purpose;
 use proto::health::{LIVE, READY};
+use proto::security::{Keys, Options};
 use serde_json::json;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -17,8 +18,14 @@ use crate::args;
 /// # Errors
 /// It does not answer in time, or answers something else than health.
 pub(crate) async fn run(args: args::Health, app: &App) -> Result<bool> {
-    let url = app.environment.health(args.url.as_deref());
-    let channel = app.dialer.channel(&url, Purpose::Control).map_err(|failure| anyhow!("{failure}"))?;
+    // Health needs no token, so that a probe needs none, and is shown none.
+    let files = Options { token: None, ..app.environment.keys(&args.keys, None) };
+    let keys = Keys::load(files)?;
+    let url = app.environment.health(args.url.as_deref(), &keys);
+    // A worker shows its health without locks, whatever it has of them.
+    let keys = if url.starts_with("http://") { Keys::default() } else { keys };
+    let channel = app.dialer.clone().with(keys).channel(&url, Purpose::Control);
+    let channel = channel.map_err(|failure| anyhow!("{failure}"))?;
     let service = if args.ready { READY } else { LIVE };
     let request = HealthCheckRequest { service: service.to_owned() };
     let mut client = HealthClient::new(channel);
@@ -51,7 +58,13 @@ mod tests {
     use crate::pipe::Network;
 
     fn ask(ready: bool) -> args::Health {
-        args::Health { url: None, ready, timeout: Duration::from_secs(2), json: false }
+        args::Health {
+            url: None,
+            ready,
+            timeout: Duration::from_secs(2),
+            json: false,
+            keys: args::KeyFiles::default(),
+        }
     }
 
     #[tokio::test]

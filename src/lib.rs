@@ -17,6 +17,7 @@
 pub mod allocator;
 mod args;
 mod cancel;
+mod certs;
 mod checkpoint;
 mod client;
 mod completions;
@@ -29,6 +30,7 @@ mod health;
 mod job_file;
 mod jobs;
 mod local;
+mod locks;
 mod master;
 mod metrics;
 mod out;
@@ -57,9 +59,10 @@ use clap::Parser as _;
 use opentelemetry::metrics::Meter;
 use proto::channel::Dialer;
 use proto::metrics::Board;
+use proto::security::Keys;
 use tracing::Instrument as _;
 
-pub use ::proto::{random, spec, tensor};
+pub use ::proto::{random, security, spec, tensor};
 pub use ::worker::{Error, Result, data, device, model};
 
 use crate::args::{Cli, Command, Reach};
@@ -95,14 +98,26 @@ impl App {
 
     /// A command about a job, for the user to copy: it reaches the same master.
     fn command(&self, verb: &str, job: &str, reach: &Reach) -> String {
-        let master = reach.master.url.as_ref().map(|url| format!(" --master {url}")).unwrap_or_default();
-        format!("{} {verb} {job}{master}", self.program())
+        let args::MasterUrl { url, keys } = &reach.master;
+        let master = url.as_ref().map(|url| format!(" --master {url}")).unwrap_or_default();
+        let files = [
+            ("--tls-ca", &keys.tls_ca),
+            ("--tls-cert", &keys.tls_cert),
+            ("--tls-key", &keys.tls_key),
+            ("--token-file", &keys.token_file),
+        ];
+        let given = |(flag, path): (&str, &Option<_>)| {
+            path.as_ref().map(|path: &std::path::PathBuf| format!(" {flag} {}", path.display()))
+        };
+        let keys: String = files.into_iter().filter_map(given).collect();
+        format!("{} {verb} {job}{master}{keys}", self.program())
     }
 
     /// The master that the user means.
     fn client(&self, reach: &Reach) -> Anyhow<Client> {
-        let url = self.environment.master(reach.master.url.as_deref());
-        Client::new(&self.dialer, &url, reach.master_timeout, self.screen.clone())
+        let keys = Keys::load(self.environment.keys(&reach.master.keys, None))?;
+        let url = self.environment.master(reach.master.url.as_deref(), &keys);
+        Client::new(&self.dialer.clone().with(keys), &url, reach.master_timeout, self.screen.clone())
     }
 }
 
@@ -192,6 +207,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Cancel(args) => cancel::run(args, app).await,
         Command::Fetch(args) => fetch::run(args, app).await,
         Command::Health(args) => return health::run(args, app).await,
+        Command::Certs(verb) => certs::run(verb, app),
         Command::Completions(args) => completions::run(&args, app),
     }
     .map(|()| true)

@@ -6,6 +6,7 @@ use master::{ElectionOptions, Options, Outside};
 use crate::App;
 use crate::args;
 use crate::config;
+use crate::locks;
 use crate::metrics;
 
 /// # Errors
@@ -13,27 +14,31 @@ use crate::metrics;
 pub(crate) async fn run(args: args::Master, app: &App) -> Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("--data-dir {}: cannot be created", args.data_dir.display()))?;
-    let (listener, address) = config::bind(&args.listen).await?;
-    let incoming = proto::channel::Listener::beside(listener)?.accept()?;
+    let files = app.environment.keys(&args.keys, Some(&args.locks));
+    let (listener, address) = config::bind_with(&args.listen, &files).await?;
+    let keys = locks::follow(files.clone())?;
+    let incoming = app.environment.listener(listener)?.behind(locks::door(keys.clone())).accept()?;
+    let dialer = app.dialer.clone().with(keys.clone());
     let options = Options { data_dir: args.data_dir, ..Options::default() };
     let stores = app.environment.stores.clone();
     let stop = app.stop.token().clone();
+    let scheme = keys.scheme();
     let Some(etcd) = args.etcd else {
-        let master = master::Master::open(options, stores, app.dialer.clone()).await?;
+        let master = master::Master::open(options, stores, dialer).await?;
         app.board.show(master.readings());
-        metrics::serve(args.watched.metrics.as_deref(), app).await?;
-        app.screen.print(&format!("master listening on http://{address}"))?;
+        metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;
+        app.screen.print(&format!("master listening on {scheme}://{address}"))?;
         return Ok(master.serve(incoming, stop).await?);
     };
     let election = ElectionOptions {
-        etcd: config::urls(&etcd),
+        etcd: config::urls(&etcd, "http"),
         prefix: args.etcd_prefix,
         ttl: args.leader_ttl,
-        url: config::advertised(args.advertise.as_deref(), address)?,
+        url: config::advertised(args.advertise.as_deref(), address, &keys)?,
     };
-    app.screen.print(&format!("master, one of several, listening on http://{address}"))?;
+    app.screen.print(&format!("master, one of several, listening on {scheme}://{address}"))?;
     app.board.show(|| master::Metrics::default().readings());
-    metrics::serve(args.watched.metrics.as_deref(), app).await?;
-    let outside = Outside { stores, dialer: app.dialer.clone(), board: app.board.clone() };
+    metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;
+    let outside = Outside { stores, dialer, board: app.board.clone() };
     Ok(master::run_elected(options, election, outside, incoming, stop).await?)
 }

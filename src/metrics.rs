@@ -1,14 +1,28 @@
 //! A role's numbers: for Prometheus at `/metrics` (`--metrics ADDR`), and for a collector by OTLP.
+//!
+//! Whoever reaches that address may read them, without certificate or token, and change nothing. Who connects and asks for nothing is
+//! closed, as at every door.
+
+use std::io;
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::extract::connect_info::Connected;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use axum::serve::{IncomingStream, Listener};
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use opentelemetry::metrics::{AsyncInstrument, Meter};
+use proto::channel::{Accepted, Io};
 use proto::metrics::{Board, Kind, Reading, prometheus};
+use proto::security::{Guest, Options};
 
 use crate::App;
 use crate::config;
+use crate::locks;
 
 /// The text format's name, so that Prometheus need not guess it.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -16,20 +30,26 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Shows what the role's board shows, until the process ends. Prints where.
 ///
 /// # Errors
-/// The address is none, or taken.
-pub(crate) async fn serve(address: Option<&str>, app: &App) -> Result<()> {
+/// The address is none, or taken, or reached from other machines while this process has no `keys`.
+pub(crate) async fn serve(address: Option<&str>, keys: &Options, app: &App) -> Result<()> {
     if let Some(meter) = &app.meter {
         read(&app.board).iter().for_each(|reading| register(meter, reading, &app.board));
     }
     let Some(address) = app.environment.metrics(address) else { return Ok(()) };
-    let (listener, address) = config::bind(address).await.context("--metrics")?;
+    let (listener, address) = config::bind_to_show(address, keys).await.context("--metrics")?;
     app.screen.print(&format!("metrics at http://{address}/metrics"))?;
-    tokio::spawn(axum::serve(listener, router(app.board.clone())).into_future());
+    let entrance = Entrance { connections: locks::watchers().open(listener, None).boxed(), address };
+    let service = router(app.board.clone()).into_make_service_with_connect_info::<Asker>();
+    tokio::spawn(axum::serve(entrance, service).into_future());
     Ok(())
 }
 
 fn router(board: Board) -> Router {
-    Router::new().route("/metrics", get(async move || ([(CONTENT_TYPE, TEXT)], prometheus(&read(&board)))))
+    let show = async move |ConnectInfo(Asker(guest)): ConnectInfo<Asker>| {
+        guest.prove();
+        ([(CONTENT_TYPE, TEXT)], prometheus(&read(&board)))
+    };
+    Router::new().route("/metrics", get(show))
 }
 
 /// What the role counts, and what its process uses.
@@ -53,6 +73,41 @@ fn memory_bytes(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(1024 * line.split_whitespace().next()?.parse::<u64>().ok()?)
+}
+
+/// Connections that came through a door, as axum takes them.
+struct Entrance {
+    connections: BoxStream<'static, io::Result<Accepted<Box<dyn Io>>>>,
+    address: SocketAddr,
+}
+
+impl Listener for Entrance {
+    type Io = Accepted<Box<dyn Io>>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            match self.connections.next().await {
+                Some(Ok(connection)) => return (connection, self.address),
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Debug)]
+struct Asker(Guest);
+
+impl Connected<IncomingStream<'_, Entrance>> for Asker {
+    fn connect_info(stream: IncomingStream<'_, Entrance>) -> Self {
+        Self(stream.io().guest().clone())
+    }
 }
 
 /// Lets a collector's exporter read a number of the board.

@@ -77,7 +77,7 @@ impl Stream for Incoming {
     type Item = io::Result<Accepted<DuplexStream>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx).map(|pipe| pipe.map(|pipe| Ok(Accepted(pipe))))
+        self.0.poll_recv(cx).map(|pipe| pipe.map(|pipe| Ok(Accepted::trusted(pipe))))
     }
 }
 

@@ -1,17 +1,20 @@
 //! `ebb worker`: runs the role until it is told to stop, then lets it finish its microbatch.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use worker::{Connector, Options, Watched};
 
 use crate::App;
 use crate::args;
 use crate::config;
+use crate::locks;
 use crate::metrics;
 
 /// # Errors
 /// The device is not there, the master refuses this worker or stays away, or a ps stays away.
 pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
-    let master = app.environment.master(args.master.url.as_deref());
+    let files = app.environment.keys(&args.master.keys, None);
+    let keys = locks::follow(files.clone())?;
+    let master = app.environment.master(args.master.url.as_deref(), &keys);
     let options = Options {
         name: args.name.unwrap_or_else(|| app.environment.worker_name()),
         threads: args.compute.threads as usize,
@@ -24,16 +27,17 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
     let watched = Watched { health, ..Watched::default() };
     let counting = watched.metrics.clone();
     app.board.show(move || counting.readings());
-    metrics::serve(args.watched.metrics.as_deref(), app).await?;
-    let dialer = app.dialer.clone();
+    metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;
+    let dialer = app.dialer.clone().with(keys);
     let connector = Connector::grpc(dialer.clone());
     // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
     let _health = match &args.health_listen {
         Some(listen) => {
-            let (listener, address) = config::bind(listen).await?;
+            let (listener, address) =
+                config::bind_to_show(listen, &files).await.context("--health-listen")?;
             app.screen.print(&format!("health of worker {} at http://{address}", options.name))?;
             let serving = proto::channel::server().add_service(service);
-            let serving = serving.serve_with_incoming(proto::channel::accept(listener));
+            let serving = serving.serve_with_incoming(locks::watchers().open(listener, None));
             Some(AbortOnDrop(tokio::spawn(serving).abort_handle()))
         }
         None => None,

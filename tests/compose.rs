@@ -15,6 +15,7 @@ mod harness;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -101,10 +102,20 @@ impl Compose {
     }
 
     fn command(&self, args: &[&str]) -> Command {
+        self.command_with(None, args)
+    }
+
+    /// With the overlay for keys, of the files in `certs`.
+    fn command_with(&self, certs: Option<&Path>, args: &[&str]) -> Command {
         let compose = docker_compose().unwrap();
         let mut command = Command::new("timeout");
         command.arg(COMMAND_SECS).arg(compose.get_program()).args(compose.get_args());
         command.args(["--project-name", &self.project, "--file"]).arg(root().join("deploy/compose.yaml"));
+        if let Some(certs) = certs {
+            command.arg("--file").arg(root().join("deploy/compose.keys.yaml")).env("EBB_CERTS", certs);
+            // That of what was just made there.
+            command.env("EBB_CERTS_GROUP", fs::metadata(certs).unwrap().gid().to_string());
+        }
         command.args(args).env("EBB_PUBLISH", &self.publish).env("EBB_DATA", root().join("examples/digits"));
         command.env("EBB_CONTROL_IMAGE", self.image("control"));
         command.env("EBB_WORKER_IMAGE", self.image("worker")).stdin(Stdio::null());
@@ -337,6 +348,30 @@ fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
     assert_eq!(summary(&out)["steps"], summary(&at("calm"))["steps"]);
 
     images_keep_what_the_readme_says(&cluster);
+    keys_are_one_command_and_an_overlay(&cluster, folder.path());
+}
+
+/// The same cluster once more, with what compose.keys.yaml says: certificates and tokens for all.
+fn keys_are_one_command_and_an_overlay(cluster: &Compose, folder: &Path) {
+    let certs = folder.join("certs");
+    let hosts = ["master.fleet", "ps-0.parameters", "ps-1.parameters"].map(|host| format!("--host={host}"));
+    let make = ["certs", "init", "--dir", certs.to_str().unwrap(), "--group-reads", "--user", "anna=submit"];
+    harness::succeed(make.into_iter().chain(hosts.iter().map(String::as_str)));
+    let up = cluster.command_with(Some(&certs), &["up", "--detach", "--scale", "worker=2"]).output().unwrap();
+    assert!(up.status.success(), "{}", text(&up));
+    let url = cluster.url().replace("http://", "https://");
+    let out = folder.join("with-keys");
+    let mut submit = ebb(["submit", "--master", &url, "--master-timeout", "60s", "--follow", "--out"]);
+    let output = submit.arg(&out).arg(job()).args(["--set", "epochs=2"]);
+    let output = output.envs(harness::keys::environment(&certs, "anna")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(summary(&out)["status"], "succeeded");
+    assert!(harness::fail(["jobs", "--master", &cluster.url()]).contains("wants TLS"));
+    for (service, files) in [("master", 5), ("ps-0", 5), ("worker", 4)] {
+        let name = cluster.containers(service).remove(0);
+        docker(&["exec", &name, "/usr/local/bin/ebb", "health", "--ready"]);
+        assert_eq!(docker(&["exec", &name, "ls", "/etc/ebbflow/keys"]).lines().count(), files, "{service}");
+    }
 }
 
 /// Everybody is alive and takes part, by the image's own health check; nobody is root or can write to its image; and a stop is a drain.

@@ -44,7 +44,7 @@ fn scripts_pass_shellcheck() {
 
 #[test]
 fn compose_files_are_valid_alone_and_with_their_overlays() {
-    let secrets = ["EBB_S3_KEY", "EBB_S3_SECRET", "GRAFANA_PASSWORD"];
+    let secrets = ["EBB_S3_KEY", "EBB_S3_SECRET", "GRAFANA_PASSWORD", "EBB_CERTS_GROUP"];
     let config = |overlays: &[&str]| {
         let mut command = docker_compose()?;
         command.arg("--file").arg(root().join("deploy/compose.yaml"));
@@ -57,11 +57,11 @@ fn compose_files_are_valid_alone_and_with_their_overlays() {
         command.args(["config", "--quiet"]);
         Some(command)
     };
-    for overlays in [&[][..], &["observability"], &["s3"], &["observability", "s3"]] {
+    for overlays in [&[][..], &["keys"], &["observability"], &["s3"], &["keys", "observability", "s3"]] {
         let Some(mut command) = config(overlays) else {
             return skipped("neither docker-compose nor `docker compose`; NOT checked: deploy/compose*.yaml");
         };
-        let output = command.envs(secrets.map(|secret| (secret, "long-enough"))).output().unwrap();
+        let output = command.envs(secrets.map(|secret| (secret, "10001"))).output().unwrap();
         assert!(output.status.success(), "{overlays:?}: {}", text(&output));
     }
     // A secret that was forgotten is an error, not an empty one.
@@ -161,9 +161,14 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
             }
             _ => &["kind: Deployment"],
         };
-        for part in expected {
+        let keys =
+            ["ebb-master-keys", "ebb-ps-keys", "ebb-worker-keys"].map(|name| format!("secretName: {name}"));
+        for part in keys.iter().map(String::as_str).chain(expected.iter().copied()) {
             assert!(rendered.contains(part), "{name} has no `{part}`:\n{rendered}");
         }
+        // The ports of master and ps, at which nobody is called without certificates.
+        let open = rendered.lines().find(|line| line.contains("http://") && line.contains(":470"));
+        assert_eq!(open, None, "{name}");
     }
 }
 

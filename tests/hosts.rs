@@ -72,14 +72,20 @@ struct Hosts {
     sshd: Sshd,
     hosts: PathBuf,
     there: PathBuf,
+    certs: PathBuf,
 }
 
 impl Hosts {
-    fn run(&self, verb: &str) -> Output {
+    fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(root().join("deploy/hosts/cluster.sh"));
         command.arg(verb).arg(&self.hosts).env("EBB", env!("CARGO_BIN_EXE_ebb"));
         command.env("EBB_SSH", &self.sshd.ssh).env("EBB_DIR", &self.there);
-        command.env("EBB_DATA", root().join("examples/digits")).output().unwrap()
+        command.env("EBB_CERTS", &self.certs).env("EBB_DATA", root().join("examples/digits"));
+        command
+    }
+
+    fn run(&self, verb: &str) -> Output {
+        self.command(verb).output().unwrap()
     }
 
     fn succeed(&self, verb: &str) -> String {
@@ -105,14 +111,23 @@ fn a_cluster_over_ssh_goes_up_trains_and_goes_down() {
         "# a cluster\nmaster localhost {master}\nps localhost {ps}\n\nworker localhost cpu\nworker localhost cpu\n"
     );
     fs::write(&hosts, lines).unwrap();
-    let hosts = Hosts { sshd, hosts, there: folder.path().join("there") };
+    let certs = folder.path().join("certs");
+    harness::succeed(["certs", "init", "--dir", certs.to_str().unwrap(), "--user", "anna=submit"]);
+    let hosts = Hosts { sshd, hosts, there: folder.path().join("there"), certs: certs.clone() };
 
+    let unlocked = text(&hosts.command("up").env_remove("EBB_CERTS").output().unwrap());
+    assert!(unlocked.contains("ebb certs init") && unlocked.contains("EBB_INSECURE"), "{unlocked}");
     let up = hosts.succeed("up");
-    assert!(up.contains(&format!("EBB_MASTER=http://{master}")) && up.contains("worker-2 started"), "{up}");
+    assert!(up.contains(&format!("EBB_MASTER=https://{master}")) && up.contains("worker-2 started"), "{up}");
     assert!(hosts.succeed("up").contains("master-1 runs already"));
     let out = folder.path().join("out");
+    let there = hosts.there.join("keys");
+    assert!(there.join("worker.key").exists() && !there.join("ca.key").exists());
     let mut submit = ebb(["submit", "--master", &master, "--follow", "--out"]);
+    // Over TCP, as from another host.
     let output = submit
+        .envs(harness::keys::environment(&certs, "anna"))
+        .env("EBB_SOCKETS", "tcp")
         .arg(&out)
         .arg(root().join("examples/digits/job.toml"))
         .args(["--set", "epochs=2", "--set", "fleet.ps=1"])

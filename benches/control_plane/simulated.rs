@@ -4,14 +4,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use proto::channel::{Dialer, Purpose};
+use proto::channel::{Channel, Dialer, Purpose};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::lease::Work;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 
 /// Longest wait of one request for work, as a worker has it.
 const LEASE_WAIT_MS: u32 = 20_000;

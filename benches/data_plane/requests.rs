@@ -9,14 +9,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use proto::bulk::{self, Incoming};
-use proto::channel::{Dialer, Listener, Purpose};
+use proto::channel::{Channel, Dialer, Listener, Purpose};
 use proto::pb;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http;
 use tonic::server::NamedService;
-use tonic::transport::Channel;
 
 /// What a request for rows of a table brings and gets.
 pub(crate) const UP: usize = 8 << 10;

@@ -14,7 +14,9 @@
 #     worker  gpu1.lab   cuda:1
 #
 # A worker listens on nothing; it has its device there. Environment: EBB (program to copy, default: ebb on PATH), EBB_DIR (folder on the
-# hosts, default ebbflow in the home), EBB_DATA (folder with the data on the workers' hosts), EBB_SSH (default: ssh, with its options).
+# hosts, default ebbflow in the home), EBB_CERTS (folder of `ebb certs init --host ADDRESS ..`, whose files are copied to where each belongs;
+# without it EBB_INSECURE=1 says that everybody in this network may do everything, docs/security.md), EBB_DATA (folder with the data on the
+# workers' hosts), EBB_SSH (default: ssh, with its options).
 set -euo pipefail
 
 if [ $# -ne 2 ] || ! [ -r "$2" ]; then
@@ -26,6 +28,8 @@ hosts=$2
 ebb=${EBB:-$(command -v ebb || true)}
 dir=${EBB_DIR:-ebbflow}
 data=${EBB_DATA:-}
+certs=${EBB_CERTS:-}
+insecure=${EBB_INSECURE:-}
 read -r -a ssh <<< "${EBB_SSH:-ssh}"
 
 # NAME ROLE HOST ADDRESS of each process, in the file's order.
@@ -40,19 +44,43 @@ on() {
     "${ssh[@]}" "$host" "bash -s -- $(printf '%q ' "$@")"
 }
 
+# What a role needs of EBB_CERTS, for its owner alone; never ca.key.
+copy_keys() {
+    local host=$1 role=$2 files
+    files=(ca.pem "$role.pem" "$role.key" "$role.token")
+    [ "$role" = worker ] || files+=(tokens.toml)
+    tar -C "$certs" -c "${files[@]}" | "${ssh[@]}" "$host" "umask 077 && mkdir -p $dir/keys && tar -C $dir/keys -x"
+}
+
 up() {
     [ -x "$ebb" ] || { echo "cluster.sh: no program; say with EBB which \`ebb\` to copy" >&2; exit 1; }
-    local master host name role address args
-    master=http://$(processes | awk '$2 == "master" { print $4; exit }')
+    local master host name role address args scheme=http keys=()
+    if [ -n "$certs" ]; then
+        scheme=https
+    elif [ "$insecure" != 1 ]; then
+        echo "cluster.sh: no EBB_CERTS; make them with \`ebb certs init\`, or say EBB_INSECURE=1 where you trust the network" >&2
+        exit 1
+    fi
+    master=$scheme://$(processes | awk '$2 == "master" { print $4; exit }')
     for host in $(processes | awk '{ print $3 }' | sort -u); do
         # A program that runs cannot be written to, but it can be replaced.
         "${ssh[@]}" "$host" "mkdir -p $dir && cat > $dir/ebb.new && chmod +x $dir/ebb.new && mv $dir/ebb.new $dir/ebb" < "$ebb"
     done
     while read -r -u 3 name role host address; do
+        keys=()
+        if [ -n "$certs" ]; then
+            copy_keys "$host" "$role"
+            keys=(--tls-ca keys/ca.pem --tls-cert "keys/$role.pem" --tls-key "keys/$role.key" --token-file "keys/$role.token")
+            case $role in master | ps) keys+=(--tokens keys/tokens.toml) ;; esac
+        elif [ "$role" != worker ]; then
+            keys=(--insecure)
+        fi
         case $role in
-            master) args=(master --listen "$address" --data-dir data) ;;
-            ps) args=(ps --master "$master" --name "$name" --listen "$address" --advertise "http://$address") ;;
-            worker) args=(worker --master "$master" --name "$name" --device "$address" ${data:+--data-root "$data"}) ;;
+            master) args=(master --listen "$address" --data-dir data "${keys[@]}") ;;
+            ps) args=(ps --master "$master" --name "$name" --listen "$address" --advertise "$scheme://$address" "${keys[@]}") ;;
+            worker)
+                args=(worker --master "$master" --name "$name" --device "$address" ${data:+--data-root "$data"} "${keys[@]}")
+                ;;
             *) echo "cluster.sh: $hosts: role $role; expected master, ps or worker" >&2; exit 1 ;;
         esac
         on "$host" "$dir" "$name" "${args[@]}" <<'THERE'

@@ -314,6 +314,11 @@ impl Receiving {
         Ok(())
     }
 
+    /// Bytes that were announced so far, of all files.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     fn end(&mut self) -> Result<(), Failure> {
         let Some(Incoming { announced, hash, bytes, .. }) = self.current.take() else { return Ok(()) };
         let Artifact { name, size, sha256 } = &announced;

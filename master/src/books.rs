@@ -23,6 +23,7 @@ use crate::journal::{Batch, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
+use crate::owner::{Holding, Owner};
 
 /// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
 const IDS_PER_START: u64 = 1 << 40;
@@ -426,6 +427,21 @@ impl Books {
         Ok(self.newest_job.next())
     }
 
+    /// Whether `owner` may submit one more job, with files of `bytes`.
+    ///
+    /// # Errors
+    /// It has all that it may have.
+    pub(crate) fn check_owner(&self, owner: &Owner, bytes: u64) -> Result<(), Failure> {
+        let has = self.live_jobs().filter(|job| job.owner == owner.name).fold(
+            Holding::default(),
+            |Holding { jobs, artifact_bytes }, job| Holding {
+                jobs: jobs + 1,
+                artifact_bytes: artifact_bytes + job.input.iter().map(|file| file.size).sum::<u64>(),
+            },
+        );
+        owner.check(has, bytes)
+    }
+
     /// Takes the job that was just [admitted](Self::admit).
     pub(crate) fn submit(
         &mut self,
@@ -434,8 +450,10 @@ impl Books {
         spec: JobSpec,
         input: Vec<pb::Artifact>,
         resume: bool,
+        owner: String,
     ) -> pb::SubmitReply {
         let mut job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
+        job.owner = owner;
         if resume {
             job.resume_run();
         }
@@ -546,9 +564,9 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
             name.escape_debug()
         ));
     }
-    if role == Role::Ps && !url.starts_with("http://") {
+    if role == Role::Ps && !url.starts_with("http://") && !url.starts_with("https://") {
         return malformed(format!(
-            "RegisterRequest.url: expected http://HOST:PORT, found `{}`",
+            "RegisterRequest.url: expected http://HOST:PORT or https://HOST:PORT, found `{}`",
             url.escape_debug()
         ));
     }

@@ -63,7 +63,8 @@ where
         return Err(Error::Options(wrong.concat()));
     }
     let patience = (election.ttl / 4).max(PATIENCE);
-    let client = Client::new(&outside.dialer, &election.etcd, &election.prefix, patience)
+    // etcd has locks of its own, and no business with this cluster's.
+    let client = Client::new(&outside.dialer.without_keys(), &election.etcd, &election.prefix, patience)
         .map_err(|failure| Error::Options(vec![format!("etcd: {failure}")]))?;
     let campaign = Election::new(client.clone(), election.url, election.ttl);
     let mut incoming = std::pin::pin!(incoming);

@@ -88,7 +88,10 @@ impl ElectionOptions {
             (Duration::from_secs(2)..=Duration::from_secs(600)).contains(ttl) && ttl.subsec_nanos() == 0,
             format!("ttl = {ttl:?}: from 2s to 10min, in whole seconds"),
         );
-        check(url.starts_with("http://"), format!("url: `{url}` is no URL; expected http://HOST:PORT"));
+        check(
+            url.starts_with("http://") || url.starts_with("https://"),
+            format!("url: `{url}` is no URL; expected http://HOST:PORT or https://HOST:PORT"),
+        );
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 }

@@ -67,6 +67,8 @@ use crate::tasks::TaskQueue;
 pub(crate) struct Job {
     pub(crate) id: JobId,
     pub(crate) spec: JobSpec,
+    /// Name of the token that it was submitted with; empty without one.
+    pub(crate) owner: String,
     /// Files it was submitted with.
     pub(crate) input: Vec<pb::Artifact>,
     /// Files it ended with.
@@ -189,6 +191,7 @@ impl Job {
         let mut job = Self {
             id,
             spec,
+            owner: String::new(),
             input,
             output: Vec::new(),
             log: EventLog::default(),

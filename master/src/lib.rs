@@ -32,6 +32,8 @@ mod journal;
 mod lease;
 mod membership;
 mod metrics;
+mod owner;
+mod patience;
 mod ps_client;
 mod server;
 mod service;

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use futures::future::try_join_all;
-use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::ids::{Era, JobId, Version};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
 use proto::retry::Retry;
 use proto::status::{Failure, Kind};
-use tonic::transport::Channel;
 
 use crate::job::PsAddress;
 

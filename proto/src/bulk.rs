@@ -18,10 +18,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::{Body, Frame};
 use prost::Message;
 use tonic::Status;
-use tonic::transport::Channel;
 use tower::{Service as _, ServiceExt as _};
 
-use crate::channel::MESSAGE_BYTES_MAX;
+use crate::channel::{Channel, MESSAGE_BYTES_MAX};
 use crate::timeline;
 
 /// Path of a push.

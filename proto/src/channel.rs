@@ -3,34 +3,47 @@
 //! The figures come from streaming 64 MiB from one process's memory to another's over loopback on two cores, relative to
 //! raw TCP with the same congestion control, in a prototype: tonic as it comes 0.33, with these settings 1.07. What a real pull and
 //! push reach is in `docs/performance.md`. Sockets themselves come from a [`Dialer`] and a stream of accepted connections, so
-//! that tests and simulations bring their own network.
+//! that tests and simulations bring their own network. Who may use them is the business of [`security`](crate::security): a dialer
+//! has the keys of its process, and every connection that a server accepts came through a [`Door`].
 
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt as _};
-use http::Uri;
+use futures::Stream;
+use http::header::AUTHORIZATION;
+use http::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tonic::body::Body;
+use tonic::transport::channel::ResponseFuture;
 use tonic::transport::server::Connected;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Endpoint, Server};
+use tower::layer::util::{Identity, Stack};
 
+use crate::security::door::Door;
+use crate::security::{Guard, Guest, Keys};
 use crate::status::{Failure, Kind};
 
-mod nearby;
+pub(crate) mod nearby;
 
 /// Largest message that anybody accepts: one chunk of counters (2 MiB) and its headers, with room.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
 /// Payload bytes that one streamed message gathers: fewer waste headers and wake-ups, more defeat streaming.
 pub const PAYLOAD_BYTES: usize = 1 << 20;
+
+/// Calls of one connection at once. A worker has a few pushes and pulls under way, a user's command one call.
+const CALLS_MAX: u32 = 256;
+
+/// Headers of one call.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
 
 /// What a connection is for. Bulk transfers and small requests never share one: a small request would wait behind
 /// megabytes of frames.
@@ -73,15 +86,25 @@ impl Purpose {
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send>>;
+/// A connection as it was opened.
+struct Dialed {
+    io: Box<dyn Io>,
+    /// To a process of this host and this user, as the kernel says: nobody in between could read it, and it is not encrypted.
+    within_host: bool,
+}
 
-/// Opens connections to URLs: TCP, or whatever network a test brings.
+type Dialing = Pin<Box<dyn Future<Output = io::Result<Dialed>> + Send>>;
+
+/// Opens connections to URLs: TCP, or whatever network a test brings; with the keys of this process.
 #[derive(Clone)]
-pub struct Dialer(Arc<dyn Fn(Uri) -> Dialing + Send + Sync>);
+pub struct Dialer {
+    dial: Arc<dyn Fn(Uri) -> Dialing + Send + Sync>,
+    keys: Keys,
+}
 
 impl fmt::Debug for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Dialer")
+        f.debug_struct("Dialer").field("keys", &self.keys).finish_non_exhaustive()
     }
 }
 
@@ -92,17 +115,21 @@ impl Default for Dialer {
 }
 
 impl Dialer {
-    /// A dialer that opens connections with `dial`.
+    /// A dialer that opens connections with `dial`, without keys.
     pub fn new<F, Fut, T>(dial: F) -> Self
     where
         F: Fn(Uri) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = io::Result<T>> + Send + 'static,
         T: Io,
     {
-        Self(Arc::new(move |uri| {
+        Self::with_dial(move |uri| {
             let dialing = dial(uri);
-            Box::pin(async move { Ok(Box::new(dialing.await?) as Box<dyn Io>) })
-        }))
+            Box::pin(async move { Ok(Dialed { io: Box::new(dialing.await?), within_host: false }) })
+        })
+    }
+
+    fn with_dial(dial: impl Fn(Uri) -> Dialing + Send + Sync + 'static) -> Self {
+        Self { dial: Arc::new(dial), keys: Keys::default() }
     }
 
     /// TCP with tuned sockets.
@@ -116,35 +143,126 @@ impl Dialer {
 
     /// Unix sockets to processes of this host that have one, tuned TCP to all others.
     pub fn nearest() -> Self {
-        Self::new(|uri| async move {
-            let addresses = addresses(&uri).await?;
-            #[cfg(target_os = "linux")]
-            if let Some(stream) = addresses.iter().find_map(|address| nearby::connect(*address)) {
-                tracing::debug!(%uri, "a process of this host: over a Unix socket");
-                return Ok(Box::new(stream) as Box<dyn Io>);
-            }
-            let stream = TcpStream::connect(&*addresses).await?;
-            tune(&stream);
-            Ok(Box::new(stream))
+        Self::with_dial(|uri| {
+            Box::pin(async move {
+                let addresses = addresses(&uri).await?;
+                #[cfg(target_os = "linux")]
+                if let Some(stream) = addresses.iter().find_map(|address| nearby::connect(*address)) {
+                    tracing::debug!(%uri, "a process of this host: over a Unix socket");
+                    return Ok(Dialed { io: Box::new(stream), within_host: true });
+                }
+                let stream = TcpStream::connect(&*addresses).await?;
+                tune(&stream);
+                Ok(Dialed { io: Box::new(stream), within_host: false })
+            })
         })
+    }
+
+    /// The same with the keys of this process: its connections are encrypted and its calls show its token, as the keys say.
+    pub fn with(self, keys: Keys) -> Self {
+        Self { keys, ..self }
+    }
+
+    /// The same for those who are not of this cluster.
+    pub fn without_keys(&self) -> Self {
+        self.clone().with(Keys::default())
+    }
+
+    /// The keys.
+    pub const fn keys(&self) -> &Keys {
+        &self.keys
     }
 
     /// A channel to `url` that connects when it is first used and again whenever the connection is lost.
     ///
     /// # Errors
-    /// Not a URL of the form `http://host:port`.
+    /// Not a URL of the form `http://host:port`, or `https://host:port` of a process that encrypts.
     pub fn channel(&self, url: &str, purpose: Purpose) -> Result<Channel, Failure> {
-        let wrong = || Failure::new(Kind::Malformed, format!("`{url}` is no URL; expected http://HOST:PORT"));
-        let uri: Uri = url.parse().map_err(|_| wrong())?;
-        if uri.scheme_str() != Some("http") || uri.host().is_none() {
-            return Err(wrong());
-        }
-        let dial = self.0.clone();
-        let connector = tower::service_fn(move |uri: Uri| {
-            let dialing = dial(uri);
-            async move { dialing.await.map(TokioIo::new) }
+        let uri = self.check(url)?;
+        let (dial, keys, to) = (self.dial.clone(), self.keys.clone(), uri.clone());
+        let connector = tower::service_fn(move |_: Uri| {
+            let dialing = dial(to.clone());
+            let (keys, to) = (keys.clone(), to.clone());
+            async move {
+                let Dialed { io, within_host } = dialing.await?;
+                let io = if within_host { io } else { keys.secure(host(&to), io).await? };
+                io::Result::Ok(TokioIo::new(io))
+            }
         });
-        Ok(endpoint(uri, purpose).connect_with_connector_lazy(connector))
+        // tonic's own TLS reads its certificates once, so it is told of none, and sees the scheme of a connection as it is.
+        let plain = format!("http://{}", uri.authority().map_or("", |authority| authority.as_str()));
+        let plain: Uri = plain.parse().map_err(|_| malformed(url, self.keys.scheme()))?;
+        let inner = endpoint(plain, purpose).connect_with_connector_lazy(connector);
+        Ok(Channel { inner, keys: self.keys.clone() })
+    }
+
+    fn check(&self, url: &str) -> Result<Uri, Failure> {
+        let uri: Uri = url.parse().map_err(|_| malformed(url, self.keys.scheme()))?;
+        let refuse = |message: String| Err(Failure::new(Kind::Malformed, message));
+        if uri.host().is_none() {
+            return Err(malformed(url, self.keys.scheme()));
+        }
+        match (uri.scheme_str(), self.keys.encrypts()) {
+            (Some("https"), true) => {}
+            (Some("https"), false) => {
+                return refuse(format!(
+                    "`{url}` needs certificates; give --tls-ca, --tls-cert and --tls-key"
+                ));
+            }
+            (Some("http"), true) => {
+                return refuse(format!(
+                    "`{url}` would not be encrypted, and this process has certificates; say https://"
+                ));
+            }
+            (Some("http"), false) => {
+                let shows = self.keys.loaded().token.is_some() && !self.keys.is_insecure();
+                if shows && !is_this_machine(host(&uri)) {
+                    return refuse(format!(
+                        "`{url}`: the token would travel to another machine for everybody to read; give --tls-ca, --tls-cert and \
+                         --tls-key, or say --insecure in a network where you trust everybody"
+                    ));
+                }
+            }
+            _ => return Err(malformed(url, self.keys.scheme())),
+        }
+        Ok(uri)
+    }
+}
+
+fn malformed(url: &str, scheme: &str) -> Failure {
+    Failure::new(Kind::Malformed, format!("`{url}` is no URL; expected {scheme}://HOST:PORT"))
+}
+
+/// The host of a URL, an IPv6 address without its brackets.
+fn host(uri: &Uri) -> &str {
+    uri.host().unwrap_or_default().trim_matches(['[', ']'])
+}
+
+fn is_this_machine(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// Where calls to one URL go; each shows the token of this process, if it has one. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    inner: tonic::transport::Channel,
+    keys: Keys,
+}
+
+impl tower::Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Some(token) = &self.keys.loaded().token {
+            request.headers_mut().insert(AUTHORIZATION, token.clone());
+        }
+        self.inner.call(request)
     }
 }
 
@@ -160,18 +278,21 @@ fn endpoint(uri: Uri, purpose: Purpose) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-/// A server with the bulk settings: they are receive limits, so they suit small requests too.
-pub fn server() -> Server {
+/// A server with the bulk settings: they are receive limits, so they suit small requests too. It asks who calls ([`Guard`]).
+pub fn server() -> Server<Stack<Guard, Identity>> {
     Server::builder()
         .initial_stream_window_size(Purpose::Bulk.stream_window_bytes())
         .initial_connection_window_size(Purpose::Bulk.connection_window_bytes())
         .max_frame_size(Purpose::Bulk.frame_bytes())
+        .max_concurrent_streams(CALLS_MAX)
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .layer(Guard)
 }
 
 /// Socket options, best effort: a socket without them works, slower.
-fn tune(stream: &TcpStream) {
+pub(crate) fn tune(stream: &TcpStream) {
     // Without it a small frame waits for the acknowledgement of the previous one: 0.15 of raw TCP.
     let _ = stream.set_nodelay(true);
     // On loopback and datacentre links `bbr` paces at a cost of 15 to 20 %.
@@ -179,27 +300,21 @@ fn tune(stream: &TcpStream) {
 }
 
 async fn addresses(uri: &Uri) -> io::Result<Vec<SocketAddr>> {
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    Ok(tokio::net::lookup_host((host, uri.port_u16().unwrap_or(80))).await?.collect())
+    Ok(tokio::net::lookup_host((host(uri), uri.port_u16().unwrap_or(80))).await?.collect())
 }
 
-/// A listening socket's connections, tuned.
-pub fn accept(listener: TcpListener) -> impl Stream<Item = io::Result<Accepted<TcpStream>>> + Send {
-    futures::stream::unfold(listener, |listener| async move {
-        let accepted = listener.accept().await.map(|(stream, _)| {
-            tune(&stream);
-            Accepted(stream)
-        });
-        Some((accepted, listener))
-    })
+/// A listening socket's connections, tuned, from everybody who can reach it.
+pub fn accept(listener: TcpListener) -> impl Stream<Item = io::Result<Accepted<Box<dyn Io>>>> + Send {
+    Door::default().open(listener, None)
 }
 
-/// A listening TCP socket, and the Unix socket beside it for processes of this host.
+/// A listening TCP socket, the Unix socket beside it for processes of this host, and the door that both lead to. Clones are the same
+/// sockets and the same door: each connection goes to one of those that accept.
 #[derive(Debug)]
 pub struct Listener {
     tcp: std::net::TcpListener,
-    #[cfg(target_os = "linux")]
     unix: Option<std::os::unix::net::UnixListener>,
+    door: Door,
 }
 
 impl Listener {
@@ -208,14 +323,23 @@ impl Listener {
     /// # Errors
     /// `tcp` does not listen.
     pub fn beside(tcp: TcpListener) -> io::Result<Self> {
-        let tcp = tcp.into_std()?;
+        let listener = Self::tcp(tcp)?;
         #[cfg(target_os = "linux")]
-        let unix = nearby::listen(tcp.local_addr()?);
-        Ok(Self {
-            tcp,
-            #[cfg(target_os = "linux")]
-            unix,
-        })
+        let listener = Self { unix: nearby::listen(listener.tcp.local_addr()?), ..listener };
+        Ok(listener)
+    }
+
+    /// TCP alone.
+    ///
+    /// # Errors
+    /// The system does not give the socket away.
+    pub fn tcp(tcp: TcpListener) -> io::Result<Self> {
+        Ok(Self { tcp: tcp.into_std()?, unix: None, door: Door::default() })
+    }
+
+    /// The same behind `door`; without it everybody who can reach it is let in.
+    pub fn behind(self, door: Door) -> Self {
+        Self { door, ..self }
     }
 
     /// Its TCP address.
@@ -226,50 +350,58 @@ impl Listener {
         self.tcp.local_addr()
     }
 
-    /// The same sockets once more: each connection goes to one of those that accept.
+    /// The same sockets and the same door once more.
     ///
     /// # Errors
     /// The process has no more file descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
             tcp: self.tcp.try_clone()?,
-            #[cfg(target_os = "linux")]
             unix: self.unix.as_ref().map(std::os::unix::net::UnixListener::try_clone).transpose()?,
+            door: self.door.clone(),
         })
     }
 
-    /// Its connections, tuned, for the runtime in which it is called.
+    /// Its connections that came through the door, tuned, for the runtime in which it is called.
     ///
     /// # Errors
     /// The runtime cannot watch the sockets.
     pub fn accept(self) -> io::Result<impl Stream<Item = io::Result<Accepted<Box<dyn Io>>>> + Send> {
-        let tcp = accept(TcpListener::from_std(self.tcp)?);
-        let tcp =
-            tcp.map(|accepted| accepted.map(|Accepted(stream)| Accepted(Box::new(stream) as Box<dyn Io>)));
-        #[cfg(target_os = "linux")]
-        let tcp = {
-            let unix = self.unix.map(tokio::net::UnixListener::from_std).transpose()?;
-            let unix = futures::stream::unfold(unix, |unix| async move {
-                let (stream, _) = match unix.as_ref()?.accept().await {
-                    Ok(accepted) => accepted,
-                    Err(error) => return Some((Err(error), unix)),
-                };
-                Some((Ok(Accepted(Box::new(stream) as Box<dyn Io>)), unix))
-            });
-            futures::stream::select(tcp.boxed(), unix.boxed())
-        };
-        Ok(tcp)
+        let tcp = TcpListener::from_std(self.tcp)?;
+        let unix = self.unix.map(tokio::net::UnixListener::from_std).transpose()?;
+        Ok(self.door.open(tcp, unix))
     }
 }
 
 /// An accepted connection of any kind, as tonic's server wants it.
 #[derive(Debug)]
-pub struct Accepted<T>(pub T);
+pub struct Accepted<T> {
+    io: T,
+    guest: Guest,
+}
+
+impl<T> Accepted<T> {
+    /// A connection from inside this process, which is asked nothing: a pipe, or a simulated network.
+    pub const fn trusted(io: T) -> Self {
+        Self { io, guest: Guest::of_the_house() }
+    }
+
+    pub(crate) const fn at(io: T, guest: Guest) -> Self {
+        Self { io, guest }
+    }
+
+    /// Where it comes from.
+    pub const fn guest(&self) -> &Guest {
+        &self.guest
+    }
+}
 
 impl<T> Connected for Accepted<T> {
-    type ConnectInfo = ();
+    type ConnectInfo = Guest;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Guest {
+        self.guest.clone()
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Accepted<T> {
@@ -278,21 +410,21 @@ impl<T: AsyncRead + Unpin> AsyncRead for Accepted<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Accepted<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut self.io).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -300,10 +432,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Accepted<T> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.io.is_write_vectored()
     }
 }

@@ -14,11 +14,11 @@ use http::{HeaderMap, Request, Response};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Error};
+use tonic::transport::Error;
 use tonic::{Code, Status};
 use tower::ServiceExt as _;
 
-use crate::channel::{Dialer, Purpose};
+use crate::channel::{Channel, Dialer, Purpose};
 use crate::status::{Failure, Kind};
 
 /// Metadata of a status: the leader's URL.

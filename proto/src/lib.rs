@@ -2,8 +2,8 @@
 //!
 //! The wire schema ([`pb`]), the job's specification ([`spec`]), the numbering of its work ([`plan`]), the order of
 //! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`channel`],
-//! [`convert`]), how a job's state rests ([`checkpoint`]), and what errors mean ([`status`], [`retry`], [`failover`]). Roles meet
-//! here and nowhere else.
+//! [`convert`]), how a job's state rests ([`checkpoint`]), who may do what ([`security`]), and what errors mean ([`status`],
+//! [`retry`], [`failover`]). Roles meet here and nowhere else.
 
 pub mod artifact;
 pub mod bulk;
@@ -21,6 +21,7 @@ pub mod placement;
 pub mod plan;
 pub mod random;
 pub mod retry;
+pub mod security;
 pub mod session;
 pub mod spec;
 pub mod status;

@@ -60,16 +60,26 @@ impl Session {
         let outgoing = Arc::new(Outgoing::default());
         let session = Self { registered, replies, outgoing: outgoing.clone() };
         let driver = async move {
+            let (mut was_member, mut is_refused) = (false, false);
             loop {
-                if let Err(failure) = live(&masters, &register, &registered_tx, &replies_tx, &outgoing).await
-                    && !failure.is_retryable()
-                    && failure.kind != Kind::Fenced
-                {
-                    return failure;
-                }
-                registered_tx.send_replace(None);
+                let ended = live(&masters, &register, &registered_tx, &replies_tx, &outgoing).await;
+                was_member |= registered_tx.send_replace(None).is_some();
                 // A master that takes registrations and drops heartbeats must not be hammered.
-                tokio::time::sleep(Retry::default().first).await;
+                let mut pause = Retry::default().first;
+                match ended {
+                    // Keys are being replaced, here or there: the job needs what this process holds, so it waits to be let in again.
+                    Err(failure) if was_member && failure.kind == Kind::Unauthenticated => {
+                        if !std::mem::replace(&mut is_refused, true) {
+                            tracing::warn!(reason = %failure, "the master does not let this process in; trying again");
+                        }
+                        pause = Retry::default().longest;
+                    }
+                    Err(failure) if !failure.is_retryable() && failure.kind != Kind::Fenced => {
+                        return failure;
+                    }
+                    _ => is_refused = false,
+                }
+                tokio::time::sleep(pause).await;
             }
         };
         (session, driver)

@@ -2,10 +2,14 @@
 //!
 //! A [`Failure`] crosses the wire as a gRPC status whose metadata names the kind, so that a client never parses prose.
 
+use std::error::Error as _;
 use std::fmt;
+use std::io;
 
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
+
+use crate::security::tls;
 
 /// Kinds of failure, as many as there are different reactions to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +32,10 @@ pub enum Kind {
     Unavailable,
     /// A master that does not lead: ask the one that does.
     StandingBy,
+    /// No token, or one that the other side does not know; or the two ends do not take each other's certificates.
+    Unauthenticated,
+    /// The token is for something else, or its bearer has all that it may have.
+    Denied,
     /// The versions of the two programs do not fit.
     Incompatible,
     /// A bug on the other side.
@@ -35,7 +43,7 @@ pub enum Kind {
 }
 
 /// The table: kind, its name on the wire, its gRPC code, whether to try again.
-const TABLE: [(Kind, &str, Code, bool); 11] = [
+const TABLE: [(Kind, &str, Code, bool); 13] = [
     (Kind::Malformed, "malformed", Code::InvalidArgument, false),
     (Kind::NotFound, "not-found", Code::NotFound, false),
     (Kind::Ended, "ended", Code::FailedPrecondition, false),
@@ -45,6 +53,8 @@ const TABLE: [(Kind, &str, Code, bool); 11] = [
     (Kind::Full, "full", Code::ResourceExhausted, true),
     (Kind::Unavailable, "unavailable", Code::Unavailable, true),
     (Kind::StandingBy, "standing-by", Code::Unavailable, true),
+    (Kind::Unauthenticated, "unauthenticated", Code::Unauthenticated, false),
+    (Kind::Denied, "denied", Code::PermissionDenied, false),
     (Kind::Incompatible, "incompatible", Code::FailedPrecondition, false),
     (Kind::Internal, "internal", Code::Internal, false),
 ];
@@ -106,11 +116,16 @@ impl From<Failure> for Status {
 impl From<Status> for Failure {
     /// A status without our metadata comes from the transport (or from something that is no Ebbflow): its code decides.
     fn from(status: Status) -> Self {
+        if let Some(refused) = refused(&status) {
+            return Self::new(Kind::Unauthenticated, refused);
+        }
         let kind = kind_named(&status).unwrap_or_else(|| match status.code() {
             Code::InvalidArgument | Code::OutOfRange => Kind::Malformed,
             Code::NotFound => Kind::NotFound,
             Code::Unimplemented => Kind::Incompatible,
             Code::ResourceExhausted => Kind::Full,
+            Code::Unauthenticated => Kind::Unauthenticated,
+            Code::PermissionDenied => Kind::Denied,
             // A broken connection surfaces as any of these; pushes and pulls are safe to repeat.
             Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal => {
                 Kind::Unavailable
@@ -123,6 +138,19 @@ impl From<Status> for Failure {
         };
         Self { kind, message }
     }
+}
+
+/// What one end of a connection has against the other's certificate, if that is why there is none.
+fn refused(status: &Status) -> Option<&tls::Refused> {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(refused) = inside.and_then(|inside| inside.downcast_ref()) {
+            return Some(refused);
+        }
+        cause = error.source();
+    }
+    None
 }
 
 impl From<crate::Error> for Failure {

@@ -74,8 +74,10 @@ impl Options {
         addresses.reverse();
         for (key, url) in addresses {
             check(
-                url.strip_prefix("http://").is_some_and(|host| !host.is_empty()),
-                format!("{key}: `{url}` is no URL; expected http://HOST:PORT"),
+                ["http://", "https://"]
+                    .iter()
+                    .any(|scheme| url.strip_prefix(scheme).is_some_and(|host| !host.is_empty())),
+                format!("{key}: `{url}` is no URL; expected http://HOST:PORT or https://HOST:PORT"),
             );
         }
         check((1..=1024).contains(&self.threads), format!("threads: {}; expected 1 to 1024", self.threads));

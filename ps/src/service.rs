@@ -43,7 +43,9 @@ impl Service {
 
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
     async fn receive(&self, mut stream: Incoming<Body>) -> Result<Pushed> {
-        let first = stream.message::<pb::PushRequest>().await?.and_then(|first| first.part);
+        let first = stream.message::<pb::PushRequest>();
+        let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
+        let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
         let Some(push_request::Part::Header(header)) = first else { return Err(misplaced("header")) };
         let (address, target) = header.try_into()?;
         record(address);

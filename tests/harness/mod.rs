@@ -7,6 +7,7 @@
 pub mod chaos;
 pub mod collector;
 pub mod etcd;
+pub mod keys;
 pub mod machine;
 pub mod oracle;
 pub mod s3;
@@ -31,7 +32,11 @@ pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Com
 /// The same commands in another program.
 pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path, args: I) -> Command {
     let mut command = Command::new(path);
-    command.args(args).env_remove("EBB_MASTER").stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null());
+    let settings = ["MASTER", "SOCKETS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKENS", "INSECURE"];
+    for name in settings.map(|name| format!("EBB_{name}")) {
+        command.env_remove(name);
+    }
     command
 }
 

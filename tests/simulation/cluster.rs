@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::Stream;
-use proto::channel::{Accepted, Dialer};
+use proto::channel::{Accepted, Channel, Dialer};
 use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::status::Failure;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
@@ -157,7 +156,7 @@ fn dialer() -> Dialer {
 async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream>>> + Send> {
     let listener = TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), PORT)).await?;
     Ok(futures::stream::unfold(listener, |listener| async move {
-        let accepted = listener.accept().await.map(|(stream, _)| Accepted(stream));
+        let accepted = listener.accept().await.map(|(stream, _)| Accepted::trusted(stream));
         Some((accepted, listener))
     }))
 }

@@ -177,10 +177,11 @@ impl Error {
         matches!(self, Self::Call { failure, .. } if failure.kind == proto::status::Kind::NotYet)
     }
 
-    /// Whether this worker could not reach a ps for all its attempts: it cannot go on, others may.
+    /// Whether this worker could not reach a ps for all its attempts, or has no key for it: it cannot go on, others may.
     pub(crate) fn is_unreachable(&self) -> bool {
-        use proto::status::Kind;
-        matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Unavailable | Kind::Full))
+        use proto::status::Kind::{Denied, Full, Unauthenticated, Unavailable};
+        matches!(self, Self::Call { failure, .. }
+            if matches!(failure.kind, Unavailable | Full | Unauthenticated | Denied))
     }
 
     /// Whether another attempt, here or on another worker, can only fail the same way.

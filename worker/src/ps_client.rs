@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
 use proto::bulk::{self, PULL, PUSH};
-use proto::channel::{Dialer, Purpose};
+use proto::channel::{Channel, Dialer, Purpose};
 use proto::convert::{ChunkCheck, pack, required};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Pushed, Take, Target, Want};
@@ -16,7 +16,6 @@ use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::{Chunk, Values};
 use tokio::time::Instant;
-use tonic::transport::Channel;
 
 use crate::error::{Error, Result};
 use crate::weights::{Spare, Weights};

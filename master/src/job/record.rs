@@ -62,6 +62,7 @@ impl Job {
             resume: self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume),
             begin: placed.map(Partitions::begin).unwrap_or_default(),
             samples_before: self.numbers.samples_before,
+            owner: self.owner.clone(),
         }
     }
 
@@ -81,6 +82,7 @@ impl Job {
         // What `new` told is known already.
         job.effects.clear();
         job.log = log;
+        job.owner = record.owner;
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
         job.numbers.samples_before = record.samples_before;

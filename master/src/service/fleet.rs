@@ -9,6 +9,7 @@ use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_server::Fleet;
 use proto::pb::upload_request::Part;
+use proto::security::Caller;
 use proto::status::{Failure, Kind};
 use proto::timeline;
 use tokio::sync::broadcast;
@@ -20,6 +21,7 @@ use tracing::Instrument as _;
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
 use crate::books::{Answer, check_exported};
+use crate::patience::Patience;
 use crate::ps_client;
 use crate::server::Shared;
 
@@ -47,7 +49,9 @@ impl Fleet for FleetService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterReply>, Status> {
+        let caller = Caller::of(&request);
         let request = request.into_inner();
+        caller.may_join_as(request.role())?;
         Ok(Response::new(self.shared.act(|books, now| books.register(now, &request))?))
     }
 
@@ -55,9 +59,10 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        let mut patience = Patience::with(Caller::of(&request));
         let mut requests = request.into_inner();
         // Taken before the answer, so that the process is live by the time that it knows it is connected.
-        let first = requests.message().await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
+        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
         let (stream, reply) = self.shared.act(|books, now| books.stream_opened(now, &first))?;
         let heartbeats = Heartbeats {
             incarnation: IncarnationId(first.incarnation),
@@ -161,8 +166,9 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::UploadRequest>>,
     ) -> Result<Response<pb::UploadReply>, Status> {
+        let mut patience = Patience::with(Caller::of(&request));
         let mut requests = request.into_inner();
-        let first = requests.message().await?.ok_or_else(|| nothing("UploadRequest"))?;
+        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("UploadRequest"))?;
         let Some(Part::Header(pb::UploadHeader { incarnation, lease })) = first.part else {
             let message = "UploadRequest.header: expected in the first message, found none";
             return Err(Failure::new(Kind::Malformed, message).into());
@@ -174,7 +180,7 @@ impl Fleet for FleetService {
             return Err(ended());
         }
         let mut receiving = self.shared.artifacts.receive()?;
-        while let Some(request) = requests.message().await? {
+        while let Some(request) = patience.next(&mut requests).await? {
             match required("UploadRequest", "part", request.part)? {
                 Part::Artifact(part) => receiving.accept(part)?,
                 Part::Header(_) => {

@@ -9,6 +9,7 @@ use proto::ids::JobId;
 use proto::pb;
 use proto::pb::jobs_server::Jobs;
 use proto::pb::submit_request::Part;
+use proto::security::Caller;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use tokio::sync::watch;
@@ -20,6 +21,8 @@ use crate::books::Books;
 use crate::clock::Now;
 use crate::job::Job;
 use crate::membership::Membership;
+use crate::owner::Owner;
+use crate::patience::Patience;
 use crate::server::Shared;
 
 /// Events that are copied under one lock.
@@ -58,9 +61,12 @@ impl Jobs for JobsService {
         &self,
         request: Request<Streaming<pb::SubmitRequest>>,
     ) -> Result<Response<pb::SubmitReply>, Status> {
+        let caller = Caller::of(&request);
+        let owner = Owner::of(&caller);
         let mut requests = request.into_inner();
+        let mut patience = Patience::with(caller.clone());
         let malformed = |message: &str| Status::from(Failure::new(Kind::Malformed, message));
-        let first = requests.message().await?.ok_or_else(|| nothing("SubmitRequest"))?;
+        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("SubmitRequest"))?;
         let Some(Part::SpecJson(spec)) = first.part else {
             return Err(malformed("SubmitRequest.spec_json: expected in the first message, found none"));
         };
@@ -75,16 +81,30 @@ impl Jobs for JobsService {
             None => {}
         }
         // Refused before its files travel.
-        self.shared.act(|books, _| books.admit(&spec).map(drop))?;
+        self.shared.act(|books, _| {
+            books.check_owner(&owner, 0)?;
+            books.admit(&spec).map(drop)
+        })?;
         let mut receiving = self.shared.artifacts.receive()?;
-        while let Some(request) = requests.message().await? {
+        while let Some(request) = patience.next(&mut requests).await? {
             match required("SubmitRequest", "part", request.part)? {
-                Part::Artifact(part) => receiving.accept(part)?,
+                Part::Artifact(part) => {
+                    let before = receiving.bytes();
+                    receiving.accept(part).inspect_err(|failure| {
+                        caller.refuse("a file of a submission", &failure.message);
+                    })?;
+                    // As soon as a file is announced, so that nothing is written that has no place.
+                    let announced = receiving.bytes();
+                    if announced > before {
+                        self.shared.act(|books, _| books.check_owner(&owner, announced))?;
+                    }
+                }
                 Part::SpecJson(_) => {
                     return Err(malformed("SubmitRequest.spec_json: expected once, found again"));
                 }
             }
         }
+        let bytes = receiving.bytes();
         let received = receiving.finish()?;
         let files = [("script", &spec.model.script, SCRIPT), ("initial", &spec.model.initial, INITIAL)];
         for (key, given, file) in files {
@@ -96,9 +116,10 @@ impl Jobs for JobsService {
             }
         }
         let reply = self.shared.act(|books, now| {
+            books.check_owner(&owner, bytes)?;
             let id = books.admit(&spec)?;
             let input = self.shared.artifacts.adopt(&received, id, Folder::Input)?;
-            Ok::<_, Failure>(books.submit(now, id, spec, input, resume))
+            Ok::<_, Failure>(books.submit(now, id, spec, input, resume, owner.name))
         })?;
         self.shared.durable().await;
         tracing::info!(job = reply.job, "{} submitted", reply.name);

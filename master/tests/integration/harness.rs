@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use master::{Master, Options};
 use proto::artifact::{describe, slices};
-use proto::channel::{Dialer, Purpose, accept};
+use proto::channel::{Channel, Dialer, Purpose, accept};
 use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::pb::artifact_part::Part;
@@ -25,7 +25,6 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 /// Far more than anything here takes, far less than a lease holds.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,6 +8,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tokio::net::UnixStream;
+
 #[cfg(target_os = "linux")]
 pub(super) use linux::{connect, listen};
 
@@ -25,12 +27,17 @@ fn is_here(address: SocketAddr) -> bool {
     source().is_ok_and(|source| source == address.ip())
 }
 
+/// Whether the process at the other end is of the user of this one, as the kernel says.
+pub(crate) fn is_of_this_user(stream: &UnixStream) -> io::Result<bool> {
+    let (this, _) = UnixStream::pair()?;
+    Ok(stream.peer_cred()?.uid() == this.peer_cred()?.uid())
+}
+
 #[cfg(target_os = "linux")]
 mod linux {
     use std::os::unix::net::UnixListener;
 
     use socket2::{Domain, SockAddr, Socket, Type};
-    use tokio::net::UnixStream;
 
     use super::*;
 
@@ -78,9 +85,8 @@ mod linux {
         let socket = socket()?;
         socket.connect(&name(address)?)?;
         let stream = UnixStream::from_std(socket.into())?;
-        let (this, _) = UnixStream::pair()?;
         // Names are free for all; an address that is in use could not be taken by another user.
-        if stream.peer_cred()?.uid() != this.peer_cred()?.uid() {
+        if !is_of_this_user(&stream)? {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         Ok(stream)

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::convert::{ChunkCheck, pack};
 use proto::ids::Version;
 use proto::parameters::{Pull, Pulled, Push, Pushed};
@@ -15,7 +15,6 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::transport::Channel;
 
 use crate::harness::{Job, until};
 

@@ -1,0 +1,401 @@
+//! Where the connections of a server come in: how many there are, how long each may take to prove itself, and what is encrypted.
+//!
+//! A connection is *proven* by its first call that is let through. Until then it costs little, has little time, and gives way: when
+//! too many are not proven, the oldest of them is closed. So a crowd that connects and says nothing, or says it slowly, closes the
+//! door for itself and not for those who have a token; connections that are proven are never touched.
+//!
+//! A door is one, however many sockets and threads its connections come from. Those that come over TCP are encrypted where there are
+//! certificates. Those of a Unix socket stay within the host and the kernel says of which user they are, so they are not; for tokens and
+//! limits there is no difference.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::Sleep;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::Keys;
+use super::guard::Guest;
+use super::refusals::{Peer, Refusals};
+use super::tls;
+use crate::channel::nearby::is_of_this_user;
+use crate::channel::{Accepted, Io, tune};
+
+/// What a door lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once. A worker has one to the master and one to each ps, a user's command one to the master. Default 10,000; what
+    /// the system's limit of open files leaves, where that is less.
+    pub connections_max: usize,
+    /// Connections at once that are not proven. Default 512.
+    pub unproven_max: usize,
+    /// Longest time from its begin to the end of a connection's handshake. Default 5 s.
+    pub handshake: Duration,
+    /// Longest time until it is proven. Default 10 s.
+    pub first_call: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 10_000,
+            unproven_max: 512,
+            handshake: Duration::from_secs(5),
+            first_call: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Bytes that are read of a client that is turned away.
+const GOODBYE_READS: u64 = 64 << 10;
+
+/// A pause after the system has refused a connection, for lack of files or memory.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// What a client that does not encrypt is told where it should.
+const SPEAK_TLS: &[u8] = b"this server wants TLS: use https:// and --tls-ca, --tls-cert, --tls-key";
+
+/// INADEQUATE_SECURITY of HTTP/2.
+const INADEQUATE_SECURITY: u32 = 0xc;
+
+/// A door; clones are the same one. That of [`Door::default`] asks for nothing and has the usual limits.
+#[derive(Clone, Debug)]
+pub struct Door(Arc<Shared>);
+
+/// What all connections of a door share.
+#[derive(Debug)]
+struct Shared {
+    keys: Keys,
+    limits: Limits,
+    refusals: Refusals,
+    room: Arc<Semaphore>,
+    /// Oldest first; some are proven or gone by now.
+    unproven: Mutex<VecDeque<Weak<Visit>>>,
+}
+
+/// One connection.
+pub(super) struct Visit {
+    shared: Arc<Shared>,
+    peer: Peer,
+    proven: AtomicBool,
+    /// It is to be closed, to make room.
+    left: CancellationToken,
+}
+
+impl fmt::Debug for Visit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visit")
+            .field("peer", &self.peer)
+            .field("proven", &self.proven)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Visit {
+    pub(super) fn keys(&self) -> &Keys {
+        &self.shared.keys
+    }
+
+    /// A call was let through.
+    pub(super) fn prove(&self) {
+        self.proven.store(true, Ordering::Relaxed);
+    }
+
+    fn is_proven(&self) -> bool {
+        self.proven.load(Ordering::Relaxed)
+    }
+
+    /// See [`Refusals::tell`].
+    pub(super) fn refuse(&self, why: &'static str, about: &str, details: &str) {
+        self.shared.refusals.tell(why, Some(self.peer), about, details);
+    }
+}
+
+impl Default for Door {
+    fn default() -> Self {
+        Self::new(Keys::default(), Limits::default())
+    }
+}
+
+impl Door {
+    /// A door that asks for what `keys` say.
+    pub fn new(keys: Keys, limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            keys,
+            limits,
+            refusals: Refusals::default(),
+            room: Arc::new(Semaphore::new(limits.connections_max)),
+            unproven: Mutex::default(),
+        }))
+    }
+
+    /// The connections to these sockets that behave.
+    pub fn open(
+        &self,
+        tcp: TcpListener,
+        unix: Option<UnixListener>,
+    ) -> impl Stream<Item = io::Result<Accepted<Box<dyn Io>>>> + Send + use<> {
+        let entrance = Entrance { tcp, unix, handshakes: JoinSet::new(), shared: self.0.clone() };
+        futures::stream::unfold(entrance, |mut entrance| async move {
+            Some((Ok(entrance.next().await), entrance))
+        })
+    }
+}
+
+/// Sockets that lead to a door, where one runtime waits.
+struct Entrance {
+    tcp: TcpListener,
+    unix: Option<UnixListener>,
+    handshakes: JoinSet<Option<Accepted<Box<dyn Io>>>>,
+    shared: Arc<Shared>,
+}
+
+/// A connection before anything was read of it.
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Entrance {
+    async fn next(&mut self) -> Accepted<Box<dyn Io>> {
+        loop {
+            tokio::select! {
+                Some(done) = self.handshakes.join_next() => {
+                    if let Ok(Some(accepted)) = done {
+                        return accepted;
+                    }
+                }
+                accepted = accept(&self.tcp, self.unix.as_ref()) => match accepted {
+                    Ok((socket, peer)) => self.receive(socket, peer),
+                    Err(error) => {
+                        self.shared.refusals.tell("the system takes no more connections", None, "", &error.to_string());
+                        tokio::time::sleep(BREATH).await;
+                    }
+                },
+            }
+        }
+    }
+
+    fn receive(&mut self, socket: Socket, peer: Peer) {
+        let Ok(room) = self.shared.room.clone().try_acquire_owned() else {
+            let max = self.shared.limits.connections_max;
+            let details = format!("{max} are open, the most that this server takes (connections_max)");
+            return self.shared.refusals.tell("too many connections", None, "", &details);
+        };
+        let left = CancellationToken::new();
+        let proven = AtomicBool::new(false);
+        let visit = Arc::new(Visit { shared: self.shared.clone(), peer, proven, left });
+        self.shared.wait(&visit);
+        self.handshakes.spawn(shake_hands(socket, visit, room));
+    }
+}
+
+/// The next connection of either socket.
+async fn accept(tcp: &TcpListener, unix: Option<&UnixListener>) -> io::Result<(Socket, Peer)> {
+    let from_unix = async {
+        match unix {
+            Some(unix) => unix.accept().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        accepted = tcp.accept() => {
+            let (stream, peer) = accepted?;
+            tune(&stream);
+            Ok((Socket::Tcp(stream), Peer::Address(peer.ip().to_canonical())))
+        }
+        accepted = from_unix => Ok((Socket::Unix(accepted?.0), Peer::UnixSocket)),
+    }
+}
+
+impl Shared {
+    /// Has `visit` wait among those that are not proven, and closes the oldest of them while there are too many.
+    fn wait(&self, visit: &Arc<Visit>) {
+        let max = self.limits.unproven_max;
+        let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        if unproven.len() >= max {
+            unproven.retain(|visit| visit.upgrade().is_some_and(|visit| !visit.is_proven()));
+        }
+        while unproven.len() >= max {
+            let Some(oldest) = unproven.pop_front() else { break };
+            if let Some(oldest) = oldest.upgrade() {
+                oldest.left.cancel();
+                let details =
+                    format!("{max} others wait; the oldest is closed for each that comes (unproven_max)");
+                self.refusals.tell("too many connections without a call", None, "", &details);
+            }
+        }
+        unproven.push_back(Arc::downgrade(visit));
+    }
+}
+
+/// From a socket to a connection that may make calls; `None` when it does not get there.
+async fn shake_hands(
+    socket: Socket,
+    visit: Arc<Visit>,
+    room: OwnedSemaphorePermit,
+) -> Option<Accepted<Box<dyn Io>>> {
+    let limits = visit.shared.limits;
+    // Both times begin now: who is slow to shake hands has less time for a call.
+    let deadline = tokio::time::sleep(limits.first_call);
+    let shaken = tokio::select! {
+        biased;
+        () = visit.left.cancelled() => return None,
+        shaken = tokio::time::timeout(limits.handshake, look_at(socket, &visit)) => shaken,
+    };
+    let io = match shaken {
+        Ok(Ok(io)) => io,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            // A port scan, a load balancer's look: not worth a warning.
+            tracing::debug!(peer = %visit.peer, "closed before the handshake");
+            return None;
+        }
+        Ok(Err(error)) => {
+            visit.refuse(tls::why(&error), "", &error.to_string());
+            return None;
+        }
+        Err(_) => {
+            visit.refuse("no handshake in time", "", &format!("{:?} (handshake)", limits.handshake));
+            return None;
+        }
+    };
+    let left = Box::pin(visit.left.clone().cancelled_owned());
+    let trial = Some(Trial { deadline: Box::pin(deadline), left });
+    let watched = Watched { io, visit: visit.clone(), trial, _room: room };
+    Some(Accepted::at(Box::new(watched), Guest::at(visit)))
+}
+
+async fn look_at(socket: Socket, visit: &Visit) -> io::Result<Box<dyn Io>> {
+    match socket {
+        Socket::Tcp(stream) => encrypt(stream, visit).await,
+        Socket::Unix(stream) if is_of_this_user(&stream)? => Ok(Box::new(stream)),
+        Socket::Unix(_) => {
+            let message = "its process is of another user than this server; expected TCP from there";
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+        }
+    }
+}
+
+async fn encrypt(stream: TcpStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
+    if !visit.shared.keys.encrypts() {
+        return Ok(Box::new(stream));
+    }
+    let loaded = visit.shared.keys.loaded();
+    let Some(config) = loaded.tls.as_ref().and_then(|tls| tls.server.clone()) else {
+        return Err(io::Error::other("this server has no certificate"));
+    };
+    let mut first = [0];
+    // How HTTP/2 begins, and TLS does not.
+    if stream.peek(&mut first).await? == 1 && first == *b"P" {
+        turn_away(stream).await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it speaks HTTP/2 without TLS"));
+    }
+    tls::accept(config, stream).await
+}
+
+/// Says goodbye in HTTP/2: a client that got TLS's alert would take it for a broken connection, and try again.
+async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
+    stream.write_all(&goodbye(INADEQUATE_SECURITY, SPEAK_TLS)).await?;
+    stream.shutdown().await?;
+    // A socket that is closed with bytes unread takes back what it sent.
+    tokio::io::copy(&mut stream.take(GOODBYE_READS), &mut tokio::io::sink()).await.map(drop)
+}
+
+/// An empty SETTINGS frame and GOAWAY.
+fn goodbye(code: u32, reason: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let length = u32::try_from(8 + reason.len()).unwrap_or(u32::MAX);
+    bytes.extend(&length.to_be_bytes()[1..]);
+    bytes.extend([7, 0, 0, 0, 0, 0]);
+    // No stream was looked at.
+    bytes.extend([0; 4]);
+    bytes.extend(code.to_be_bytes());
+    bytes.extend(reason);
+    bytes
+}
+
+/// A connection, watched until it is proven.
+struct Watched {
+    io: Box<dyn Io>,
+    visit: Arc<Visit>,
+    trial: Option<Trial>,
+    /// Given back with the connection.
+    _room: OwnedSemaphorePermit,
+}
+
+struct Trial {
+    deadline: Pin<Box<Sleep>>,
+    left: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Watched {
+    /// An error once it is to be closed. Whoever waits here is woken for that, whatever the connection does.
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(trial) = &mut self.trial else { return Ok(()) };
+        if self.visit.is_proven() {
+            self.trial = None;
+            return Ok(());
+        }
+        if trial.left.as_mut().poll(cx).is_ready() {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "closed to make room"));
+        }
+        if trial.deadline.as_mut().poll(cx).is_ready() {
+            let time = self.visit.shared.limits.first_call;
+            self.visit.refuse("no call in time", "", &format!("{time:?} (first_call)"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no call that was let through came in time"));
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}

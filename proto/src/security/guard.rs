@@ -1,0 +1,202 @@
+//! Before every service: who calls, and whether that call is theirs.
+//!
+//! A connection knows the door it came through ([`Guest`]); the door knows the tokens. What came through no door (a pipe inside
+//! this process, a simulated network) is let through. A call that is let through carries its [`Caller`].
+
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower::{Layer, Service};
+
+use super::door::Visit;
+use super::table::{self, Whose};
+use super::tokens::Token;
+use crate::pb::ProcessRole;
+use crate::status::{Failure, Kind, kind_named};
+
+/// Where a connection comes from.
+#[derive(Clone, Debug)]
+pub struct Guest(Option<Arc<Visit>>);
+
+impl Guest {
+    /// From inside this process.
+    pub(crate) const fn of_the_house() -> Self {
+        Self(None)
+    }
+
+    pub(super) const fn at(visit: Arc<Visit>) -> Self {
+        Self(Some(visit))
+    }
+
+    /// Lets the connection stay: of a server that asks for no token, and was asked something good.
+    pub fn prove(&self) {
+        if let Some(visit) = &self.0 {
+            visit.prove();
+        }
+    }
+
+    /// Who makes this call, if they may make it.
+    fn admit(&self, call: &str, headers: &HeaderMap) -> Result<Caller, Failure> {
+        let caller = |token| Caller { token, guest: self.clone() };
+        let Some(visit) = &self.0 else { return Ok(caller(None)) };
+        let loaded = visit.keys().loaded();
+        let Some(tokens) = &loaded.tokens else {
+            visit.prove();
+            return Ok(caller(None));
+        };
+        let token = match headers.get(AUTHORIZATION).map(HeaderValue::as_bytes) {
+            None => None,
+            Some(header) => {
+                let shown = header.strip_prefix(b"Bearer ").or_else(|| header.strip_prefix(b"bearer "));
+                let found = shown.and_then(|shown| tokens.find(shown));
+                Some(found.ok_or_else(|| {
+                    let message =
+                        "this server does not know the token; it was replaced, or is of another cluster";
+                    self.refuse("unknown token", "", "", Failure::new(Kind::Unauthenticated, message))
+                })?)
+            }
+        };
+        table::decide(call, token.as_ref().map(|token| token.role)).map_err(|failure| {
+            // What a stranger may choose is no part of what is remembered.
+            let about = table::whose(call).map_or("", |_| call);
+            match (&token, failure.kind) {
+                (None, _) => self.refuse("no token", about, "", failure),
+                (Some(token), Kind::Incompatible) => self.refuse("no such call", "", &token.name, failure),
+                (Some(token), _) => {
+                    let about = format!("{about} by `{}` ({})", token.name, token.role);
+                    self.refuse("not for this role", &about, "", failure)
+                }
+            }
+        })?;
+        // A call that anybody may make proves nothing.
+        if table::whose(call) != Some(Whose::Anybodys) {
+            visit.prove();
+        }
+        Ok(caller(token))
+    }
+
+    fn refuse(&self, why: &'static str, about: &str, details: &str, failure: Failure) -> Failure {
+        if let Some(visit) = &self.0 {
+            visit.refuse(why, about, details);
+        }
+        failure
+    }
+
+    /// Logs what the services refuse before they look at it. What they refuse themselves is theirs to log.
+    fn look_at(&self, call: &str, answer: &Response<Body>) {
+        let status = Status::from_header_map(answer.headers());
+        if let Some(status) =
+            status.filter(|status| status.code() == Code::OutOfRange && kind_named(status).is_none())
+            && let Some(visit) = &self.0
+        {
+            visit.refuse("a message that is too large", call, status.message());
+        }
+    }
+}
+
+/// Who makes a call: the bearer of a token, or somebody who needs none.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    token: Option<Arc<Token>>,
+    guest: Guest,
+}
+
+impl Caller {
+    /// Of a request that came through [`Guard`]; somebody who needs no token otherwise.
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        let unasked = || Self { token: None, guest: Guest::of_the_house() };
+        request.extensions().get().cloned().unwrap_or_else(unasked)
+    }
+
+    /// The token, where the server asks for some.
+    pub fn token(&self) -> Option<&Token> {
+        self.token.as_deref()
+    }
+
+    /// Logs that a handler refuses something to this caller, once however often it comes back. `why` in a few words that do not
+    /// change; `details` are shown with it.
+    pub fn refuse(&self, why: &'static str, details: &str) {
+        let about = self.token().map_or(String::new(), |token| format!("`{}` ({})", token.name, token.role));
+        match &self.guest.0 {
+            Some(visit) => visit.refuse(why, &about, details),
+            None => tracing::warn!(about, details, "refused: {why}"),
+        }
+    }
+
+    /// Whether the caller may join the fleet as that.
+    ///
+    /// # Errors
+    /// The token is for something else.
+    pub fn may_join_as(&self, process: ProcessRole) -> Result<(), Failure> {
+        let Some(role) = self.token().map(|token| token.role).filter(|role| !role.may_join_as(process))
+        else {
+            return Ok(());
+        };
+        let process = match process {
+            ProcessRole::Ps => "a ps",
+            ProcessRole::Worker => "a worker",
+            ProcessRole::Unspecified => "nothing in particular",
+        };
+        let message = format!("a token of the role `{role}` may not join as {process}");
+        self.refuse("to join as another role", &message);
+        Err(Failure::new(Kind::Denied, message))
+    }
+}
+
+/// The layer of it, for servers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Guard;
+
+impl<S> Layer<S> for Guard {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { inner }
+    }
+}
+
+/// Services behind a guard.
+#[derive(Clone, Debug)]
+pub struct Guarded<S> {
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Some(guest) = request.extensions().get::<Guest>().cloned() else {
+            // A server that takes connections some other way has no guard; nothing is let through by mistake.
+            let failure = Failure::new(Kind::Internal, "a connection that came through no door");
+            return Box::pin(ready(Ok(Status::from(failure).into_http())));
+        };
+        match guest.admit(request.uri().path(), request.headers()) {
+            Ok(caller) => {
+                // Handlers and their logs have no use for the secret.
+                request.headers_mut().remove(AUTHORIZATION);
+                request.extensions_mut().insert(caller);
+                let call = table::name(request.uri().path());
+                let answer = self.inner.call(request);
+                Box::pin(async move { answer.await.inspect(|answer| guest.look_at(call, answer)) })
+            }
+            Err(failure) => Box::pin(ready(Ok(Status::from(failure).into_http()))),
+        }
+    }
+}

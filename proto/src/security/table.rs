@@ -1,0 +1,259 @@
+//! Which call is whose: one table, asked by one pure function at the edge of every server.
+//!
+//! A role of a token is what its bearer is for, not a rank: what an operator may do is written out, call by call. Calls that are not in
+//! the table do not exist; a test compares it with the schema, so that a new call must say who it is for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pb::ProcessRole;
+use crate::status::{Failure, Kind};
+
+/// What a token is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// A user who looks at jobs and takes their results.
+    Read,
+    /// A user who also starts jobs.
+    Submit,
+    /// A user who also stops, holds and scales everybody's jobs.
+    Operate,
+    /// A worker.
+    Worker,
+    /// A ps.
+    Ps,
+    /// The master, when it calls a ps.
+    Master,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Read, Self::Submit, Self::Operate, Self::Worker, Self::Ps, Self::Master];
+
+    /// Its name in lists of tokens and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Submit => "submit",
+            Self::Operate => "operate",
+            Self::Worker => "worker",
+            Self::Ps => "ps",
+            Self::Master => "master",
+        }
+    }
+
+    /// Whether a process with such a token may join the fleet as that: a worker must not become a ps, which is sent weights.
+    pub const fn may_join_as(self, process: ProcessRole) -> bool {
+        matches!((self, process), (Self::Worker, ProcessRole::Worker) | (Self::Ps, ProcessRole::Ps))
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|role| role.name() == name)
+            .ok_or_else(|| format!("no role `{name}`; expected {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Whose a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Of everybody who can connect: whether the server lives, asked by machines that have no token.
+    Anybodys,
+    /// Of everybody with a token.
+    Holders,
+    /// Of these.
+    Of(&'static [Role]),
+}
+
+const USERS: Whose = Whose::Of(&[Role::Read, Role::Submit, Role::Operate]);
+const SUBMITTERS: Whose = Whose::Of(&[Role::Submit, Role::Operate]);
+const OPERATORS: Whose = Whose::Of(&[Role::Operate]);
+const WORKERS: Whose = Whose::Of(&[Role::Worker]);
+const PROCESSES: Whose = Whose::Of(&[Role::Worker, Role::Ps]);
+const MASTERS: Whose = Whose::Of(&[Role::Master]);
+
+/// The table: the call as HTTP/2 names it, and whose it is.
+const TABLE: [(&str, Whose); 29] = [
+    ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
+    ("/ebbflow.v1.Jobs/List", USERS),
+    ("/ebbflow.v1.Jobs/Status", USERS),
+    ("/ebbflow.v1.Jobs/Watch", USERS),
+    ("/ebbflow.v1.Jobs/Cancel", OPERATORS),
+    ("/ebbflow.v1.Jobs/Scale", OPERATORS),
+    ("/ebbflow.v1.Jobs/Pause", OPERATORS),
+    ("/ebbflow.v1.Jobs/Resume", OPERATORS),
+    ("/ebbflow.v1.Jobs/Fetch", USERS),
+    // Which of the two may register as what is looked at by the handler: it is in the message.
+    ("/ebbflow.v1.Fleet/Register", PROCESSES),
+    ("/ebbflow.v1.Fleet/Heartbeat", PROCESSES),
+    ("/ebbflow.v1.Fleet/Lease", WORKERS),
+    ("/ebbflow.v1.Fleet/Job", WORKERS),
+    ("/ebbflow.v1.Fleet/Describe", WORKERS),
+    ("/ebbflow.v1.Fleet/Complete", WORKERS),
+    ("/ebbflow.v1.Fleet/Fail", WORKERS),
+    ("/ebbflow.v1.Fleet/Release", WORKERS),
+    ("/ebbflow.v1.Fleet/Download", WORKERS),
+    ("/ebbflow.v1.Fleet/Upload", WORKERS),
+    ("/ebbflow.v1.Parameters/Open", MASTERS),
+    ("/ebbflow.v1.Parameters/Push", WORKERS),
+    ("/ebbflow.v1.Parameters/Pull", WORKERS),
+    ("/ebbflow.v1.Parameters/Ledger", MASTERS),
+    ("/ebbflow.v1.Parameters/Save", MASTERS),
+    ("/ebbflow.v1.Parameters/Unpin", MASTERS),
+    ("/ebbflow.v1.Parameters/Close", MASTERS),
+    ("/grpc.health.v1.Health/Check", Whose::Anybodys),
+    ("/grpc.health.v1.Health/Watch", Whose::Anybodys),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Whose::Holders),
+];
+
+/// Whose a call is; `None` for one that no server of ours has.
+pub fn whose(call: &str) -> Option<Whose> {
+    TABLE.iter().find(|(name, _)| *name == call).map(|(_, whose)| *whose)
+}
+
+/// The name of a call as the table has it; empty for one that no server of ours has.
+pub(super) fn name(call: &str) -> &'static str {
+    TABLE.iter().find(|(name, _)| *name == call).map_or("", |(name, _)| name)
+}
+
+/// Whether a caller may make this call: one with a good token of `role`, or one that showed none (`None`).
+///
+/// # Errors
+/// It may not: what it lacks.
+pub fn decide(call: &str, role: Option<Role>) -> Result<(), Failure> {
+    let Some(whose) = whose(call) else {
+        let message = format!("this program has no call `{call}`; is the other end of another version?");
+        return Err(Failure::new(Kind::Incompatible, message));
+    };
+    match (whose, role) {
+        (Whose::Anybodys, _) | (Whose::Holders, Some(_)) => Ok(()),
+        (Whose::Of(roles), Some(role)) if roles.contains(&role) => Ok(()),
+        (_, None) => {
+            let message =
+                format!("`{}` needs a token; give one with --token-file or EBB_TOKEN_FILE", verb(call));
+            Err(Failure::new(Kind::Unauthenticated, message))
+        }
+        (Whose::Of(roles), Some(role)) => {
+            let roles: Vec<_> = roles.iter().map(|role| role.name()).collect();
+            let message = format!(
+                "a token of the role `{role}` may not `{}`; that takes one of the role {}",
+                verb(call),
+                roles.join(" or ")
+            );
+            Err(Failure::new(Kind::Denied, message))
+        }
+    }
+}
+
+/// `Jobs/Submit` of the whole name.
+pub(crate) fn verb(call: &str) -> &str {
+    call.rsplit_once('.').map_or(call, |(_, verb)| verb)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message as _;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    fn calls_of(descriptors: &[u8]) -> BTreeSet<String> {
+        let set = FileDescriptorSet::decode(descriptors).expect("a schema");
+        let mut calls = BTreeSet::new();
+        for file in &set.file {
+            for service in &file.service {
+                let name = |call: &str| format!("/{}.{}/{call}", file.package(), service.name());
+                calls.extend(service.method.iter().map(|method| name(method.name())));
+            }
+        }
+        calls
+    }
+
+    #[test]
+    fn every_call_of_the_schema_is_in_the_table_and_nothing_else() {
+        let listed: BTreeSet<String> = TABLE.iter().map(|(call, _)| (*call).to_owned()).collect();
+        assert_eq!(listed.len(), TABLE.len(), "a call is listed twice");
+        let ours = |call: &&String| call.starts_with("/ebbflow.");
+        let of_ours: BTreeSet<String> = listed.iter().filter(ours).cloned().collect();
+        let schema = calls_of(crate::pb::FILE_DESCRIPTOR_SET);
+        let missing: Vec<_> = schema.difference(&of_ours).collect();
+        assert!(missing.is_empty(), "say in TABLE whose these calls are: {missing:?}");
+        let gone: Vec<_> = of_ours.difference(&schema).collect();
+        assert!(gone.is_empty(), "not in the schema any more: {gone:?}");
+        // What tonic adds to our servers.
+        let others: Vec<_> = listed.difference(&of_ours).map(String::as_str).collect();
+        let health = tonic_health::pb::FILE_DESCRIPTOR_SET;
+        let reflection = tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET;
+        let added: BTreeSet<String> = calls_of(health).union(&calls_of(reflection)).cloned().collect();
+        assert_eq!(others, added.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_token_does_what_its_role_is_for() {
+        let may = |call: &str, role: Role| decide(&format!("/ebbflow.v1.{call}"), Some(role)).is_ok();
+        for (call, roles) in [
+            ("Jobs/Submit", &[Role::Submit, Role::Operate][..]),
+            ("Jobs/Status", &[Role::Read, Role::Submit, Role::Operate]),
+            ("Jobs/Cancel", &[Role::Operate]),
+            ("Fleet/Register", &[Role::Worker, Role::Ps]),
+            ("Fleet/Lease", &[Role::Worker]),
+            ("Parameters/Push", &[Role::Worker]),
+            ("Parameters/Close", &[Role::Master]),
+        ] {
+            for role in Role::ALL {
+                assert_eq!(may(call, role), roles.contains(&role), "{call} with {role}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let kind = |call: &str, role| decide(call, role).unwrap_err();
+        let none = kind("/ebbflow.v1.Jobs/Submit", None);
+        assert!(none.kind == Kind::Unauthenticated && none.message.contains("--token-file"), "{none}");
+        let wrong = kind("/ebbflow.v1.Jobs/Submit", Some(Role::Worker));
+        assert_eq!(wrong.kind, Kind::Denied);
+        assert_eq!(
+            wrong.message,
+            "a token of the role `worker` may not `Jobs/Submit`; that takes one of the role submit or operate"
+        );
+        assert_eq!(kind("/ebbflow.v1.Jobs/Drop", Some(Role::Operate)).kind, Kind::Incompatible);
+        assert!(decide("/grpc.health.v1.Health/Check", None).is_ok());
+        let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+        assert_eq!(kind(reflection, None).kind, Kind::Unauthenticated);
+        assert!(decide(reflection, Some(Role::Read)).is_ok());
+    }
+
+    #[test]
+    fn a_worker_does_not_join_as_a_ps() {
+        assert!(Role::Worker.may_join_as(ProcessRole::Worker) && Role::Ps.may_join_as(ProcessRole::Ps));
+        assert!(!Role::Worker.may_join_as(ProcessRole::Ps) && !Role::Ps.may_join_as(ProcessRole::Worker));
+        assert!(!Role::Operate.may_join_as(ProcessRole::Worker));
+    }
+
+    #[test]
+    fn names_of_roles_are_read_as_they_are_written() {
+        for role in Role::ALL {
+            assert_eq!(role.name().parse(), Ok(role));
+            assert_eq!(serde_json::to_string(&role).unwrap(), format!("\"{role}\""));
+        }
+        assert!("root".parse::<Role>().unwrap_err().contains("read, submit"));
+    }
+}

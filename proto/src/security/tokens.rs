@@ -1,0 +1,225 @@
+//! The tokens that a server takes: a list of hashes, so that who reads the list cannot call anybody.
+//!
+//! ```text
+//! [[token]]
+//! name = "anna"              # whose it is, in logs; two tokens of one name share what the name may have
+//! role = "submit"            # read, submit, operate; worker, ps, master
+//! sha256 = "9f86d081884c..." # of the token, 64 hex digits
+//! jobs_max = 4               # jobs of that name that have not ended; absent: as many as the master takes
+//! artifact_bytes_max = 1000  # bytes of the files of those jobs; absent: as many as the master takes
+//! ```
+//!
+//! A token is 32 random bytes in hex, so a fast hash is as good as a slow one: there is nothing to guess. A token that is shown is
+//! hashed and compared with the whole list, each entry in constant time, whichever of them it is.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
+
+use super::table::Role;
+use crate::artifact::sha256_hex;
+
+/// Entries of one list at most.
+const TOKENS_MAX: usize = 10_000;
+
+/// Shortest token that a client shows: shorter ones can be guessed.
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// Longest one.
+const TOKEN_BYTES_MAX: usize = 512;
+
+/// One entry of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Whose it is.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// Jobs of this name that may be there at once without having ended.
+    pub jobs_max: Option<u64>,
+    /// Bytes of the files of those jobs.
+    pub artifact_bytes_max: Option<u64>,
+    sha256: [u8; 32],
+}
+
+/// A list of tokens.
+#[derive(Clone, Debug, Default)]
+pub struct Tokens(Vec<Arc<Token>>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    token: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    role: Role,
+    sha256: String,
+    jobs_max: Option<u64>,
+    artifact_bytes_max: Option<u64>,
+}
+
+impl Tokens {
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let file: File = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
+        if file.token.is_empty() {
+            return Err("no [[token]] in it, so nobody could call; `ebb certs token` makes one".to_owned());
+        }
+        if file.token.len() > TOKENS_MAX {
+            return Err(format!("{} tokens, at most {TOKENS_MAX} are taken", file.token.len()));
+        }
+        let mut tokens: Vec<Arc<Token>> = Vec::with_capacity(file.token.len());
+        for Entry { name, role, sha256, jobs_max, artifact_bytes_max } in file.token {
+            if !is_name(&name) {
+                return Err(format!(
+                    "token `{}`: the name must be 1 to 64 letters, digits, `.`, `_`, `-` or `@`",
+                    name.escape_debug()
+                ));
+            }
+            let sha256 =
+                digest(&sha256).ok_or_else(|| format!("token `{name}`: sha256 is not 64 hex digits"))?;
+            if tokens.iter().any(|other| other.sha256 == sha256) {
+                return Err(format!("token `{name}`: the same token is in the list twice"));
+            }
+            tokens.push(Arc::new(Token { name, role, jobs_max, artifact_bytes_max, sha256 }));
+        }
+        Ok(Self(tokens))
+    }
+
+    /// The entry of a token that somebody shows. It takes as long for a good one as for a bad one.
+    pub fn find(&self, shown: &[u8]) -> Option<Arc<Token>> {
+        let shown: [u8; 32] = Sha256::digest(shown).into();
+        let mut found = 0u64;
+        for (index, token) in (1u64..).zip(&self.0) {
+            found.conditional_assign(&index, token.sha256.ct_eq(&shown));
+        }
+        let index = usize::try_from(found).ok()?.checked_sub(1)?;
+        self.0.get(index).cloned()
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The lines of a list for a token.
+pub fn entry(name: &str, role: Role, token: &str, jobs_max: Option<u64>, bytes_max: Option<u64>) -> String {
+    let mut text = format!(
+        "[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{}\"\n",
+        sha256_hex(token.as_bytes())
+    );
+    text.extend(jobs_max.map(|max| format!("jobs_max = {max}\n")));
+    text.extend(bytes_max.map(|max| format!("artifact_bytes_max = {max}\n")));
+    text
+}
+
+/// A token out of `random` bytes.
+pub fn written(random: [u8; 32]) -> String {
+    format!("ebb-{}", crate::artifact::hex(&random))
+}
+
+/// Whether a token may be called that.
+pub fn is_name(name: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(fine)
+}
+
+/// The token in a file: its only line.
+///
+/// # Errors
+/// What is there instead.
+pub(super) fn from_file(text: &str) -> Result<&str, String> {
+    let token = text.trim();
+    if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&token.len()) {
+        return Err(format!(
+            "{} bytes; expected a token of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX}, as `ebb certs token` makes it",
+            token.len()
+        ));
+    }
+    match token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(token),
+        false => Err("more than one line, or letters that no token has".to_owned()),
+    }
+}
+
+fn digest(hex: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if hex.len() != 64 || !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANNA: &str = "anna's token, long enough";
+
+    fn list() -> String {
+        let worker = entry("gpu-1", Role::Worker, "a worker's token", None, None);
+        format!("{}\n{worker}", entry("anna", Role::Submit, ANNA, Some(4), Some(1000)))
+    }
+
+    #[test]
+    fn a_token_is_found_by_itself_alone() {
+        let tokens = Tokens::parse(&list()).unwrap();
+        assert_eq!((tokens.len(), tokens.is_empty()), (2, false));
+        let anna = tokens.find(ANNA.as_bytes()).unwrap();
+        assert_eq!((anna.name.as_str(), anna.role), ("anna", Role::Submit));
+        assert_eq!((anna.jobs_max, anna.artifact_bytes_max), (Some(4), Some(1000)));
+        assert_eq!(tokens.find(b"a worker's token").unwrap().role, Role::Worker);
+        for wrong in ["", "anna", &ANNA[1..], &format!("{ANNA} "), &sha256_hex(ANNA.as_bytes())] {
+            assert!(tokens.find(wrong.as_bytes()).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_list_holds_no_token() {
+        assert!(!list().contains(ANNA));
+    }
+
+    #[test]
+    fn a_wrong_list_is_refused_with_what_is_wrong() {
+        let twice = format!("{}{}", list(), entry("anna2", Role::Read, ANNA, None, None));
+        for (text, expected) in [
+            (String::new(), "no [[token]]"),
+            (list().replace("submit", "root"), "root"),
+            (list().replace("jobs_max", "jobs"), "jobs"),
+            (list().replace("anna", "an na"), "the name must be"),
+            (list().replace("sha256 = \"", "sha256 = \"0"), "64 hex digits"),
+            (twice, "twice"),
+        ] {
+            let error = Tokens::parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_file_is_one_line() {
+        let token = written([7; 32]);
+        assert_eq!(from_file(&format!("{token}\n")), Ok(token.as_str()));
+        for wrong in ["", "short", "two words that are long enough", &"x".repeat(513)] {
+            assert!(from_file(wrong).is_err(), "{wrong}");
+        }
+    }
+}
