@@ -1,8 +1,9 @@
-//! What the bench says: a table for people, `target/bench/NAME.json` for programs.
+//! What the bench says: a table for people, `target/bench/NAME.json` for programs, and its rows for the report on all benches.
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
@@ -76,6 +77,17 @@ pub(crate) fn print(figures: &[Figure]) {
         "", "median", "least", "most", "", "limit", "target", "n"
     );
     figures.iter().for_each(|figure| println!("{}", figure.line()));
+    append(figures);
+}
+
+/// Appends the rows to the file that `EBB_BENCH_ROWS` names, one JSON object a line: `cargo xtask bench` collects them there.
+#[expect(clippy::disallowed_methods, reason = "a bench is told by the environment where its rows go")]
+fn append(figures: &[Figure]) {
+    let Some(path) = std::env::var_os("EBB_BENCH_ROWS") else { return };
+    let lines = figures.iter().map(|figure| serde_json::to_string(figure).expect("figures are JSON") + "\n");
+    let file = fs::OpenOptions::new().create(true).append(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(lines.collect::<String>().as_bytes()));
+    written.expect("the file of EBB_BENCH_ROWS can be written");
 }
 
 pub(crate) fn write(figures: &[Figure], path: &Path) {
