@@ -1,6 +1,7 @@
 //! Project chores, as `cargo xtask CHORE`: what a newcomer, a maintainer and the CI type, with nothing to install first
 //! but Rust, a C++ compiler and Python 3 with pip.
 
+mod bench;
 mod chaos;
 mod check;
 mod etcd;
@@ -25,6 +26,7 @@ enum Chore {
     Test(check::Args),
     Sim(sim::Args),
     Chaos(chaos::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Chore::Test(args) => check::run(&args),
         Chore::Sim(args) => sim::run(&args),
         Chore::Chaos(args) => chaos::run(&args),
+        Chore::Bench(args) => bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

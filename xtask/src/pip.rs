@@ -133,6 +133,33 @@ impl Pip {
         Ok(())
     }
 
+    /// Makes a virtual environment in the empty folder `dir`, which may be moved, and installs `packages` with what they need there.
+    ///
+    /// # Errors
+    /// As [`Pip::install`].
+    pub(crate) fn install_venv(&self, packages: &[&str], dir: &Path) -> Result<()> {
+        let mut venv = Command::new(self.python);
+        // Without a pip of its own, which some systems split off.
+        venv.args(["-m", "venv", "--without-pip"]).arg(dir).stdin(self.lock.try_clone()?);
+        let status = venv.status().with_context(|| format!("run `{}`", self.python))?;
+        ensure!(status.success(), "no virtual environment in `{}` ({status})", dir.display());
+        let mut command = Command::new(self.python);
+        command
+            .args(["-m", "pip", "--python"])
+            .arg(dir.join("bin/python"))
+            .args(["install", "--no-input", "--disable-pip-version-check", "--no-cache-dir"])
+            .args(&self.options)
+            .args(packages)
+            .stdin(self.lock.try_clone()?);
+        let status = command.status().with_context(|| format!("run `{}`", self.python))?;
+        ensure!(
+            status.success(),
+            "pip did not install {} ({status}), its reason is above",
+            packages.join(" ")
+        );
+        Ok(())
+    }
+
     /// Unpacks the members of `wheel` that match `patterns` (`*` also matches `/`; a leading `!` takes members out)
     /// into `dir`; returns how many.
     ///
@@ -206,6 +233,17 @@ print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())
         assert!(target.join("torch/nn/functional.py").exists());
         let error = pip.install(&["fake==2.0"], &target).unwrap_err().to_string();
         assert!(error.starts_with("pip did not install fake==2.0"), "{error}");
+    }
+
+    #[test]
+    fn a_virtual_environment_finds_its_packages_also_when_it_was_moved() {
+        let (index, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (pip, _) = pip_with_fake_wheel(index.path());
+        let (made, moved) = (dir.path().join("made"), dir.path().join("moved"));
+        pip.install_venv(&["fake==1.0"], &made).unwrap();
+        fs::rename(&made, &moved).unwrap();
+        let mut python = Command::new(moved.join("bin/python"));
+        assert!(python.args(["-c", "import torch.nn.functional"]).status().unwrap().success());
     }
 
     #[test]

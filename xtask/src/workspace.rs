@@ -55,6 +55,23 @@ pub(crate) fn has_program(program: &str) -> bool {
     env::split_paths(&path).chain(administrators).any(|folder| folder.join(program).is_file())
 }
 
+/// The Python with PyTorch that the user names.
+pub(crate) fn python_of_user() -> Option<PathBuf> {
+    env::var_os("EBB_PYTHON").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the clone.
+pub(crate) fn mnist() -> Option<PathBuf> {
+    let given = env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
+    let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
+    given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists())
+}
+
+/// Where cargo builds.
+pub(crate) fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
 /// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

@@ -1,0 +1,290 @@
+//! Whole trainings of two networks on MNIST by two workers of one thread each, beside peers that do the same.
+//!
+//! The limit is the *silent pair*: two PyTorch processes that train a network each and never talk. What Ebbflow adds is the exchange,
+//! and one update where they make two. Windows of about 3 s alternate, with one of the silent pair before and after each two
+//! others, and every ratio is of neighbours: the machine's own ups and downs cancel. A window has no start in it: peers stay up,
+//! and of a job of ours the first steps do not count.
+
+use super::{
+    ours::{self, Fleet, Where},
+    peers::{Peer, Python},
+    rows::{self, Row},
+};
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const BATCH: usize = 64;
+const PER_STEP: usize = 2 * BATCH;
+/// Steps of a job that do not count.
+const WARMUP: usize = 20;
+/// A whole number of steps; MNIST's test set has 10,000.
+const RECORDS: usize = 9984;
+const ROUNDS: usize = 5;
+
+/// How Ebbflow trains: what the row is called, where, in which mode, and what is asked of it.
+struct Way {
+    name: &'static str,
+    at: At,
+    mode: &'static str,
+    of_silent: f64,
+    of_ddp: Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum At {
+    /// Separate processes, as they find each other.
+    Separate,
+    /// The same over TCP.
+    Tcp,
+    Embedded,
+}
+
+struct Network {
+    name: &'static str,
+    ways: &'static [Way],
+}
+
+const NETWORKS: [Network; 2] = [
+    Network {
+        name: "convnet",
+        ways: &[
+            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: 0.95, of_ddp: Some(1.1) },
+            Way { name: "pipelined", at: At::Separate, mode: "pipelined", of_silent: 0.98, of_ddp: None },
+            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: 0.98, of_ddp: None },
+        ],
+    },
+    Network {
+        name: "mlp",
+        ways: &[
+            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: 0.85, of_ddp: Some(1.25) },
+            Way { name: "sync over TCP", at: At::Tcp, mode: "sync", of_silent: 0.75, of_ddp: Some(1.1) },
+            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: 0.9, of_ddp: None },
+            Way { name: "pipelined", at: At::Separate, mode: "pipelined", of_silent: 0.95, of_ddp: None },
+        ],
+    },
+];
+
+pub(super) fn measure(folder: &Path, quick: bool) -> Result<Vec<Row>> {
+    let python = Python::torch()?.context("there is no PyTorch to compare with")?;
+    let data = workspace::mnist()
+        .context("no MNIST: put t10k-*-ubyte.gz into examples/mnist/data, or set EBB_MNIST_DIR")?;
+    let tensorflow = if quick { None } else { Python::tensorflow()? };
+    let folder = ours::empty(folder.join("end_to_end"))?;
+    let made = python.script("torch_common.py").arg(&folder).status().context("start Python")?;
+    ensure!(made.success(), "the networks' TorchScript was not made: {made}");
+
+    let mut rows = Vec::new();
+    for network in &NETWORKS {
+        let arena = Arena::open(network, &data, &folder, &python, tensorflow.as_ref())?;
+        rows.extend(arena.rows(if quick { 1 } else { ROUNDS })?);
+    }
+    Ok(rows)
+}
+
+/// All who train one network. Only one of them works at a time.
+struct Arena<'a> {
+    network: &'a Network,
+    data: &'a Path,
+    folder: &'a Path,
+    silent: Peer,
+    ddp: Peer,
+    tensorflow: Option<Peer>,
+    ways: Vec<Where>,
+}
+
+/// What was seen of one contestant: its rates, each with the mean of the silent pair's just before and after.
+#[derive(Default)]
+struct Seen {
+    rates: Vec<f64>,
+    beside: Vec<f64>,
+}
+
+impl Seen {
+    fn ratios(&self) -> Vec<f64> {
+        self.rates.iter().zip(&self.beside).map(|(rate, beside)| rate / beside).collect()
+    }
+}
+
+impl<'a> Arena<'a> {
+    fn open(
+        network: &'a Network,
+        data: &'a Path,
+        folder: &'a Path,
+        python: &Python,
+        tensorflow: Option<&Python>,
+    ) -> Result<Self> {
+        let name = network.name;
+        let log = |who: &str| folder.join(format!("{name}-{who}.log"));
+        let pair = |who: &str| {
+            let args = [who.as_ref(), name.as_ref(), data.as_os_str()];
+            Peer::start(python, "pair.py", args, &log(who))
+        };
+        let tensorflow = tensorflow.map(|python| {
+            Peer::start(python, "tf_ps.py", [name.as_ref(), data.as_os_str()], &log("tensorflow"))
+        });
+        let mut ways = Vec::new();
+        for way in network.ways {
+            let environment: &[_] = if way.at == At::Tcp { &[("EBB_SOCKETS", "tcp")] } else { &[] };
+            let fleet = || Fleet::start(environment, &folder.join(format!("{name}-{}", way.name)));
+            ways.push(if way.at == At::Embedded { Where::Embedded } else { Where::Fleet(fleet()?) });
+        }
+        let (silent, ddp, tensorflow) = (pair("silent")?, pair("ddp")?, tensorflow.transpose()?);
+        Ok(Self { network, data, folder, silent, ddp, tensorflow, ways })
+    }
+
+    fn rows(mut self, rounds: usize) -> Result<Vec<Row>> {
+        let name = self.network.name;
+        // Everybody's first window waits until it is up, and is not counted.
+        let silent = self.silent.rate()?;
+        self.ddp.rate()?;
+        if let Some(Err(error)) = self.tensorflow.as_mut().map(Peer::rate) {
+            eprintln!("\n== tensorflow: {error:#}\n   its rows are SKIPPED");
+            self.tensorflow = None;
+        }
+        let steps = WARMUP + (3.0 * silent / PER_STEP as f64).ceil() as usize;
+        let mut silents = Vec::new();
+        let mut ours: Vec<Seen> = self.ways.iter().map(|_| Seen::default()).collect();
+        let (mut ddp, mut tensorflow) = (Seen::default(), Seen::default());
+        for round in 1..=rounds {
+            let mut order: Vec<Option<usize>> = (0..self.ways.len()).map(Some).collect();
+            // DDP between ours.
+            order.insert(1, None);
+            for pair in order.chunks(2) {
+                let before = self.silent.rate()?;
+                let mut taken = Vec::new();
+                for who in pair {
+                    taken.push(match who {
+                        Some(way) => self.job(*way, steps)?,
+                        None => self.ddp.rate()?,
+                    });
+                }
+                let after = self.silent.rate()?;
+                silents.extend([before, after]);
+                for (who, rate) in pair.iter().zip(taken) {
+                    let seen = who.map_or(&mut ddp, |way| &mut ours[way]);
+                    seen.rates.push(rate);
+                    seen.beside.push(f64::midpoint(before, after));
+                    let who = who.map_or("DDP", |way| self.network.ways[way].name);
+                    eprintln!(
+                        "{name}, round {round} of {rounds}: {who} {rate:.0}, silent pair {before:.0} and {after:.0} samples/s"
+                    );
+                }
+            }
+            if let Some(peer) = &mut self.tensorflow {
+                let (rate, silent) = (peer.rate()?, self.silent.rate()?);
+                eprintln!(
+                    "{name}, round {round} of {rounds}: TensorFlow {rate:.0}, silent pair {silent:.0} samples/s"
+                );
+                tensorflow.rates.push(rate);
+                tensorflow.beside.push(silent);
+            }
+        }
+        Ok(self.summed_up(silents, &ours, &ddp, &tensorflow))
+    }
+
+    fn summed_up(&self, silents: Vec<f64>, ours: &[Seen], ddp: &Seen, tensorflow: &Seen) -> Vec<Row> {
+        let name = self.network.name;
+        let silent = rows::median(&silents);
+        let unit = "samples/s";
+        let mut found = vec![
+            Row::new(format!("{name}: silent pair"), unit, silents, None),
+            Row::new(format!("{name}: PyTorch DDP"), unit, ddp.rates.clone(), silent),
+            Row::ratio(format!("{name}: PyTorch DDP, of the silent pair"), ddp.ratios(), None),
+        ];
+        if !tensorflow.rates.is_empty() {
+            found.push(Row::new(format!("{name}: TensorFlow ps"), unit, tensorflow.rates.clone(), silent));
+            found.push(Row::ratio(
+                format!("{name}: TensorFlow ps, of the silent pair"),
+                tensorflow.ratios(),
+                None,
+            ));
+        }
+        for (way, seen) in self.network.ways.iter().zip(ours) {
+            let row = format!("{name}: {}", way.name);
+            found.push(Row::new(&row, unit, seen.rates.clone(), silent));
+            found.push(Row::ratio(format!("{row}, of the silent pair"), seen.ratios(), Some(way.of_silent)));
+            if way.of_ddp.is_some() {
+                // Both over their neighbours.
+                let ratios = seen.ratios().iter().zip(ddp.ratios()).map(|(ours, ddp)| ours / ddp).collect();
+                found.push(Row::ratio(format!("{row}, of DDP"), ratios, way.of_ddp));
+            }
+        }
+        found
+    }
+
+    /// Trains a job of ours.
+    fn job(&self, way: usize, steps: usize) -> Result<f64> {
+        let Way { mode, name, .. } = self.network.ways[way];
+        let folder = ours::empty(self.folder.join("job"))?;
+        let job = job_file(self.network.name, mode, steps, self.data, self.folder)?;
+        let rate = self.ways[way].rate(&job, WARMUP, &folder);
+        rate.with_context(|| format!("{}, {name}", self.network.name))
+    }
+}
+
+/// A job of at least so many steps.
+fn job_file(network: &str, mode: &str, steps: usize, data: &Path, scripts: &Path) -> Result<String> {
+    let per_epoch = steps.min(RECORDS / PER_STEP);
+    let absolute = |path: PathBuf| {
+        let path = fs::canonicalize(&path).with_context(|| format!("find `{}`", path.display()))?;
+        Ok::<_, anyhow::Error>(path.display().to_string())
+    };
+    Ok(format!(
+        r#"
+name = "{network}"
+epochs = {epochs}
+seed = 7
+[model]
+script = "{script}"
+[data]
+format = "idx"
+shape = [1, 28, 28]
+normalize = {{ scale = 255, mean = 0.1307, std = 0.3081 }}
+[data.train]
+features = ["{images}"]
+labels = ["{labels}"]
+records = [0, {records}]
+[batch]
+micro = {BATCH}
+effective = {PER_STEP}
+[optimizer]
+kind = "momentum"
+learning_rate = 0.01
+[consistency]
+mode = "{mode}"
+[fleet]
+workers = {{ min = 2, max = 2 }}
+"#,
+        epochs = steps.div_ceil(per_epoch),
+        records = per_epoch * PER_STEP,
+        script = absolute(scripts.join(format!("{network}.pt")))?,
+        images = absolute(data.join("t10k-images-idx3-ubyte.gz"))?,
+        labels = absolute(data.join("t10k-labels-idx1-ubyte.gz"))?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_at_least_the_steps_and_no_short_one() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["mlp.pt", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let job = |steps| job_file("mlp", "sync", steps, dir.path(), dir.path()).unwrap();
+        assert!(job(40).contains("epochs = 1\n") && job(40).contains("records = [0, 5120]"));
+        assert!(job(100).contains("epochs = 2\n") && job(100).contains("records = [0, 9984]"));
+    }
+
+    #[test]
+    fn ratios_are_of_neighbours_in_time() {
+        let seen = Seen { rates: vec![90.0, 45.0], beside: vec![100.0, 50.0] };
+        assert_eq!(seen.ratios(), [0.9, 0.9]);
+    }
+}

@@ -1,0 +1,147 @@
+//! Ebbflow in the end-to-end runs: a fleet of separate processes that stays up, or all in one process for each job.
+
+use crate::{bench::read, workspace};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+const WORKERS: usize = 2;
+
+/// Where jobs run.
+pub(super) enum Where {
+    /// In one process.
+    Embedded,
+    Fleet(Fleet),
+}
+
+impl Where {
+    /// Trains the job, with its files in `folder`; samples a second, without the first `warmup` steps.
+    pub(super) fn rate(&self, job: &str, warmup: usize, folder: &Path) -> Result<f64> {
+        let (file, out) = (folder.join("job.toml"), folder.join("out"));
+        fs::write(&file, job).with_context(|| format!("write `{}`", file.display()))?;
+        let mut command = match self {
+            Self::Embedded => {
+                let mut command = ebb("run");
+                command.args(["--workers", &WORKERS.to_string(), "--ps", "1", "--device", "cpu"]);
+                command
+            }
+            Self::Fleet(fleet) => {
+                let mut command = ebb("submit");
+                command.args(["--master", &fleet.url, "--follow"]);
+                command
+            }
+        };
+        command.arg(&file).arg("--out").arg(&out).stdout(Stdio::null());
+        let log = folder.join("job.log");
+        let status = command.stderr(log_file(&log)?).status().context("start ebb")?;
+        ensure!(status.success(), "{command:?}: {status}; see `{}`", log.display());
+        rate_of(&read(&out.join("metrics.jsonl"))?, warmup)
+    }
+}
+
+/// A master, a ps and two workers of one thread each.
+pub(super) struct Fleet {
+    /// The master first.
+    children: Vec<Child>,
+    url: String,
+}
+
+impl Fleet {
+    /// `environment` is that of the ps and the workers; `folder` is for their files.
+    pub(super) fn start(environment: &[(&str, &str)], folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
+        let mut master = ebb("master");
+        master.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.join("data"));
+        let mut fleet = Self { children: Vec::new(), url: String::new() };
+        fleet.url = fleet.started(&mut master, &folder.join("master.log"))?;
+        let url = fleet.url.clone();
+        let mut ps = ebb("ps");
+        ps.args(["--master", &url, "--listen", "127.0.0.1:0"]).envs(environment.iter().copied());
+        fleet.started(&mut ps, &folder.join("ps.log"))?;
+        for number in 0..WORKERS {
+            let mut worker = ebb("worker");
+            worker.args(["--master", &url, "--device", "cpu"]).envs(environment.iter().copied());
+            worker.stdout(Stdio::null()).stderr(log_file(&folder.join(format!("worker-{number}.log")))?);
+            fleet.children.push(worker.spawn().context("start a worker")?);
+        }
+        Ok(fleet)
+    }
+
+    /// Starts a role and waits for the URL that it says it listens on.
+    fn started(&mut self, command: &mut Command, log: &Path) -> Result<String> {
+        command.stdout(Stdio::piped()).stderr(log_file(log)?);
+        let mut child = command.spawn().with_context(|| format!("start {command:?}"))?;
+        let stdout = child.stdout.take().context("its output is piped")?;
+        self.children.push(child);
+        let says = || format!("{command:?} does not say where it listens; see `{}`", log.display());
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        let url = lines.find_map(|line| Some(line.split_once("listening on ")?.1.trim().to_owned()));
+        url.with_context(says)
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn ebb(verb: &str) -> Command {
+    let mut command = Command::new(workspace::target_dir().join("release/ebb"));
+    command.arg(verb).env_remove("EBB_MASTER").env("EBB_LOG", "warn").stdin(Stdio::null());
+    command
+}
+
+fn log_file(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("create `{}`", path.display()))
+}
+
+/// Samples a second of all steps from number `warmup` on, from the events of a job. Each has the records of its step and the rate since
+/// the event before, so their quotient is the time of the step.
+fn rate_of(metrics: &str, warmup: usize) -> Result<f64> {
+    let events = metrics.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let train = events.iter().filter(|event| event["event"] == "train").skip(warmup);
+    let (mut samples, mut seconds) = (0.0, 0.0);
+    for event in train {
+        let (of_step, rate) = (event["samples"].as_f64(), event["samples_per_second"].as_f64());
+        let (of_step, rate) = of_step.zip(rate).with_context(|| format!("an event has no rate: {event}"))?;
+        samples += of_step;
+        seconds += of_step / rate;
+    }
+    ensure!(seconds > 0.0, "the job had no step beyond the first {warmup}");
+    Ok(samples / seconds)
+}
+
+/// The folder for one job's files, empty.
+pub(super) fn empty(folder: PathBuf) -> Result<PathBuf> {
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove `{}`", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("create `{}`", folder.display()))?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_of_a_job_is_that_of_its_steps_after_the_warm_up() {
+        let metrics = r#"{"event":"fleet","workers":2}
+{"event":"train","step":0,"samples":128,"samples_per_second":1.0}
+{"event":"train","step":1,"samples":128,"samples_per_second":64.0}
+{"event":"train","step":2,"samples":128,"samples_per_second":32.0}
+"#;
+        // 2 s and 4 s for 128 each.
+        assert!((rate_of(metrics, 1).unwrap() - 256.0 / 6.0).abs() < 1e-9);
+        assert!(rate_of(metrics, 3).is_err());
+    }
+}
