@@ -34,7 +34,7 @@ def work(rank, port, args, pipe):
     if args.peer == "ddp":
         # Both must take the same number of steps.
         dist.all_reduce(took, dist.ReduceOp.MAX)
-    steps = math.ceil(args.seconds / took.item() * common.WARMUP_STEPS)
+    steps = max(common.WARMUP_STEPS, math.ceil(args.seconds / took.item() * common.WARMUP_STEPS))
     pipe.send(None)
     while pipe.recv():
         pipe.send((steps, common.seconds_of(step, steps)))
@@ -50,10 +50,11 @@ def main():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start = multiprocessing.get_context("spawn")
-    pipes = []
+    pipes, processes = [], []
     for rank in range(PROCESSES):
         ours, theirs = start.Pipe()
-        start.Process(target=work, args=(rank, port, args, theirs), daemon=True).start()
+        processes.append(start.Process(target=work, args=(rank, port, args, theirs), daemon=True))
+        processes[-1].start()
         pipes.append(ours)
     for pipe in pipes:
         pipe.recv()
@@ -66,6 +67,10 @@ def main():
         return {"samples_per_second": rate, "steps": taken[0][0]}
 
     common.serve(measure)
+    for pipe in pipes:
+        pipe.send(False)
+    for process in processes:
+        process.join()
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def lead(args, addresses):
 
     take(4 * common.WARMUP_STEPS)
     took = common.seconds_of(lambda: take(2 * common.WARMUP_STEPS), 1)
-    steps = math.ceil(args.seconds / took * 2 * common.WARMUP_STEPS)
+    steps = max(2 * common.WARMUP_STEPS, math.ceil(args.seconds / took * 2 * common.WARMUP_STEPS))
 
     def measure(_):
         seconds = common.seconds_of(lambda: take(steps), 1)

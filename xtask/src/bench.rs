@@ -65,6 +65,15 @@ impl Part {
         }
     }
 
+    /// The cargo benches that it runs.
+    fn benches(&self) -> Vec<&str> {
+        match self {
+            Self::Micro => CRITERION.to_vec(),
+            Self::Bench(name) => vec![name],
+            Self::EndToEnd => Vec::new(),
+        }
+    }
+
     /// All, the short ones first.
     fn all() -> Result<Vec<Self>> {
         let mut of_root = Vec::new();
@@ -140,11 +149,10 @@ impl Bench {
         let needs_torch =
             parts.iter().any(|part| *part == Part::EndToEnd || *part == Part::Bench("adam".to_owned()));
         let python = if needs_torch { peers::Python::torch()? } else { None };
-        if parts.iter().any(|part| *part != Part::EndToEnd) {
-            eprintln!("\n== building the benches");
-            let mut command = workspace::cargo();
-            command.arg("bench").args(WITHOUT_TORCH).args(["--bench", "*", "--no-run"]);
-            succeed(&mut command)?;
+        let names: Vec<_> = parts.iter().flat_map(Part::benches).collect();
+        if !names.is_empty() {
+            eprintln!("\n== building {}", names.join(", "));
+            succeed(self.cargo(&names).arg("--no-run"))?;
         }
         if parts.contains(&Part::EndToEnd) {
             libtorch::ensure_installed()?;
@@ -157,6 +165,17 @@ impl Bench {
         Ok(Self { python: python.map(|python| python.program), ..self })
     }
 
+    /// Cargo with these benches. Without `--bench` on its command line, which only `cargo bench` adds, one of ours takes one small round.
+    fn cargo(&self, names: &[&str]) -> Command {
+        Self::cargo_as(if self.quick { &["test", "--release"] } else { &["bench"] }, names)
+    }
+
+    fn cargo_as(verb: &[&str], names: &[&str]) -> Command {
+        let mut command = workspace::cargo();
+        command.args(verb).args(WITHOUT_TORCH).args(names.iter().flat_map(|name| ["--bench", name]));
+        command
+    }
+
     fn micro(&self) -> Result<Vec<Row>> {
         let home = self.folder.join("criterion");
         if home.exists() {
@@ -164,10 +183,9 @@ impl Bench {
         }
         let times = if self.quick { ["0.1", "0.2", "10"] } else { ["0.5", "1", "20"] };
         let [warm_up, measurement, samples] = times;
-        let mut command = workspace::cargo();
-        command.arg("bench").args(WITHOUT_TORCH);
+        // Otherwise Criterion would not measure.
+        let mut command = Self::cargo_as(&["bench"], &CRITERION);
         command
-            .args(CRITERION.iter().flat_map(|name| ["--bench", name]))
             .args(["--", "--noplot", "--warm-up-time", warm_up, "--measurement-time", measurement])
             .args(["--sample-size", samples])
             .env("CRITERION_HOME", &home);
@@ -180,10 +198,8 @@ impl Bench {
         if path.exists() {
             fs::remove_file(&path).with_context(|| format!("remove `{}`", path.display()))?;
         }
-        let mut command = workspace::cargo();
-        // Without `--bench` on its command line, which only `cargo bench` adds, a bench takes one small round.
-        let verb: &[&str] = if self.quick { &["test", "--release"] } else { &["bench"] };
-        command.args(verb).args(WITHOUT_TORCH).args(["--bench", name]).env("EBB_BENCH_ROWS", &path);
+        let mut command = self.cargo(&[name]);
+        command.env("EBB_BENCH_ROWS", &path);
         if name == "checkpoint" && !self.quick {
             command.env("EBB_BENCH_BYTES", (1_u64 << 30).to_string());
         }

@@ -5,9 +5,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::{
     fs::{self, File},
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
 const WORKERS: usize = 2;
@@ -48,6 +48,8 @@ impl Where {
 pub(super) struct Fleet {
     /// The master first.
     children: Vec<Child>,
+    /// Kept open: who prints more must not fail.
+    outputs: Vec<BufReader<ChildStdout>>,
     url: String,
 }
 
@@ -57,7 +59,7 @@ impl Fleet {
         fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
         let mut master = ebb("master");
         master.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.join("data"));
-        let mut fleet = Self { children: Vec::new(), url: String::new() };
+        let mut fleet = Self { children: Vec::new(), outputs: Vec::new(), url: String::new() };
         fleet.url = fleet.started(&mut master, &folder.join("master.log"))?;
         let url = fleet.url.clone();
         let mut ps = ebb("ps");
@@ -79,8 +81,10 @@ impl Fleet {
         let stdout = child.stdout.take().context("its output is piped")?;
         self.children.push(child);
         let says = || format!("{command:?} does not say where it listens; see `{}`", log.display());
-        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        let mut output = BufReader::new(stdout);
+        let mut lines = output.by_ref().lines().map_while(Result::ok);
         let url = lines.find_map(|line| Some(line.split_once("listening on ")?.1.trim().to_owned()));
+        self.outputs.push(output);
         url.with_context(says)
     }
 }

@@ -22,12 +22,12 @@ impl Python {
     pub(super) fn torch() -> Result<Option<Self>> {
         match workspace::python_of_user() {
             Some(program) => Ok(Some(Self { program })),
-            None => Self::with("torch", &["torch==2.11.0", "numpy==2.3.5"], "2.5 GB"),
+            None => Self::with("torch", &["torch==2.11.0", "numpy==2.4.6"], "2.5 GB"),
         }
     }
 
     pub(super) fn tensorflow() -> Result<Option<Self>> {
-        Self::with("tensorflow", &["tensorflow-cpu==2.21.0", "numpy==2.3.5"], "0.4 GB")
+        Self::with("tensorflow", &["tensorflow-cpu==2.21.0", "numpy==2.4.6"], "0.4 GB")
     }
 
     /// One with these packages, the first of which is imported as `module`; installed into a virtual environment in the cache.
