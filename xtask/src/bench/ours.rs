@@ -40,7 +40,13 @@ impl Where {
         let log = folder.join("job.log");
         let status = command.stderr(log_file(&log)?).status().context("start ebb")?;
         ensure!(status.success(), "{command:?}: {status}; see `{}`", log.display());
-        rate_of(&read(&out.join("metrics.jsonl"))?, warmup)
+        let rate = rate_of(&read(&out.join("metrics.jsonl"))?, warmup);
+        // What is gone before it was written to the disk cannot disturb who comes next.
+        remove(&out)?;
+        if let Self::Fleet(fleet) = self {
+            remove(&fleet.jobs)?;
+        }
+        rate
     }
 }
 
@@ -51,15 +57,19 @@ pub(super) struct Fleet {
     /// Kept open: who prints more must not fail.
     outputs: Vec<BufReader<ChildStdout>>,
     url: String,
+    /// Where the master has the files of its jobs.
+    jobs: PathBuf,
 }
 
 impl Fleet {
     /// `environment` is that of the ps and the workers; `folder` is for their files.
     pub(super) fn start(environment: &[(&str, &str)], folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
+        let data = folder.join("data");
         let mut master = ebb("master");
-        master.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.join("data"));
-        let mut fleet = Self { children: Vec::new(), outputs: Vec::new(), url: String::new() };
+        master.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(&data);
+        let mut fleet =
+            Self { children: Vec::new(), outputs: Vec::new(), url: String::new(), jobs: data.join("jobs") };
         fleet.url = fleet.started(&mut master, &folder.join("master.log"))?;
         let url = fleet.url.clone();
         let mut ps = ebb("ps");
@@ -124,11 +134,16 @@ fn rate_of(metrics: &str, warmup: usize) -> Result<f64> {
     Ok(samples / seconds)
 }
 
-/// The folder for one job's files, empty.
-pub(super) fn empty(folder: PathBuf) -> Result<PathBuf> {
+fn remove(folder: &Path) -> Result<()> {
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("remove `{}`", folder.display()))?;
+        fs::remove_dir_all(folder).with_context(|| format!("remove `{}`", folder.display()))?;
     }
+    Ok(())
+}
+
+/// The folder, empty.
+pub(super) fn empty(folder: PathBuf) -> Result<PathBuf> {
+    remove(&folder)?;
     fs::create_dir_all(&folder).with_context(|| format!("create `{}`", folder.display()))?;
     Ok(folder)
 }

@@ -7,7 +7,7 @@ const LINE: f64 = 22.0;
 const TOP: f64 = 44.0;
 const NAMES: f64 = 430.0;
 const PLOT: f64 = 470.0;
-const RIGHT: f64 = 70.0;
+const RIGHT: f64 = 90.0;
 
 /// None when no row has a ratio.
 pub(super) fn svg(title: &str, rows: &[Row]) -> Option<String> {
