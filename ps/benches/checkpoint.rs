@@ -22,7 +22,11 @@ use proto::tensor::{Chunk, TensorSpec};
 use proto::tree::{Node, StepNode};
 use ps::checkpoint::Report;
 use ps::{Opening, Options, Ps};
+use report::{Figure, Target as Goal};
 use tokio::time::Instant;
+
+#[path = "../../benches/support/report.rs"]
+mod report;
 
 const SPEC: &str = r#"{
     "name": "bench", "epochs": 1, "model": { "builtin": "linear" },
@@ -85,23 +89,23 @@ async fn run(folder: &Path, bytes: usize, rounds: usize, steps: u64) {
         bandwidths.push(disk.as_secs_f64() / took.as_secs_f64());
         extra.push((peak.saturating_sub(before) >> 20) as f64);
     }
-    let (gap, bandwidth) = (median(&mut gaps), median(&mut bandwidths));
-    let met = |met: bool| if met { "" } else { "MISSED" };
-    println!("medians of {rounds}");
-    println!(
-        "  longest step with a checkpoint, of that without  {gap:6.2} (<= {GAP_MAX}) {}",
-        met(gap <= GAP_MAX)
-    );
-    println!(
-        "  bandwidth, of dd oflag=direct                    {bandwidth:6.2} (>= {BANDWIDTH_MIN}) {}",
-        met(bandwidth >= BANDWIDTH_MIN)
-    );
-    println!("  extra memory                                     {:6.0} MiB", median(&mut extra));
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    report::print(&[
+        Figure::new(
+            "longest step with a checkpoint, of that without",
+            "ratio",
+            gaps,
+            1.0,
+            Some(Goal::Below(GAP_MAX)),
+        ),
+        Figure::new(
+            "bandwidth, of dd oflag=direct",
+            "ratio",
+            bandwidths,
+            1.0,
+            Some(Goal::AtLeast(BANDWIDTH_MIN)),
+        ),
+        Figure::new("extra memory beyond what is reserved", "MiB", extra, 0.0, None),
+    ]);
 }
 
 fn millis(time: Duration) -> f64 {
