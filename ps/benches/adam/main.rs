@@ -54,7 +54,7 @@ const STEPS: usize = 3;
 
 fn main() {
     let full = std::env::args().any(|arg| arg == "--bench");
-    let (parameters, rounds) = if full { (64 << 20, 7) } else { (4 << 20, 1) };
+    let (parameters, rounds) = if full { (64 << 20, 15) } else { (4 << 20, 1) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut ours = THREADS.map(|threads| Training::start(&runtime, parameters, threads));
     let mut traffic = Traffic::new(parameters);
@@ -74,7 +74,7 @@ fn main() {
             }
         }
     }
-    for (rows, names) in rows.iter().zip(NAMES) {
+    for (rows, names) in rows.iter().zip(&NAMES) {
         figures.extend(rows.figures(names));
     }
     report::print(&figures);
@@ -120,7 +120,7 @@ const NAMES: [Names; THREADS.len()] = [
 ];
 
 impl Rows {
-    fn figures(&self, names: Names) -> Vec<Figure> {
+    fn figures(&self, names: &Names) -> Vec<Figure> {
         let of = |peer: &[f64]| peer.iter().zip(&self.step).map(|(peer, step)| peer / step).collect();
         let millis = self.step.iter().map(|seconds| seconds * 1e3).collect();
         let mut figures = vec![
