@@ -20,7 +20,7 @@ use std::{
 const BATCH: usize = 64;
 const PER_STEP: usize = 2 * BATCH;
 /// Steps of a job that do not count.
-const WARMUP: usize = 20;
+const WARMUP: usize = 15;
 /// A whole number of steps; MNIST's test set has 10,000.
 const RECORDS: usize = 9984;
 const ROUNDS: usize = 5;
@@ -72,7 +72,7 @@ pub(super) fn measure(folder: &Path, quick: bool) -> Result<Vec<Row>> {
     let python = Python::torch()?.context("there is no PyTorch to compare with")?;
     let data = workspace::mnist()
         .context("no MNIST: put t10k-*-ubyte.gz into examples/mnist/data, or set EBB_MNIST_DIR")?;
-    let tensorflow = if quick { None } else { Python::tensorflow()? };
+    let tensorflow = Python::tensorflow()?;
     let folder = ours::empty(folder.join("end_to_end"))?;
     let made = python.script("torch_common.py").arg(&folder).status().context("start Python")?;
     ensure!(made.success(), "the networks' TorchScript was not made: {made}");
@@ -94,6 +94,14 @@ struct Arena<'a> {
     ddp: Peer,
     tensorflow: Option<Peer>,
     ways: Vec<Where>,
+}
+
+/// Who is measured.
+#[derive(Clone, Copy)]
+enum Who {
+    Ours(usize),
+    Ddp,
+    TensorFlow,
 }
 
 /// What was seen of one contestant: its rates, each with the mean of the silent pair's just before and after.
@@ -146,44 +154,44 @@ impl<'a> Arena<'a> {
             self.tensorflow = None;
         }
         let steps = WARMUP + (3.0 * silent / PER_STEP as f64).ceil() as usize;
-        let mut silents = Vec::new();
+        // DDP between ours.
+        let mut order: Vec<Who> = (0..self.ways.len()).map(Who::Ours).collect();
+        order.insert(1, Who::Ddp);
+        order.extend(self.tensorflow.is_some().then_some(Who::TensorFlow));
         let mut ours: Vec<Seen> = self.ways.iter().map(|_| Seen::default()).collect();
         let (mut ddp, mut tensorflow) = (Seen::default(), Seen::default());
+        let mut before = self.silent.rate()?;
+        let mut silents = vec![before];
         for round in 1..=rounds {
-            let mut order: Vec<Option<usize>> = (0..self.ways.len()).map(Some).collect();
-            // DDP between ours.
-            order.insert(1, None);
-            for pair in order.chunks(2) {
-                let before = self.silent.rate()?;
-                let mut taken = Vec::new();
-                for who in pair {
-                    taken.push(match who {
-                        Some(way) => self.job(*way, steps)?,
-                        None => self.ddp.rate()?,
-                    });
-                }
+            for some in order.chunks(2) {
+                let rates = some.iter().map(|&who| self.rate(who, steps)).collect::<Result<Vec<_>>>()?;
                 let after = self.silent.rate()?;
-                silents.extend([before, after]);
-                for (who, rate) in pair.iter().zip(taken) {
-                    let seen = who.map_or(&mut ddp, |way| &mut ours[way]);
+                silents.push(after);
+                for (&who, rate) in some.iter().zip(rates) {
+                    let (seen, called) = match who {
+                        Who::Ours(way) => (&mut ours[way], self.network.ways[way].name),
+                        Who::Ddp => (&mut ddp, "DDP"),
+                        Who::TensorFlow => (&mut tensorflow, "TensorFlow"),
+                    };
                     seen.rates.push(rate);
                     seen.beside.push(f64::midpoint(before, after));
-                    let who = who.map_or("DDP", |way| self.network.ways[way].name);
                     eprintln!(
-                        "{name}, round {round} of {rounds}: {who} {rate:.0}, silent pair {before:.0} and {after:.0} samples/s"
+                        "{name}, round {round} of {rounds}: {called} {rate:.0}, silent pair {before:.0} and {after:.0} samples/s"
                     );
                 }
-            }
-            if let Some(peer) = &mut self.tensorflow {
-                let (rate, silent) = (peer.rate()?, self.silent.rate()?);
-                eprintln!(
-                    "{name}, round {round} of {rounds}: TensorFlow {rate:.0}, silent pair {silent:.0} samples/s"
-                );
-                tensorflow.rates.push(rate);
-                tensorflow.beside.push(silent);
+                before = after;
             }
         }
         Ok(self.summed_up(silents, &ours, &ddp, &tensorflow))
+    }
+
+    /// One window.
+    fn rate(&mut self, who: Who, steps: usize) -> Result<f64> {
+        match who {
+            Who::Ours(way) => self.job(way, steps),
+            Who::Ddp => self.ddp.rate(),
+            Who::TensorFlow => self.tensorflow.as_mut().context("it is up")?.rate(),
+        }
     }
 
     fn summed_up(&self, silents: Vec<f64>, ours: &[Seen], ddp: &Seen, tensorflow: &Seen) -> Vec<Row> {
