@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Only this part, may be repeated: micro, adam, checkpoint, end_to_end, or a folder of benches/ [default: all]
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Train end to end with this `ebb`, for example an earlier one [default: built for it]
+    #[arg(long, value_name = "FILE")]
+    ebb: Option<PathBuf>,
 }
 
 /// How cargo is told not to build libtorch's half: as the benches' own commands are.
@@ -92,7 +95,7 @@ impl Part {
         match self {
             Self::Micro => bench.micro(),
             Self::Bench(name) => bench.rows_of(name),
-            Self::EndToEnd => end_to_end::measure(&bench.folder, bench.quick),
+            Self::EndToEnd => end_to_end::measure(&bench.ebb, &bench.folder, bench.quick),
         }
     }
 }
@@ -106,8 +109,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     parts.retain(|part| args.only.is_empty() || args.only.iter().any(|name| name == part.name()));
     let folder = workspace::root().join("target/bench");
     fs::create_dir_all(&folder).with_context(|| format!("create `{}`", folder.display()))?;
-    let bench = Bench { folder, quick: args.quick, python: None };
-    let bench = bench.prepared(&parts)?;
+    let ebb = args.ebb.clone().unwrap_or_else(|| workspace::target_dir().join("release/ebb"));
+    let bench = Bench { folder, quick: args.quick, ebb, python: None };
+    let bench = bench.prepared(&parts, args.ebb.is_none())?;
 
     let mut report = Report::begin(args.quick);
     for (number, part) in parts.iter().enumerate() {
@@ -139,13 +143,14 @@ fn now() -> Instant {
 struct Bench {
     folder: PathBuf,
     quick: bool,
+    ebb: PathBuf,
     /// With PyTorch, where there is one.
     python: Option<PathBuf>,
 }
 
 impl Bench {
     /// Builds and installs what the parts need.
-    fn prepared(self, parts: &[Part]) -> Result<Self> {
+    fn prepared(self, parts: &[Part], builds_ebb: bool) -> Result<Self> {
         let needs_torch =
             parts.iter().any(|part| *part == Part::EndToEnd || *part == Part::Bench("adam".to_owned()));
         let python = if needs_torch { peers::Python::torch()? } else { None };
@@ -154,7 +159,7 @@ impl Bench {
             eprintln!("\n== building {}", names.join(", "));
             succeed(self.cargo(&names).arg("--no-run"))?;
         }
-        if parts.contains(&Part::EndToEnd) {
+        if builds_ebb && parts.contains(&Part::EndToEnd) {
             libtorch::ensure_installed()?;
             eprintln!("\n== building ebb");
             // As `cargo xtask run` does.

@@ -68,7 +68,7 @@ const NETWORKS: [Network; 2] = [
     },
 ];
 
-pub(super) fn measure(folder: &Path, quick: bool) -> Result<Vec<Row>> {
+pub(super) fn measure(program: &Path, folder: &Path, quick: bool) -> Result<Vec<Row>> {
     let python = Python::torch()?.context("there is no PyTorch to compare with")?;
     let data = workspace::mnist()
         .context("no MNIST: put t10k-*-ubyte.gz into examples/mnist/data, or set EBB_MNIST_DIR")?;
@@ -79,7 +79,7 @@ pub(super) fn measure(folder: &Path, quick: bool) -> Result<Vec<Row>> {
 
     let mut rows = Vec::new();
     for network in &NETWORKS {
-        let arena = Arena::open(network, &data, &folder, &python, tensorflow.as_ref())?;
+        let arena = Arena::open(program, network, &data, &folder, &python, tensorflow.as_ref())?;
         rows.extend(arena.rows(if quick { 1 } else { ROUNDS })?);
     }
     Ok(rows)
@@ -87,6 +87,7 @@ pub(super) fn measure(folder: &Path, quick: bool) -> Result<Vec<Row>> {
 
 /// All who train one network. Only one of them works at a time.
 struct Arena<'a> {
+    program: &'a Path,
     network: &'a Network,
     data: &'a Path,
     folder: &'a Path,
@@ -119,6 +120,7 @@ impl Seen {
 
 impl<'a> Arena<'a> {
     fn open(
+        program: &'a Path,
         network: &'a Network,
         data: &'a Path,
         folder: &'a Path,
@@ -137,11 +139,11 @@ impl<'a> Arena<'a> {
         let mut ways = Vec::new();
         for way in network.ways {
             let environment: &[_] = if way.at == At::Tcp { &[("EBB_SOCKETS", "tcp")] } else { &[] };
-            let fleet = || Fleet::start(environment, &folder.join(format!("{name}-{}", way.name)));
+            let fleet = || Fleet::start(program, environment, &folder.join(format!("{name}-{}", way.name)));
             ways.push(if way.at == At::Embedded { Where::Embedded } else { Where::Fleet(fleet()?) });
         }
         let (silent, ddp, tensorflow) = (pair("silent")?, pair("ddp")?, tensorflow.transpose()?);
-        Ok(Self { network, data, folder, silent, ddp, tensorflow, ways })
+        Ok(Self { program, network, data, folder, silent, ddp, tensorflow, ways })
     }
 
     fn rows(mut self, rounds: usize) -> Result<Vec<Row>> {
@@ -229,7 +231,7 @@ impl<'a> Arena<'a> {
         let Way { mode, name, .. } = self.network.ways[way];
         let folder = ours::empty(self.folder.join("job"))?;
         let job = job_file(self.network.name, mode, steps, self.data, self.folder)?;
-        let rate = self.ways[way].rate(&job, WARMUP, &folder);
+        let rate = self.ways[way].rate(self.program, &job, WARMUP, &folder);
         rate.with_context(|| format!("{}, {name}", self.network.name))
     }
 }

@@ -1,6 +1,6 @@
 //! Ebbflow in the end-to-end runs: a fleet of separate processes that stays up, or all in one process for each job.
 
-use crate::{bench::read, workspace};
+use crate::bench::read;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::{
@@ -21,17 +21,17 @@ pub(super) enum Where {
 
 impl Where {
     /// Trains the job, with its files in `folder`; samples a second, without the first `warmup` steps.
-    pub(super) fn rate(&self, job: &str, warmup: usize, folder: &Path) -> Result<f64> {
+    pub(super) fn rate(&self, program: &Path, job: &str, warmup: usize, folder: &Path) -> Result<f64> {
         let (file, out) = (folder.join("job.toml"), folder.join("out"));
         fs::write(&file, job).with_context(|| format!("write `{}`", file.display()))?;
         let mut command = match self {
             Self::Embedded => {
-                let mut command = ebb("run");
+                let mut command = ebb(program, "run");
                 command.args(["--workers", &WORKERS.to_string(), "--ps", "1", "--device", "cpu"]);
                 command
             }
             Self::Fleet(fleet) => {
-                let mut command = ebb("submit");
+                let mut command = ebb(program, "submit");
                 command.args(["--master", &fleet.url, "--follow"]);
                 command
             }
@@ -62,21 +62,21 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// `environment` is that of the ps and the workers; `folder` is for their files.
-    pub(super) fn start(environment: &[(&str, &str)], folder: &Path) -> Result<Self> {
+    /// `program` is an `ebb`, `environment` that of the ps and the workers; `folder` is for their files.
+    pub(super) fn start(program: &Path, environment: &[(&str, &str)], folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
         let data = folder.join("data");
-        let mut master = ebb("master");
+        let mut master = ebb(program, "master");
         master.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(&data);
         let mut fleet =
             Self { children: Vec::new(), outputs: Vec::new(), url: String::new(), jobs: data.join("jobs") };
         fleet.url = fleet.started(&mut master, &folder.join("master.log"))?;
         let url = fleet.url.clone();
-        let mut ps = ebb("ps");
+        let mut ps = ebb(program, "ps");
         ps.args(["--master", &url, "--listen", "127.0.0.1:0"]).envs(environment.iter().copied());
         fleet.started(&mut ps, &folder.join("ps.log"))?;
         for number in 0..WORKERS {
-            let mut worker = ebb("worker");
+            let mut worker = ebb(program, "worker");
             worker.args(["--master", &url, "--device", "cpu"]).envs(environment.iter().copied());
             worker.stdout(Stdio::null()).stderr(log_file(&folder.join(format!("worker-{number}.log")))?);
             fleet.children.push(worker.spawn().context("start a worker")?);
@@ -108,8 +108,8 @@ impl Drop for Fleet {
     }
 }
 
-fn ebb(verb: &str) -> Command {
-    let mut command = Command::new(workspace::target_dir().join("release/ebb"));
+fn ebb(program: &Path, verb: &str) -> Command {
+    let mut command = Command::new(program);
     command.arg(verb).env_remove("EBB_MASTER").env("EBB_LOG", "warn").stdin(Stdio::null());
     command
 }
