@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use proto::spec::{JobSpec, Metrics};
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{Role, TensorSpec, Values};
 
 use crate::data::Batch;
 use crate::device::Device;
@@ -40,6 +40,22 @@ pub trait Model: Send {
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients>;
+
+    /// What the microbatch adds to its step: [`gradients`](Self::gradients) with those of parameters multiplied by the number of its
+    /// records. Default: another pass over them; override it to save that pass, with the same bits.
+    ///
+    /// # Errors
+    /// As [`gradients`](Self::gradients).
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        let mut gradients = self.gradients(batch, key)?;
+        let weight = batch.samples as f32;
+        for (tensor, values) in self.tensors().iter().zip(&mut gradients.values) {
+            if tensor.role == Role::Parameter {
+                values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= weight);
+            }
+        }
+        Ok(gradients)
+    }
 
     /// Loss and metrics of records, in evaluation mode: no dropout, running statistics as they are.
     ///

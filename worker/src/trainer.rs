@@ -12,7 +12,7 @@ use proto::pb;
 use proto::plan::Microbatch;
 use proto::random;
 use proto::spec::{Consistency, Order};
-use proto::tensor::{Role, TensorSpec, Values};
+use proto::tensor::{TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 
 use crate::data::Batch;
@@ -61,7 +61,7 @@ impl Piece {
         let weights = weights.clone();
         job.compute
             .call(move |loaded| {
-                let gradients = loaded.with(&weights)?.gradients(&batch, key)?;
+                let gradients = loaded.with(&weights)?.weighted_gradients(&batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
                         step: microbatch.step.get(),
@@ -72,7 +72,7 @@ impl Piece {
                 let samples = microbatch.samples();
                 let loss_sum = f64::from(gradients.loss) * samples as f64;
                 let mut piece = self;
-                piece.reduce(microbatch.leaf(), samples, leaf(&piece.tensors, gradients, samples)?);
+                piece.reduce(microbatch.leaf(), samples, checked(&piece.tensors, gradients)?);
                 Ok((piece, pb::MicrobatchReport { loss_sum, samples }))
             })
             .await
@@ -109,8 +109,8 @@ impl Piece {
     }
 }
 
-/// `n * g` for parameters, the values themselves for state; checked against the job's tensors.
-fn leaf(tensors: &[TensorSpec], gradients: Gradients, samples: u64) -> Result<Vec<Values>> {
+/// The values, of the job's tensors.
+fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> {
     let fits = gradients.values.len() == tensors.len()
         && tensors
             .iter()
@@ -123,12 +123,7 @@ fn leaf(tensors: &[TensorSpec], gradients: Gradients, samples: u64) -> Result<Ve
                 .to_owned(),
         });
     }
-    let mut values = gradients.values;
-    for (values, _) in values.iter_mut().zip(tensors).filter(|(_, tensor)| tensor.role == Role::Parameter) {
-        let n = samples as f32;
-        values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= n);
-    }
-    Ok(values)
+    Ok(gradients.values)
 }
 
 /// Measures batches with the loaded weights; sums in their order.
@@ -200,8 +195,8 @@ mod tests {
     fn gradients_of_another_model_are_refused() {
         let tensors = [TensorSpec::parameter("w", [2])];
         let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0])] };
-        assert!(leaf(&tensors, gradients, 4).unwrap_err().to_string().contains("gradients"));
+        assert!(checked(&tensors, gradients).unwrap_err().to_string().contains("gradients"));
         let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0, -0.5])] };
-        assert_eq!(leaf(&tensors, gradients, 4).unwrap(), [Values::F32(vec![4.0, -2.0])]);
+        assert_eq!(checked(&tensors, gradients).unwrap(), [Values::F32(vec![1.0, -0.5])]);
     }
 }

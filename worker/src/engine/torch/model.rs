@@ -3,6 +3,7 @@
 //!
 //! **Always true:** between calls the network's tensors hold exactly the loaded weights. A training forward updates running
 //! statistics in place; they are read out as the microbatch's contribution, and put back.
+#![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
 
 use std::collections::BTreeMap;
 
@@ -111,7 +112,8 @@ impl<N: Network> TorchModel<N> {
         Ok((loss, output.outputs))
     }
 
-    fn train(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+    /// One microbatch; the parameters' gradients are multiplied by `weight`.
+    fn train(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
         let (loss, _) = self.forward(batch, Mode::Train { key })?;
         if !loss.requires_grad() {
             let found = "a value without gradients; does forward detach it?".to_owned();
@@ -123,7 +125,7 @@ impl<N: Network> TorchModel<N> {
         let mut gradients = gradients.into_iter();
         let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
             Role::Parameter => match gradients.next().filter(Tensor::defined) {
-                Some(gradient) => read(&gradient),
+                Some(gradient) => read_f32(&gradient, |value| value * weight).map(Values::F32),
                 // It took no part in the loss.
                 None => Ok(spec.zeros()),
             },
@@ -131,6 +133,13 @@ impl<N: Network> TorchModel<N> {
         });
         let values = values.collect::<tch::Result<_>>().map_err(failed)?;
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
+    }
+
+    fn train_and_restore(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
+        settings::enter(self.threads)?;
+        let gradients = self.train(batch, key, weight);
+        self.restore()?;
+        gradients
     }
 
     fn restore(&mut self) -> Result<()> {
@@ -171,10 +180,11 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
-        settings::enter(self.threads)?;
-        let gradients = self.train(batch, key);
-        self.restore()?;
-        gradients
+        self.train_and_restore(batch, key, 1.0)
+    }
+
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        self.train_and_restore(batch, key, batch.samples as f32)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
@@ -182,7 +192,8 @@ impl<N: Network> Model for TorchModel<N> {
         let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
         let failed = failed("evaluation");
         let loss = loss.f_double_value(&[]).map_err(failed)?;
-        let outputs = read_f32(&outputs.f_to_kind(Kind::Float).map_err(failed)?).map_err(failed)?;
+        let outputs = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs, |value| value));
+        let outputs = outputs.map_err(failed)?;
         loss::evaluate(self.loss, loss, &self.metrics, &outputs, batch)
     }
 
@@ -219,21 +230,20 @@ fn copy(source: &Tensor, target: &Tensor) -> tch::Result<()> {
 
 /// `target = values`, which are as many.
 pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
-    copy(&tensor(values), target)
-}
-
-/// The values as a flat tensor on the CPU.
-fn tensor(values: &Values) -> Tensor {
-    match values {
-        Values::F32(values) => Tensor::from_slice(values),
-        Values::I64(values) => Tensor::from_slice(values),
-    }
+    let kind = match values {
+        Values::F32(_) => Kind::Float,
+        Values::I64(_) => Kind::Int64,
+    };
+    let (data, len) = (values.bytes().as_ptr(), values.len() as i64);
+    // SAFETY: so many elements of this type lie there, and the tensor, which is only read, goes before they do.
+    let source = unsafe { Tensor::f_from_blob(data, &[len], &[1], kind, tch::Device::Cpu) }?;
+    copy(&source, target)
 }
 
 /// The elements, row-major.
 pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     if tensor.kind() == Kind::Float {
-        return read_f32(tensor).map(Values::F32);
+        return read_f32(tensor, |value| value).map(Values::F32);
     }
     let mut values = Values::zeros(DType::I64, tensor.numel());
     if let Values::I64(values) = &mut values {
@@ -242,10 +252,19 @@ pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     Ok(values)
 }
 
-fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
-    let mut values = vec![0.0; tensor.numel()];
-    tensor.f_copy_data(&mut values, tensor.numel())?;
-    Ok(values)
+/// The elements of a tensor of floats, row-major, each through `of`: one pass, whose memory is not cleared before.
+fn read_f32(tensor: &Tensor, of: impl Fn(f32) -> f32) -> tch::Result<Vec<f32>> {
+    let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
+    let len = tensor.numel();
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    if tensor.f_kind()? != Kind::Float {
+        return Err(TchError::Kind(format!("expected floats, found {:?}", tensor.kind())));
+    }
+    // SAFETY: contiguous floats on the CPU, as many, for as long as the tensor lives; nobody writes to them meanwhile.
+    let elements = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), len) };
+    Ok(elements.iter().map(|&value| of(value)).collect())
 }
 
 /// libtorch's name of a device.
