@@ -196,6 +196,28 @@ impl Sum {
     }
 }
 
+/// What a whole step says about one chunk.
+#[derive(Clone, Debug)]
+pub enum Total {
+    /// Added up.
+    Sum(Sum),
+    /// The two halves of the tree: the update adds them up in its own pass.
+    Halves(Sum, Sum),
+}
+
+impl Total {
+    /// The values, of one sum.
+    fn into_sum(self, dtype: DType, pool: &Pool) -> Sum {
+        match self {
+            Self::Sum(sum) => sum,
+            Self::Halves(mut left, right) => {
+                left.merge(right, dtype, pool);
+                left
+            }
+        }
+    }
+}
+
 fn take_up(values: &mut Values, bytes: &[u8]) {
     match values {
         Values::F32(values) => add_assign(values, bytes),
@@ -235,8 +257,8 @@ impl Slots {
         self.values.iter().cloned()
     }
 
-    /// Applies a step to the chunk: from `weights` and the step's `sum` to `next`, whose content before does not matter.
-    pub fn advance(&mut self, step: &Advance<'_>, weights: &Values, sum: &Sum, next: &mut Values) {
+    /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content before does not matter.
+    pub fn advance(&mut self, step: &Advance<'_>, weights: &Values, total: Total, next: &mut Values) {
         let mut copy = None;
         match (self.role, weights, next) {
             (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
@@ -246,7 +268,13 @@ impl Slots {
                     Some(to) => Slot::Moved { from: floats_in(slot), to: floats_in_mut(to) },
                     None => Slot::InPlace(floats_in_mut(Arc::get_mut(slot).expect("nobody else holds it"))),
                 });
-                step.update.apply_bytes(weights, sum.bytes(), slots.collect(), next);
+                match total {
+                    Total::Sum(sum) => step.update.apply_bytes(weights, sum.bytes(), slots.collect(), next),
+                    Total::Halves(left, right) => {
+                        let halves = (left.bytes(), right.bytes());
+                        step.update.apply_sum(weights, halves, slots.collect(), next);
+                    }
+                }
                 for (slot, moved) in self.values.iter_mut().zip(moved) {
                     if let Some(moved) = moved {
                         *slot = Arc::new(moved);
@@ -254,9 +282,12 @@ impl Slots {
                 }
             }
             (Role::State, _, Values::F32(next)) => {
+                let sum = total.into_sum(DType::F32, step.pool);
                 state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);
             }
-            (Role::Counter, _, next @ Values::I64(_)) => next.write_bytes(0, sum.bytes()),
+            (Role::Counter, _, next @ Values::I64(_)) => {
+                next.write_bytes(0, total.into_sum(DType::I64, step.pool).bytes());
+            }
             (role, weights, next) => {
                 panic!("a {role:?} of {:?} weights becomes {:?}", weights.dtype(), next.dtype())
             }
@@ -385,7 +416,7 @@ mod tests {
             let next = [0, 1, 2, 3].map(|shift| {
                 let mut slots = Slots::new(role, 3, &optimizer, &pool);
                 let mut next = Values::F32(vec![f32::NAN; 3]);
-                slots.advance(&step, &weights, &received(&[0.5, -3.0, 41.0], shift), &mut next);
+                slots.advance(&step, &weights, Total::Sum(received(&[0.5, -3.0, 41.0], shift)), &mut next);
                 next
             });
             assert!(next.iter().all(|other| *other == next[0]), "{role:?}: {next:?}");
@@ -395,9 +426,38 @@ mod tests {
         Slots::new(Role::Counter, 1, &optimizer, &pool).advance(
             &step,
             &Values::I64(vec![5]),
-            &largest,
+            Total::Sum(largest),
             &mut next,
         );
+        assert_eq!(next, Values::I64(vec![17]));
+    }
+
+    #[test]
+    fn halves_give_the_bits_of_their_sum_in_every_role() {
+        let pool = Pool::new(1 << 20);
+        let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
+        let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 3, pool: &pool };
+        let values = |seed: usize| -> Vec<f32> {
+            (0..5000).map(|at| ((at * 7 + seed) % 1013) as f32 * 0.37 - 100.0).collect()
+        };
+        let weights = Values::F32(values(1));
+        for role in [Role::Parameter, Role::State] {
+            let (left, right) = (received(&values(2), 1), received(&values(3), 2));
+            let mut sum = left.clone();
+            sum.merge(right.clone(), DType::F32, &pool);
+            let next = [Total::Sum(sum), Total::Halves(left, right)].map(|total| {
+                let mut slots = Slots::new(role, 5000, &optimizer, &pool);
+                let mut next = Values::F32(vec![f32::NAN; 5000]);
+                slots.advance(&step, &weights, total, &mut next);
+                let slots: Vec<Values> = slots.share().map(|slot| Values::clone(&slot)).collect();
+                (next, slots)
+            });
+            assert!(next[0] == next[1], "{role:?}");
+        }
+        let largest = |value: i64| Sum::Received(Bytes::from(value.to_le_bytes().to_vec()));
+        let mut next = Values::I64(vec![0]);
+        let halves = Total::Halves(largest(4), largest(17));
+        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &Values::I64(vec![5]), halves, &mut next);
         assert_eq!(next, Values::I64(vec![17]));
     }
 
@@ -410,14 +470,14 @@ mod tests {
         let mut next = weights.clone();
         let mut slots = Slots::new(Role::Parameter, 2, &optimizer, &pool);
         let mut alone = Slots::new(Role::Parameter, 2, &optimizer, &pool);
-        slots.advance(&step, &weights, &received(&[0.5, 3.0], 0), &mut next);
-        alone.advance(&step, &weights, &received(&[0.5, 3.0], 0), &mut next);
+        slots.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
+        alone.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         let held: Vec<_> = slots.share().collect();
         let before: Vec<Values> = held.iter().map(|slot| Values::clone(slot)).collect();
         let allocated = pool.allocated();
         for _ in 0..3 {
-            slots.advance(&step, &weights, &received(&[1.5, -3.0], 1), &mut next);
-            alone.advance(&step, &weights, &received(&[1.5, -3.0], 1), &mut next);
+            slots.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
+            alone.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
         }
         assert!(
             held.iter().zip(&before).all(|(held, before)| ***held == *before),

@@ -22,7 +22,7 @@ use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
 use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::timeline::{self, Mark};
-use proto::tree::StepNode;
+use proto::tree::{Node, StepNode};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -32,7 +32,7 @@ use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
 use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
-use crate::chunk::{Advance, Buffer, Pool, Slots, Sum};
+use crate::chunk::{Advance, Buffer, Pool, Slots, Sum, Total};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
@@ -81,6 +81,9 @@ pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 
 /// What a node says about each chunk of the partition.
 type Sums = Vec<Sum>;
+
+/// What a whole step says about each chunk of the partition.
+type Totals = Vec<Total>;
 
 /// The chunks of a push that have come.
 #[derive(Debug)]
@@ -140,7 +143,7 @@ struct State {
     versions: Versions<Weights>,
     aggregator: Aggregator<Sums>,
     /// Complete steps that are not applied yet.
-    ready: BTreeMap<Step, Sums>,
+    ready: BTreeMap<Step, Totals>,
     updating: bool,
     /// Made since it was opened.
     updates: usize,
@@ -557,6 +560,19 @@ impl Model {
                     break Outcome::Duplicate;
                 }
                 Offer::Held | Offer::Superseded(_) => break Outcome::Merged,
+                // The update adds them up, so nobody does before.
+                Offer::Merge { parent, left, right } if parent.node == Node::new(0, parent.of) => {
+                    let mut state = self.state();
+                    self.check_era(&state, era)?;
+                    let whole = state.aggregator.merged(parent, Sums::new());
+                    drop(state);
+                    if !matches!(whole, Offer::Complete(_)) {
+                        break Outcome::Merged;
+                    }
+                    let halves = left.into_iter().zip(right).map(|(left, right)| Total::Halves(left, right));
+                    self.complete(node.step, halves.collect());
+                    break Outcome::Completed;
+                }
                 Offer::Merge { parent, left, right } => {
                     let sums = self.merge(left, right);
                     let mut state = self.state();
@@ -564,7 +580,7 @@ impl Model {
                     offer = state.aggregator.merged(parent, sums);
                 }
                 Offer::Complete(sums) => {
-                    self.complete(node.step, sums);
+                    self.complete(node.step, sums.into_iter().map(Total::Sum).collect());
                     break Outcome::Completed;
                 }
             }
@@ -583,9 +599,9 @@ impl Model {
     }
 
     /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
-    fn complete(&self, step: Step, sums: Sums) {
+    fn complete(&self, step: Step, totals: Totals) {
         let mut state = self.state();
-        state.ready.insert(step, sums);
+        state.ready.insert(step, totals);
         if !std::mem::replace(&mut state.updating, true) {
             drop(state);
             self.apply_ready();
@@ -600,7 +616,7 @@ impl Model {
                 state.updating = false;
                 return;
             };
-            let sums = state.ready.remove(&step).expect("found just now");
+            let totals = state.ready.remove(&step).expect("found just now");
             let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
             let weights = weights.clone();
             let gone = state.versions.make_room();
@@ -610,7 +626,7 @@ impl Model {
             drop(gone);
             let span = self.apply_span(step, version);
             timeline::join(&span, marks);
-            let next = span.in_scope(|| self.advance(step, version, &weights, sums));
+            let next = span.in_scope(|| self.advance(step, version, &weights, totals));
 
             let mut state = self.state();
             if !matches!(state.life, Life::Open) {
@@ -666,8 +682,8 @@ impl Model {
         Some((saver, cut))
     }
 
-    /// The update: weights of one version and a step's sums in, weights of the next version out.
-    fn advance(&self, step: Step, version: Version, weights: &Weights, sums: Sums) -> Weights {
+    /// The update: weights of one version and what a step says in, weights of the next version out.
+    fn advance(&self, step: Step, version: Version, weights: &Weights, totals: Totals) -> Weights {
         let begin = Instant::now();
         let plan = self.opening.plan;
         let scale = (1.0 / plan.samples_of(step) as f64) as f32;
@@ -679,11 +695,11 @@ impl Model {
         };
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next);
+        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next);
         // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
-        parallel::for_each(self.threads, chunks, |(((slots, weights), sum), next)| {
+        parallel::for_each(self.threads, chunks, |(((slots, weights), total), next)| {
             let mut buffer = self.pool.take(weights.dtype(), weights.len());
-            slots.advance(&advance, weights, &sum, &mut buffer);
+            slots.advance(&advance, weights, total, &mut buffer);
             *next = Some(Arc::new(buffer));
         });
         self.metrics.updates.add(1);

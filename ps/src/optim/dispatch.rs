@@ -8,6 +8,7 @@
     reason = "raw pointers into checked slices, and functions compiled for other instruction sets"
 )]
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::lanes::Lanes;
@@ -85,6 +86,14 @@ pub enum Slot<'a> {
 }
 
 impl Slot<'_> {
+    /// The slot of some of the elements.
+    pub(super) fn part(&mut self, elements: Range<usize>) -> Slot<'_> {
+        match self {
+            Self::InPlace(slot) => Slot::InPlace(&mut slot[elements]),
+            Self::Moved { from, to } => Slot::Moved { from: &from[elements.clone()], to: &mut to[elements] },
+        }
+    }
+
     /// Where the update reads and writes, and how many values each has.
     fn pointers(&mut self) -> ((*const f32, *mut f32), [usize; 2]) {
         match self {

@@ -241,6 +241,30 @@ impl Update {
         self.apply_bytes(weights, bytemuck::cast_slice(gradient), slots, next);
     }
 
+    /// The same from two gradients as they were received: their sum is made on the way, and nowhere written to memory.
+    ///
+    /// # Panics
+    ///
+    /// As [`Optimizer::update`].
+    pub fn apply_sum(
+        &self,
+        weights: &[f32],
+        (left, right): (&[u8], &[u8]),
+        mut slots: Vec<Slot<'_>>,
+        next: &mut [f32],
+    ) {
+        assert!(left.len() == right.len() && left.len() == size_of_val(weights), "sum of different lengths");
+        let mut sum = [0.0; BLOCK_LEN];
+        for begin in (0..weights.len()).step_by(BLOCK_LEN) {
+            let elements = begin..(begin + BLOCK_LEN).min(weights.len());
+            let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
+            let sum = &mut sum[..elements.len()];
+            sum::add(&left[bytes.clone()], &right[bytes], sum);
+            let slots = slots.iter_mut().map(|slot| slot.part(elements.clone())).collect();
+            self.apply_bytes(&weights[elements.clone()], bytemuck::cast_slice(sum), slots, &mut next[elements]);
+        }
+    }
+
     /// The same from a gradient as it was received: little-endian f32 at any alignment. Slots may move to other memory.
     ///
     /// # Panics
@@ -266,6 +290,9 @@ impl Update {
         }
     }
 }
+
+/// Values of a gradient that is added up while it is applied: they stay in the nearest cache between the two.
+const BLOCK_LEN: usize = 2048;
 
 /// The slots of a kernel that has `SLOTS` of them.
 fn all<const SLOTS: usize>(slots: Vec<Slot<'_>>) -> [Slot<'_>; SLOTS] {
