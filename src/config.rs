@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use proto::channel::{Dialer, Listener};
 use proto::checkpoint::store::Stores;
+use proto::memory::Memory;
 use proto::security::{self, Keys};
 
 use crate::args::{KeyFiles, Locks};
@@ -29,7 +30,7 @@ pub(crate) struct Environment {
     pub(crate) otlp: bool,
     /// `EBB_METRICS`: where a role shows its numbers.
     metrics: Option<String>,
-    /// `EBB_SOCKETS`: `tcp`, or the default `nearest`.
+    /// `EBB_SOCKETS`: `tcp`, `unix`, or the default `nearest`.
     sockets: Option<String>,
     /// This program as the user calls it.
     pub(crate) program: String,
@@ -109,7 +110,7 @@ impl Environment {
     /// # Errors
     /// Some other word.
     pub(crate) fn dialer(&self) -> Result<Dialer> {
-        Ok(if self.is_tcp_alone()? { Dialer::tcp() } else { Dialer::nearest() })
+        Ok(if self.ways()? == Ways::Tcp { Dialer::tcp() } else { Dialer::nearest() })
     }
 
     /// Where connections are taken: at `tcp`, and at a Unix socket beside it unless the user says TCP.
@@ -117,15 +118,29 @@ impl Environment {
     /// # Errors
     /// Some other word, or the system does not give the socket away.
     pub(crate) fn listener(&self, tcp: tokio::net::TcpListener) -> Result<Listener> {
-        Ok(if self.is_tcp_alone()? { Listener::tcp(tcp)? } else { Listener::beside(tcp)? })
+        Ok(if self.ways()? == Ways::Tcp { Listener::tcp(tcp)? } else { Listener::beside(tcp)? })
     }
 
-    fn is_tcp_alone(&self) -> Result<bool> {
+    /// Memory that processes of this host and this user may read, where the system has such and the user does not say otherwise.
+    ///
+    /// # Errors
+    /// Some other word.
+    pub(crate) fn memory(&self) -> Result<Option<Memory>> {
+        if self.ways()? != Ways::Nearest {
+            return Ok(None);
+        }
+        let none = |error: &std::io::Error| tracing::debug!(%error, "no memory that others could read");
+        Ok(Memory::new().inspect_err(none).ok())
+    }
+
+    fn ways(&self) -> Result<Ways> {
         match self.sockets.as_deref() {
-            None | Some("nearest") => Ok(false),
-            Some("tcp") => Ok(true),
+            None | Some("nearest") => Ok(Ways::Nearest),
+            Some("unix") => Ok(Ways::Unix),
+            Some("tcp") => Ok(Ways::Tcp),
             Some(other) => bail!(
-                "EBB_SOCKETS=`{other}`; expected `nearest` (Unix sockets to processes of this host) or `tcp`"
+                "EBB_SOCKETS=`{other}`; expected `nearest` (shared memory and Unix sockets to processes of this host), `unix` (without \
+                 the memory) or `tcp`"
             ),
         }
     }
@@ -144,6 +159,17 @@ impl Environment {
     pub(crate) fn worker_name(&self) -> String {
         format!("worker-{}-{}", self.host, std::process::id())
     }
+}
+
+/// By which ways processes of one host talk; each has those below it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ways {
+    /// Shared memory.
+    Nearest,
+    /// Unix sockets.
+    Unix,
+    /// As with any other host.
+    Tcp,
 }
 
 /// A list of URLs with commas, each written out: `HOST:PORT` is taken for `SCHEME://HOST:PORT`.

@@ -25,7 +25,7 @@ pub(crate) async fn run(args: args::Ps, app: &App) -> Result<()> {
     if let Some(threads) = args.threads {
         options.threads = threads as usize;
     }
-    let ps = ps::Ps::with_stores(options, app.environment.stores.clone())?;
+    let ps = ps::Ps::with(options, app.environment.stores.clone(), app.environment.memory()?)?;
     let counting = ps.clone();
     app.board.show(move || counting.metrics().readings());
     metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;

@@ -29,7 +29,10 @@ pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
     app.board.show(move || counting.readings());
     metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;
     let dialer = app.dialer.clone().with(keys);
-    let connector = Connector::grpc(dialer.clone());
+    let connector = match app.environment.memory()? {
+        Some(memory) => Connector::near(dialer.clone(), memory, watched.metrics.clone()),
+        None => Connector::grpc(dialer.clone()),
+    };
     // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
     let _health = match &args.health_listen {
         Some(listen) => {

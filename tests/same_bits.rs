@@ -43,10 +43,10 @@ fn workers_ps_and_processes_do_not_change_the_model() {
 }
 
 #[test]
-fn embedded_tcp_and_unix_sockets_give_the_same_bits() {
+fn embedded_tcp_unix_sockets_and_shared_memory_give_the_same_bits() {
     let (reference, _) = run("2", "2", &[]);
-    let over_unix = |cluster: &Cluster, worker: usize| cluster.workers[worker].log().contains("Unix socket");
-    for sockets in [["tcp", "tcp"], ["nearest", "nearest"], ["nearest", "tcp"]] {
+    let said = |cluster: &Cluster, worker: usize, what| cluster.workers[worker].log().contains(what);
+    for sockets in [["tcp", "tcp"], ["unix", "unix"], ["nearest", "nearest"], ["nearest", "tcp"]] {
         let mut cluster = Cluster::start(2, 0);
         for sockets in sockets {
             let log = "info,worker=debug,proto=debug";
@@ -57,8 +57,10 @@ fn embedded_tcp_and_unix_sockets_give_the_same_bits() {
         assert!(output.status.success(), "{}", text(&output));
         assert!(model(&out) == reference, "{sockets:?}: other bits");
         for (worker, sockets) in sockets.iter().enumerate() {
-            let expected = *sockets == "nearest" && cfg!(target_os = "linux");
-            assert_eq!(over_unix(&cluster, worker), expected, "worker {worker} was told {sockets}");
+            let said = ["Unix socket", "by shared memory"].map(|what| said(&cluster, worker, what));
+            let expected =
+                [*sockets != "tcp", *sockets == "nearest"].map(|way| way && cfg!(target_os = "linux"));
+            assert_eq!(said, expected, "worker {worker} was told {sockets}");
         }
     }
 }

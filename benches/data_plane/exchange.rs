@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proto::channel::Listener;
+use proto::checkpoint::store::Stores;
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::memory::Memory;
 use proto::parameters::{Address, Target, Want};
 use proto::pb::PartitionAddress;
 use proto::placement::Layout;
@@ -62,9 +64,9 @@ impl Case {
     }
 
     /// A ps with one partition, empty.
-    pub(crate) fn partition(self) -> Ps {
+    pub(crate) fn partition(self, memory: Option<Memory>) -> Ps {
         let spec = self.spec();
-        let ps = Ps::new(ps::Options::default()).expect("valid options");
+        let ps = Ps::with(ps::Options::default(), Stores::default(), memory).expect("valid options");
         let address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
         let plan = spec.plan(1 << 40);
         ps.open(Opening { address, partitions: 1, tensors: self.tensors(), plan, spec, restore: None })
@@ -77,7 +79,12 @@ impl Case {
         let serving = async {
             let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
             println!("{}", listener.address()?);
-            ps::server::serve_on_threads(self.partition(), listener, CancellationToken::new()).await?;
+            ps::server::serve_on_threads(
+                self.partition(Memory::new().ok()),
+                listener,
+                CancellationToken::new(),
+            )
+            .await?;
             Ok::<_, Box<dyn std::error::Error>>(())
         };
         crate::runtime().block_on(serving).expect("the ps serves");

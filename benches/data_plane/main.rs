@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use exchange::{ADAM, Exchange, SUMS, TINY};
 use proto::channel::Dialer;
+use proto::memory::Memory;
 use proto::parameters::Parameters;
 use report::{Figure, Target as Goal, median};
 use requests::Requests;
@@ -130,14 +131,20 @@ fn copy(from: &[u8], to: &mut [u8], threads: usize) -> f64 {
 /// A model of 64 MiB.
 fn bulk(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
-    let (ps, nearby, mut raw) = (Served::start("serve-sums"), Served::start("serve-sums"), raw());
+    let [ps, nearby, sharing] = [(); 3].map(|()| Served::start("serve-sums"));
+    let mut raw = raw();
     let mut remote = Exchange::new(SUMS, &Connector::grpc(Dialer::tcp()), &ps.url(), &runtime);
     let mut unix = Exchange::new(SUMS, &Connector::grpc(Dialer::nearest()), &nearby.url(), &runtime);
-    let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition());
+    let connector = match Memory::new() {
+        Ok(memory) => Connector::near(Dialer::nearest(), memory, Arc::default()),
+        Err(_) => Connector::grpc(Dialer::nearest()),
+    };
+    let mut shared = Exchange::new(SUMS, &connector, &sharing.url(), &runtime);
+    let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition(None));
     let connector = Connector::new(move |_| Ok(embedded.clone()));
     let mut local = Exchange::new(SUMS, &connector, "http://embedded", &runtime);
     let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
-    let mut rows: [Vec<f64>; 9] = Default::default();
+    let mut rows: [Vec<f64>; 11] = Default::default();
     // The first round warms up.
     for round in 0..=rounds {
         let raw_pull = raw.0.pull().expect("raw TCP");
@@ -152,6 +159,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
             raw_push / push,
             raw_pull / unix.pull(&runtime),
             raw_push / unix.push(&runtime),
+            raw_pull / shared.pull(&runtime),
+            raw_push / shared.push(&runtime),
             raw_pull / local.pull(&runtime),
             memcpy / local.pull(&runtime),
             memcpy / local.push(&runtime),
@@ -160,7 +169,19 @@ fn bulk(rounds: usize) -> Vec<Figure> {
             rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
         }
     }
-    let [raw, memcpy, pull, push, unix_pull, unix_push, local_tcp, local_pull, local_push] = rows;
+    let [
+        raw,
+        memcpy,
+        pull,
+        push,
+        unix_pull,
+        unix_push,
+        shared_pull,
+        shared_push,
+        local_tcp,
+        local_pull,
+        local_push,
+    ] = rows;
     vec![
         Figure::new("raw TCP, 64 MiB from memory to memory", "GiB/s", raw, 0.0, None),
         Figure::new("memcpy, 64 MiB", "GiB/s", memcpy, 0.0, None),
@@ -168,6 +189,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
         Figure::new("push over gRPC/TCP, of raw TCP", "ratio", push, 1.0, Some(Goal::AtLeast(0.95))),
         Figure::new("pull over a Unix socket, of raw TCP", "ratio", unix_pull, 0.0, None),
         Figure::new("push over a Unix socket, of raw TCP", "ratio", unix_push, 0.0, None),
+        Figure::new("pull by shared memory, of raw TCP", "ratio", shared_pull, 0.0, Some(Goal::AtLeast(2.5))),
+        Figure::new("push by shared memory, of raw TCP", "ratio", shared_push, 0.0, Some(Goal::AtLeast(2.5))),
         Figure::new("pull embedded, of raw TCP", "ratio", local_tcp, 0.0, None),
         Figure::new("pull embedded, of memcpy", "ratio", local_pull, 1.0, None),
         Figure::new("push embedded, of memcpy", "ratio", local_push, 1.0, Some(Goal::AtLeast(0.9))),

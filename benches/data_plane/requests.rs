@@ -59,7 +59,11 @@ impl Service<http::Request<Body>> for Answers {
             let asked = Incoming::request(request.into_body()).message::<pb::Chunk>().await;
             let answer = |asked: Option<pb::Chunk>| {
                 let empty = asked.is_none_or(|asked| asked.values.is_empty());
-                std::iter::once(pb::Chunk { id: 0, values: if empty { Bytes::new() } else { bytes } })
+                std::iter::once(pb::Chunk {
+                    id: 0,
+                    values: if empty { Bytes::new() } else { bytes },
+                    region: None,
+                })
             };
             Ok(bulk::respond(asked.map(answer)))
         })
@@ -80,7 +84,7 @@ impl Requests {
     }
 
     async fn ask(&self) -> Result<usize, Status> {
-        let request = pb::Chunk { id: 0, values: self.request.clone() };
+        let request = pb::Chunk { id: 0, values: self.request.clone(), region: None };
         let mut replies = bulk::call(&self.channel, ASK, std::iter::once(request)).await?;
         let reply = replies.message::<pb::Chunk>().await?.unwrap_or_default();
         replies.message::<pb::Chunk>().await?;

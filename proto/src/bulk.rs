@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::{Body, Frame};
 use prost::Message;
 use tonic::Status;
@@ -91,13 +91,37 @@ unsafe impl BufMut for Pieces {
     }
 }
 
+/// What a body waits for after its last message, and the trailers that it then ends with; without any, a response ends without having
+/// said how the call went.
+pub type Until = Pin<Box<dyn Future<Output = Option<HeaderMap>> + Send>>;
+
+/// The trailers of a call that went like this.
+pub fn trailers(result: Result<(), &Status>) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    match result {
+        Ok(()) => drop(trailers.insert("grpc-status", HeaderValue::from_static("0"))),
+        Err(status) => drop(status.add_header(&mut trailers)),
+    }
+    trailers
+}
+
 /// The body of a request or a response: messages that are encoded as they are sent.
 struct Outgoing<I> {
     messages: I,
     pieces: Pieces,
+    /// There are no more messages.
     ended: bool,
-    /// Of a response: sent after the last message.
-    trailers: Option<HeaderMap>,
+    /// Each message goes out before the next one is made.
+    prompt: bool,
+    /// Something was handed out since others had their turn.
+    busy: bool,
+    until: Option<Until>,
+}
+
+impl<I> Outgoing<I> {
+    fn new(messages: I, prompt: bool, until: Option<Until>) -> Self {
+        Self { messages, pieces: Pieces::default(), ended: false, prompt, busy: false, until }
+    }
 }
 
 impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
@@ -106,26 +130,36 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
+        if this.prompt && std::mem::take(&mut this.busy) {
+            // Whoever writes to the socket may run in this thread.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         while this.pieces.done.is_empty() && !this.ended {
             match this.messages.next() {
                 Some(message) => this.pieces.add(&message),
                 None => this.ended = true,
             }
             // A message without a large payload waits for the next, so that they travel together.
-            if this.ended || this.pieces.tail.len() >= SHARED_BYTES_MIN {
+            if this.ended || this.prompt || this.pieces.tail.len() >= SHARED_BYTES_MIN {
                 this.pieces.cut();
             }
         }
-        let data = this.pieces.done.pop_front().map(Frame::data);
-        let frame = data.or_else(|| this.trailers.take().map(Frame::trailers));
-        Poll::Ready(frame.map(Ok))
+        if let Some(piece) = this.pieces.done.pop_front() {
+            this.busy = true;
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let Some(until) = &mut this.until else { return Poll::Ready(None) };
+        let trailers = std::task::ready!(until.as_mut().poll(cx));
+        this.until = None;
+        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended && self.pieces.done.is_empty() && self.trailers.is_none()
+        self.ended && self.pieces.done.is_empty() && self.until.is_none()
     }
 }
 
@@ -193,6 +227,9 @@ pub struct Incoming<B> {
     ended: bool,
     /// Whether it must end with trailers that say how the call went.
     response: bool,
+    /// What the server said at once, in place of messages.
+    refused: Option<Status>,
+    answered: bool,
 }
 
 impl<B> Incoming<B>
@@ -201,7 +238,13 @@ where
 {
     /// The messages of a request.
     pub fn request(body: B) -> Self {
-        Self { body, rope: Rope::default(), ended: false, response: false }
+        Self { body, rope: Rope::default(), ended: false, response: false, refused: None, answered: false }
+    }
+
+    /// Of a response: whether the server has said how the call went, be it well or not. Otherwise the connection broke, or it has
+    /// not ended.
+    pub const fn is_answered(&self) -> bool {
+        self.answered
     }
 
     /// The next one; `None` after the last.
@@ -209,6 +252,9 @@ where
     /// # Errors
     /// The connection broke, the messages are malformed, or (of a response) the call failed.
     pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        if let Some(status) = self.refused.take() {
+            return Err(status);
+        }
         let Some(bytes) = self.prefix().await? else { return Ok(None) };
         if !self.fill(bytes).await? {
             return Err(Status::internal(format!(
@@ -252,8 +298,9 @@ where
                     Err(frame) => {
                         self.ended = true;
                         if let Ok(trailers) = frame.into_trailers() {
-                            succeeded(&trailers)?;
                             self.response = false;
+                            self.answered = true;
+                            succeeded(&trailers)?;
                         }
                     }
                 },
@@ -282,7 +329,7 @@ fn succeeded(headers: &HeaderMap) -> Result<(), Status> {
 /// Calls `path` of the server behind `channel` with a stream of messages.
 ///
 /// # Errors
-/// There is no connection, or the server refused at once.
+/// There is no connection.
 pub async fn call<I>(
     channel: &Channel,
     path: &'static str,
@@ -291,7 +338,34 @@ pub async fn call<I>(
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
-    let body = Outgoing { messages, pieces: Pieces::default(), ended: false, trailers: None };
+    call_with(channel, path, Outgoing::new(messages, false, None)).await
+}
+
+/// The same with messages that tell of regions: each is sent as soon as it is made, and the request ends after `until`, when there is
+/// such a thing.
+///
+/// # Errors
+/// There is no connection.
+pub async fn call_until<I>(
+    channel: &Channel,
+    path: &'static str,
+    messages: I,
+    until: Option<Until>,
+) -> Result<Incoming<tonic::body::Body>, Status>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
+    call_with(channel, path, Outgoing::new(messages, true, until)).await
+}
+
+async fn call_with<I>(
+    channel: &Channel,
+    path: &'static str,
+    body: Outgoing<I>,
+) -> Result<Incoming<tonic::body::Body>, Status>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
     let mut request = Request::post(path)
         .version(http::Version::HTTP_2)
         .header("te", "trailers")
@@ -305,10 +379,10 @@ where
     if response.status() != http::StatusCode::OK {
         return Err(Status::unavailable(format!("the server answers HTTP status {}", response.status())));
     }
-    succeeded(response.headers())?;
-    let response_ended = response.headers().contains_key("grpc-status");
+    let refused = succeeded(response.headers()).err();
+    let answered = response.headers().contains_key("grpc-status");
     let body = response.into_body();
-    Ok(Incoming { body, rope: Rope::default(), ended: response_ended, response: !response_ended })
+    Ok(Incoming { body, rope: Rope::default(), ended: answered, response: !answered, refused, answered })
 }
 
 /// A response: a stream of messages, or why there is none.
@@ -316,13 +390,18 @@ pub fn respond<I>(messages: Result<I, Status>) -> Response<tonic::body::Body>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
-    let messages = match messages {
-        Ok(messages) => messages,
-        Err(status) => return status.into_http(),
-    };
-    let trailers =
-        HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
-    let body = Outgoing { messages, pieces: Pieces::default(), ended: false, trailers: Some(trailers) };
+    match messages {
+        Ok(messages) => respond_until(messages, Box::pin(std::future::ready(Some(trailers(Ok(())))))),
+        Err(status) => status.into_http(),
+    }
+}
+
+/// A response that ends, and says how the call went, after `until`.
+pub fn respond_until<I>(messages: I, until: Until) -> Response<tonic::body::Body>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
+    let body = Outgoing::new(messages, false, Some(until));
     let mut response = Response::new(tonic::body::Body::new(body));
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     response
@@ -361,13 +440,13 @@ mod tests {
         let chunk = |(id, &bytes): (usize, &usize)| pb::Chunk {
             id: id as u32,
             values: Bytes::from_iter((0..bytes).map(|at| (at * 31 + id) as u8)),
+            region: None,
         };
         pb::Chunks { chunks: payloads.iter().enumerate().map(chunk).collect() }
     }
 
     fn sent(messages: Vec<pb::Chunks>) -> Vec<Bytes> {
-        let (pieces, ended, trailers) = (Pieces::default(), false, None);
-        let mut body = Outgoing { messages: messages.into_iter(), pieces, ended, trailers };
+        let mut body = Outgoing::new(messages.into_iter(), false, None);
         let frame = || std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).now_or_never().flatten();
         std::iter::from_fn(frame).map(|frame| frame.unwrap().into_data().unwrap()).collect()
     }
@@ -447,10 +526,10 @@ mod tests {
     fn a_response_counts_only_when_it_says_so() {
         let outcome = |trailers: Option<&'static str>| {
             let mut frames = Frames::of(sent(vec![message(&[3])]));
-            let status = |code| HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), code)]);
+            let status = |code| HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), code)]);
             let trailers = trailers.map(|code| Frame::trailers(status(HeaderValue::from_static(code))));
             frames.0.extend(trailers);
-            let mut response = Incoming { body: frames, rope: Rope::default(), ended: false, response: true };
+            let mut response = Incoming { response: true, ..Incoming::request(frames) };
             let first = response.message::<pb::Chunks>().now_or_never().unwrap();
             assert_eq!(first.unwrap(), Some(message(&[3])));
             response.message::<pb::Chunks>().now_or_never().unwrap().map_err(|status| status.code())

@@ -12,6 +12,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -180,11 +181,14 @@ impl Dialer {
     pub fn channel(&self, url: &str, purpose: Purpose) -> Result<Channel, Failure> {
         let uri = self.check(url)?;
         let (dial, keys, to) = (self.dial.clone(), self.keys.clone(), uri.clone());
+        let near = Arc::new(AtomicBool::new(false));
+        let now_near = near.clone();
         let connector = tower::service_fn(move |_: Uri| {
             let dialing = dial(to.clone());
-            let (keys, to) = (keys.clone(), to.clone());
+            let (keys, to, near) = (keys.clone(), to.clone(), now_near.clone());
             async move {
                 let Dialed { io, within_host } = dialing.await?;
+                near.store(within_host, Ordering::Relaxed);
                 let io = if within_host { io } else { keys.secure(host(&to), io).await? };
                 io::Result::Ok(TokioIo::new(io))
             }
@@ -193,7 +197,7 @@ impl Dialer {
         let plain = format!("http://{}", uri.authority().map_or("", |authority| authority.as_str()));
         let plain: Uri = plain.parse().map_err(|_| malformed(url, self.keys.scheme()))?;
         let inner = endpoint(plain, purpose).connect_with_connector_lazy(connector);
-        Ok(Channel { inner, keys: self.keys.clone() })
+        Ok(Channel { inner, keys: self.keys.clone(), near })
     }
 
     fn check(&self, url: &str) -> Result<Uri, Failure> {
@@ -247,6 +251,14 @@ fn is_this_machine(host: &str) -> bool {
 pub struct Channel {
     inner: tonic::transport::Channel,
     keys: Keys,
+    near: Arc<AtomicBool>,
+}
+
+impl Channel {
+    /// Whether its newest connection is to a process of this host and this user; not before there is one.
+    pub fn is_within_host(&self) -> bool {
+        self.near.load(Ordering::Relaxed)
+    }
 }
 
 impl tower::Service<Request<Body>> for Channel {

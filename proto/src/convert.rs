@@ -6,6 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::channel::PAYLOAD_BYTES;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
@@ -212,6 +214,7 @@ impl From<(Address, Target)> for pb::PushHeader {
             era: address.era.get(),
             partition: address.partition.get(),
             target: Some(target),
+            attachment: Bytes::new(),
         }
     }
 }
@@ -242,6 +245,7 @@ impl From<Pull> for pb::PullRequest {
             partition: pull.address.partition.get(),
             want: Some(want),
             wait_ms: u32::try_from(pull.wait.as_millis()).unwrap_or(u32::MAX),
+            attachment: Bytes::new(),
         }
     }
 }
@@ -341,7 +345,7 @@ impl<'a> ChunkCheck<'a> {
     /// Another chunk belongs here, or this one has the wrong size.
     pub fn accept(&mut self, chunk: pb::Chunk) -> Result<Chunk> {
         let chunk = Chunk { id: ChunkId(chunk.id), values: chunk.values };
-        self.check(&chunk)?;
+        self.check(chunk.id, &chunk.values)?;
         Ok(chunk)
     }
 
@@ -349,20 +353,20 @@ impl<'a> ChunkCheck<'a> {
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
-    pub fn check(&mut self, chunk: &Chunk) -> Result<()> {
+    pub fn check(&mut self, chunk: ChunkId, values: &[u8]) -> Result<()> {
         let expected = self.layout.members(self.partition).get(self.next).copied();
-        if expected != Some(chunk.id) {
-            return Err(self.wrong(expected, chunk.id.to_string()));
+        if expected != Some(chunk) {
+            return Err(self.wrong(expected, chunk.to_string()));
         }
-        let expected_bytes = self.layout.chunk_bytes(chunk.id);
-        if chunk.values.len() != expected_bytes {
+        let expected_bytes = self.layout.chunk_bytes(chunk);
+        if values.len() != expected_bytes {
             return Err(Error::ChunkBytes {
                 what: self.what,
                 partition: self.partition.get(),
-                chunk: chunk.id.get(),
-                tensor: self.layout.tensor_of(chunk.id).name.clone(),
+                chunk: chunk.get(),
+                tensor: self.layout.tensor_of(chunk).name.clone(),
                 expected_bytes,
-                found_bytes: chunk.values.len(),
+                found_bytes: values.len(),
             });
         }
         self.next += 1;
@@ -388,6 +392,14 @@ impl<'a> ChunkCheck<'a> {
 
 /// Gathers chunks into messages of up to [`PAYLOAD_BYTES`] (a larger single chunk is a message of its own).
 pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb::Chunks> {
+    pack_as(chunks, |chunk| pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None })
+}
+
+/// The same with chunks that are sent as `encode` says, which is asked when their message is made.
+pub fn pack_as(
+    chunks: impl IntoIterator<Item = Chunk>,
+    mut encode: impl FnMut(Chunk) -> pb::Chunk,
+) -> impl Iterator<Item = pb::Chunks> {
     let mut chunks = chunks.into_iter().peekable();
     std::iter::from_fn(move || {
         let first = chunks.next()?;
@@ -397,14 +409,12 @@ pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb:
             bytes += next.values.len();
             message.push(next);
         }
-        let to_pb = |chunk: Chunk| pb::Chunk { id: chunk.id.get(), values: chunk.values };
-        Some(pb::Chunks { chunks: message.into_iter().map(to_pb).collect() })
+        Some(pb::Chunks { chunks: message.into_iter().map(&mut encode).collect() })
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use proptest::prelude::*;
 
     use super::*;

@@ -14,6 +14,7 @@ pub mod error;
 pub mod failover;
 pub mod health;
 pub mod ids;
+pub mod memory;
 pub mod metrics;
 pub mod optimizer;
 pub mod parameters;

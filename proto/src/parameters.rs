@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use crate::ids::{Era, JobId, PartitionId, Version};
+use bytes::Bytes;
+
+use crate::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use crate::status::Failure;
 use crate::tensor::Chunk;
 use crate::tree::StepNode;
@@ -102,8 +104,8 @@ pub struct Pulled {
     pub chunks: Vec<Chunk>,
 }
 
-/// Who gets the chunks of a pull, one after the other.
-pub type Take<'a> = dyn FnMut(Chunk) -> Result<(), Failure> + Send + 'a;
+/// Who gets the chunks of a pull, one after the other. The values may be another process's memory and are there only during the call.
+pub type Take<'a> = dyn FnMut(ChunkId, &[u8]) -> Result<(), Failure> + Send + 'a;
 
 /// A ps as a worker sees it.
 #[async_trait::async_trait]
@@ -122,14 +124,14 @@ pub trait Parameters: Send + Sync + 'static {
     /// when an exact version is no longer kept, which means that its steps are applied; and what `take` answers.
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure>;
 
-    /// The same, all chunks at once.
+    /// The same, copies of all chunks at once.
     ///
     /// # Errors
     /// As [`pull_into`](Self::pull_into).
     async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
         let mut chunks = Vec::new();
-        let mut take = |chunk| {
-            chunks.push(chunk);
+        let mut take = |id, values: &[u8]| {
+            chunks.push(Chunk { id, values: Bytes::copy_from_slice(values) });
             Ok(())
         };
         let version = self.pull_into(pull, &mut take).await?;

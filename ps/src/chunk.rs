@@ -11,11 +11,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use proto::memory::{Memory, REGION_BYTES_MIN, Region};
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
 use crate::optim::{self, Optimizer, Slot, Update, state};
@@ -25,48 +25,105 @@ use crate::optim::{self, Optimizer, Slot, Update, state};
 pub struct Pool(Arc<Free>);
 
 struct Free {
-    lists: Mutex<HashMap<(DType, usize), Vec<Values>>>,
+    lists: Mutex<HashMap<Kind, Vec<Block>>>,
     free_bytes: AtomicUsize,
     free_bytes_max: usize,
     allocated: AtomicUsize,
+    /// Where workers of this host read the weights.
+    memory: Option<Memory>,
+}
+
+/// What a buffer can be used for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    dtype: DType,
+    len: usize,
+    /// In memory that workers read.
+    shared: bool,
+}
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Use {
+    /// Weights, which workers read.
+    Weights,
+    /// Slots and sums, which nobody else does.
+    Own,
+}
+
+/// Memory for one chunk.
+#[derive(Debug)]
+enum Block {
+    Heap(Values),
+    Shared(Region),
+}
+
+impl Block {
+    fn new(kind: Kind, memory: Option<&Memory>) -> Self {
+        let Kind { dtype, len, shared } = kind;
+        let region = memory.filter(|_| shared).and_then(|memory| memory.take(len * dtype.size()));
+        region.map_or_else(|| Self::Heap(Values::zeros(dtype, len)), Self::Shared)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Heap(values) => values.bytes(),
+            Self::Shared(region) => region,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Heap(Values::F32(values)) => bytemuck::cast_slice_mut(values),
+            Self::Heap(Values::I64(values)) => bytemuck::cast_slice_mut(values),
+            Self::Shared(region) => region,
+        }
+    }
 }
 
 impl Pool {
-    /// An empty pool that keeps at most `free_bytes_max` for later; more is given back to the system.
-    pub fn new(free_bytes_max: usize) -> Self {
+    /// An empty pool that keeps at most `free_bytes_max` for later; more is given back to the system. Weights lie in `memory`, as far
+    /// as it has room.
+    pub fn new(free_bytes_max: usize, memory: Option<Memory>) -> Self {
         Self(Arc::new(Free {
             lists: Mutex::default(),
             free_bytes: AtomicUsize::new(0),
             free_bytes_max,
             allocated: AtomicUsize::new(0),
+            memory,
         }))
     }
 
     /// A buffer of `len` elements with any content: zeros, or what it held before.
-    pub fn take(&self, dtype: DType, len: usize) -> Buffer {
-        let recycled = self.0.lists().get_mut(&(dtype, len)).and_then(Vec::pop);
-        let values = match recycled {
-            Some(values) => {
-                self.0.free_bytes.fetch_sub(values.bytes().len(), Ordering::Relaxed);
-                values
+    pub fn take(&self, use_of: Use, dtype: DType, len: usize) -> Buffer {
+        let kind = self.kind(use_of, dtype, len);
+        let recycled = self.0.lists().get_mut(&kind).and_then(Vec::pop);
+        let block = match recycled {
+            Some(block) => {
+                self.0.free_bytes.fetch_sub(block.bytes().len(), Ordering::Relaxed);
+                block
             }
-            None => {
-                self.0.allocated.fetch_add(1, Ordering::Relaxed);
-                Values::zeros(dtype, len)
-            }
+            None => self.allocate(kind),
         };
-        Buffer { values, pool: self.0.clone() }
+        Buffer { kind, block: Some(block), pool: self.0.clone() }
     }
 
     /// Takes memory for a buffer that will be wanted: the system makes its pages now, which costs more than writing to them later.
-    pub fn reserve(&self, dtype: DType, len: usize) {
-        let mut values = Values::zeros(dtype, len);
-        match &mut values {
-            Values::F32(values) => values.fill(f32::MIN_POSITIVE),
-            Values::I64(values) => values.fill(1),
-        }
+    pub fn reserve(&self, use_of: Use, dtype: DType, len: usize) {
+        let kind = self.kind(use_of, dtype, len);
+        let mut block = self.allocate(kind);
+        block.bytes_mut().fill(1);
+        drop(Buffer { kind, block: Some(block), pool: self.0.clone() });
+    }
+
+    fn kind(&self, use_of: Use, dtype: DType, len: usize) -> Kind {
+        let large = len * dtype.size() >= REGION_BYTES_MIN;
+        Kind { dtype, len, shared: large && use_of == Use::Weights && self.0.memory.is_some() }
+    }
+
+    fn allocate(&self, kind: Kind) -> Block {
         self.0.allocated.fetch_add(1, Ordering::Relaxed);
-        drop(Buffer { values, pool: self.0.clone() });
+        Block::new(kind, self.0.memory.as_ref())
     }
 
     /// Buffers that were allocated because none was free.
@@ -76,7 +133,7 @@ impl Pool {
 }
 
 impl Free {
-    fn lists(&self) -> MutexGuard<'_, HashMap<(DType, usize), Vec<Values>>> {
+    fn lists(&self) -> MutexGuard<'_, HashMap<Kind, Vec<Block>>> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,7 +147,9 @@ impl fmt::Debug for Pool {
 
 /// Values of one chunk in memory of a [`Pool`].
 pub struct Buffer {
-    values: Values,
+    kind: Kind,
+    /// There until it is dropped.
+    block: Option<Block>,
     pool: Arc<Free>,
 }
 
@@ -105,31 +164,69 @@ impl Buffer {
         }
         Bytes::from_owner(View(self.clone()))
     }
+
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        self.kind.dtype
+    }
+
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        self.kind.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.kind.len == 0
+    }
+
+    /// The elements as the little-endian bytes that they are in memory.
+    pub fn bytes(&self) -> &[u8] {
+        self.block.as_ref().expect("not dropped").bytes()
+    }
+
+    /// The same for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.block.as_mut().expect("not dropped").bytes_mut()
+    }
+
+    /// The floats.
+    ///
+    /// # Panics
+    /// If they are integers.
+    pub fn floats(&self) -> &[f32] {
+        assert_eq!(self.dtype(), DType::F32, "taken as integers");
+        // Blocks lie on multiples of their element's size.
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// The same for writing.
+    ///
+    /// # Panics
+    /// If they are integers.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.dtype(), DType::F32, "taken as integers");
+        bytemuck::cast_slice_mut(self.bytes_mut())
+    }
+
+    /// Adds the values of another node: the sum, and for counters the maximum.
+    fn take_up(&mut self, bytes: &[u8]) {
+        match self.dtype() {
+            DType::F32 => add_assign(self.floats_mut(), bytes),
+            DType::I64 => max_assign(bytemuck::cast_slice_mut(self.bytes_mut()), bytes),
+        }
+    }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let values = std::mem::replace(&mut self.values, Values::F32(Vec::new()));
-        let bytes = values.bytes().len();
+        let Some(block) = self.block.take() else { return };
+        let bytes = block.bytes().len();
         if self.pool.free_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.pool.free_bytes_max {
             self.pool.free_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return;
         }
-        self.pool.lists().entry((values.dtype(), values.len())).or_default().push(values);
-    }
-}
-
-impl Deref for Buffer {
-    type Target = Values;
-
-    fn deref(&self) -> &Values {
-        &self.values
-    }
-}
-
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut Values {
-        &mut self.values
+        self.pool.lists().entry(self.kind).or_default().push(block);
     }
 }
 
@@ -154,12 +251,12 @@ impl Sum {
     /// # Panics
     /// If the lengths differ.
     pub fn of(left: &[u8], right: &[u8], dtype: DType, pool: &Pool) -> Self {
-        let mut sum = pool.take(dtype, left.len() / dtype.size());
-        match &mut *sum {
-            Values::F32(sum) => optim::sum::add(left, right, sum),
-            counters @ Values::I64(_) => {
-                counters.write_bytes(0, left);
-                take_up(counters, right);
+        let mut sum = pool.take(Use::Own, dtype, left.len() / dtype.size());
+        match dtype {
+            DType::F32 => optim::sum::add(left, right, sum.floats_mut()),
+            DType::I64 => {
+                sum.bytes_mut().copy_from_slice(left);
+                sum.take_up(right);
             }
         }
         Self::Merged(Arc::new(sum))
@@ -169,10 +266,10 @@ impl Sum {
     /// either's memory, as `left + right` and `right + left` are the same bits; memory that somebody else reads is left alone.
     pub fn merge(&mut self, mut right: Self, dtype: DType, pool: &Pool) {
         if let Some(left) = self.alone() {
-            return take_up(left, right.bytes());
+            return left.take_up(right.bytes());
         }
         if let Some(sum) = right.alone() {
-            take_up(sum, self.bytes());
+            sum.take_up(self.bytes());
             *self = right;
             return;
         }
@@ -180,10 +277,10 @@ impl Sum {
     }
 
     /// The values for writing, if nobody else has them.
-    fn alone(&mut self) -> Option<&mut Values> {
+    fn alone(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Received(_) => None,
-            Self::Merged(buffer) => Arc::get_mut(buffer).map(DerefMut::deref_mut),
+            Self::Merged(buffer) => Arc::get_mut(buffer),
         }
     }
 
@@ -218,13 +315,6 @@ impl Total {
     }
 }
 
-fn take_up(values: &mut Values, bytes: &[u8]) {
-    match values {
-        Values::F32(values) => add_assign(values, bytes),
-        Values::I64(values) => max_assign(values, bytes),
-    }
-}
-
 /// A chunk's role and the optimizer's slots beside it: `[slot][element]`.
 ///
 /// Slots change in place unless a checkpoint holds them: then the update writes what follows them into other memory, in the
@@ -240,8 +330,8 @@ impl Slots {
     pub fn new(role: Role, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
         let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
         let slot = |number| {
-            let mut slot = pool.take(DType::F32, len);
-            slot.as_f32_mut().expect("taken as floats").fill(optimizer.slot_initial(number));
+            let mut slot = pool.take(Use::Own, DType::F32, len);
+            slot.floats_mut().fill(optimizer.slot_initial(number));
             Arc::new(slot)
         };
         Self { role, values: (0..count).map(slot).collect() }
@@ -258,16 +348,16 @@ impl Slots {
     }
 
     /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content before does not matter.
-    pub fn advance(&mut self, step: &Advance<'_>, weights: &Values, total: Total, next: &mut Values) {
-        let mut copy = None;
-        match (self.role, weights, next) {
-            (Role::Parameter, Values::F32(weights), Values::F32(next)) => {
+    pub fn advance(&mut self, step: &Advance<'_>, weights: &Buffer, total: Total, next: &mut Buffer) {
+        match self.role {
+            Role::Parameter => {
                 let mut moved: Vec<_> =
                     self.values.iter_mut().map(|slot| room_beside(slot, step.pool)).collect();
                 let slots = self.values.iter_mut().zip(&mut moved).map(|(slot, moved)| match moved {
-                    Some(to) => Slot::Moved { from: floats_in(slot), to: floats_in_mut(to) },
-                    None => Slot::InPlace(floats_in_mut(Arc::get_mut(slot).expect("nobody else holds it"))),
+                    Some(to) => Slot::Moved { from: slot.floats(), to: to.floats_mut() },
+                    None => Slot::InPlace(Arc::get_mut(slot).expect("nobody else holds it").floats_mut()),
                 });
+                let (weights, next) = (weights.floats(), next.floats_mut());
                 match total {
                     Total::Sum(sum) => step.update.apply_bytes(weights, sum.bytes(), slots.collect(), next),
                     Total::Halves(left, right) => {
@@ -281,15 +371,13 @@ impl Slots {
                     }
                 }
             }
-            (Role::State, _, Values::F32(next)) => {
-                let sum = total.into_sum(DType::F32, step.pool);
-                state::mean(floats(sum.bytes(), &mut copy, step.pool), step.microbatches.into(), next);
+            Role::State => {
+                let (mut copy, sum) = (None, total.into_sum(DType::F32, step.pool));
+                let sums = floats(sum.bytes(), &mut copy, step.pool);
+                state::mean(sums, step.microbatches.into(), next.floats_mut());
             }
-            (Role::Counter, _, next @ Values::I64(_)) => {
-                next.write_bytes(0, total.into_sum(DType::I64, step.pool).bytes());
-            }
-            (role, weights, next) => {
-                panic!("a {role:?} of {:?} weights becomes {:?}", weights.dtype(), next.dtype())
+            Role::Counter => {
+                next.bytes_mut().copy_from_slice(total.into_sum(DType::I64, step.pool).bytes());
             }
         }
     }
@@ -298,15 +386,7 @@ impl Slots {
 /// Memory for what follows a slot, when somebody else holds it.
 fn room_beside(slot: &mut Arc<Buffer>, pool: &Pool) -> Option<Buffer> {
     let held = Arc::get_mut(slot).is_none();
-    held.then(|| pool.take(DType::F32, slot.len()))
-}
-
-fn floats_in(slot: &Buffer) -> &[f32] {
-    slot.as_f32().expect("slots are floats")
-}
-
-fn floats_in_mut(slot: &mut Buffer) -> &mut [f32] {
-    slot.as_f32_mut().expect("slots are floats")
+    held.then(|| pool.take(Use::Own, DType::F32, slot.len()))
 }
 
 /// One step as its chunks see it.
@@ -325,9 +405,9 @@ fn floats<'a>(bytes: &'a [u8], copy: &'a mut Option<Buffer>, pool: &Pool) -> &'a
     if let Ok(floats) = bytemuck::try_cast_slice(bytes) {
         return floats;
     }
-    let buffer = copy.insert(pool.take(DType::F32, bytes.len() / 4));
-    buffer.write_bytes(0, bytes);
-    buffer.as_f32().expect("taken as floats")
+    let buffer = copy.insert(pool.take(Use::Own, DType::F32, bytes.len() / 4));
+    buffer.bytes_mut().copy_from_slice(bytes);
+    buffer.floats()
 }
 
 #[cfg(test)]
@@ -340,6 +420,12 @@ mod tests {
         sum.bytes().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
     }
 
+    fn buffer_of(values: &[f32], pool: &Pool) -> Buffer {
+        let mut buffer = pool.take(Use::Own, DType::F32, values.len());
+        buffer.floats_mut().copy_from_slice(values);
+        buffer
+    }
+
     /// Bytes that begin `shift` bytes off alignment.
     fn received(values: &[f32], shift: usize) -> Sum {
         let mut raw = vec![0; shift];
@@ -349,30 +435,47 @@ mod tests {
 
     #[test]
     fn a_buffer_is_recycled_when_its_last_view_goes() {
-        let pool = Pool::new(1 << 20);
-        let buffer = Arc::new(pool.take(DType::F32, 8));
+        let pool = Pool::new(1 << 20, None);
+        let buffer = Arc::new(pool.take(Use::Own, DType::F32, 8));
         let address = buffer.bytes().as_ptr();
         let view = buffer.view();
         drop(buffer);
-        assert_ne!(pool.take(DType::F32, 8).bytes().as_ptr(), address, "it is still being read");
+        assert_ne!(pool.take(Use::Own, DType::F32, 8).bytes().as_ptr(), address, "it is still being read");
         drop(view);
-        let again = [pool.take(DType::F32, 8), pool.take(DType::F32, 8)];
+        let again = [pool.take(Use::Own, DType::F32, 8), pool.take(Use::Own, DType::F32, 8)];
         assert!(again.iter().any(|buffer| buffer.bytes().as_ptr() == address));
         assert_eq!(pool.allocated(), 2);
-        assert_ne!(pool.take(DType::F32, 9).len(), 8, "lengths do not mix");
+        assert_ne!(pool.take(Use::Own, DType::F32, 9).len(), 8, "lengths do not mix");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn weights_lie_in_memory_for_others_as_long_as_it_has_room() {
+        let memory = Memory::with_bytes(2 * REGION_BYTES_MIN).unwrap();
+        let pool = Pool::new(1 << 20, Some(memory.clone()));
+        let take = |use_of, bytes: usize| pool.take(use_of, DType::F32, bytes / 4);
+        let shared = |buffer: &Buffer| memory.find(buffer.bytes()).is_some();
+        let weights = [(); 3].map(|()| take(Use::Weights, REGION_BYTES_MIN));
+        assert_eq!(weights.each_ref().map(shared), [true, true, false], "two have room");
+        let others = [take(Use::Own, REGION_BYTES_MIN), take(Use::Weights, REGION_BYTES_MIN - 4)];
+        assert_eq!(others.each_ref().map(shared), [false; 2]);
+        drop(weights);
+        let allocated = pool.allocated();
+        drop([(); 3].map(|()| take(Use::Weights, REGION_BYTES_MIN)));
+        assert_eq!(pool.allocated(), allocated, "all were kept");
     }
 
     #[test]
     fn a_pool_keeps_no_more_than_it_may() {
-        let pool = Pool::new(100);
-        drop([pool.take(DType::F32, 20), pool.take(DType::F32, 20)]);
-        drop([pool.take(DType::F32, 20), pool.take(DType::F32, 20)]);
+        let pool = Pool::new(100, None);
+        drop([pool.take(Use::Own, DType::F32, 20), pool.take(Use::Own, DType::F32, 20)]);
+        drop([pool.take(Use::Own, DType::F32, 20), pool.take(Use::Own, DType::F32, 20)]);
         assert_eq!(pool.allocated(), 3, "one of 80 bytes was kept, the other was not");
     }
 
     #[test]
     fn sums_are_the_same_wherever_both_halves_come_from() {
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, None);
         let (a, b) = ([1.0, 1e8, -0.1], [0.3, 1.0, 1e-9]);
         let expected: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
         let zero = [-0.0; 3];
@@ -396,7 +499,7 @@ mod tests {
 
     #[test]
     fn a_sum_that_somebody_reads_is_left_alone() {
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, None);
         let held = Sum::of(received(&[1.0], 1).bytes(), received(&[2.0], 2).bytes(), DType::F32, &pool);
         let reader = held.clone();
         for (mut left, right) in [(held.clone(), received(&[4.0], 3)), (received(&[4.0], 3), held)] {
@@ -408,82 +511,78 @@ mod tests {
 
     #[test]
     fn unaligned_gradients_give_the_bits_of_aligned_ones_in_every_role() {
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, None);
         let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 3, pool: &pool };
-        let weights = Values::F32(vec![1.0, 2.0, 3.0]);
+        let weights = buffer_of(&[1.0, 2.0, 3.0], &pool);
         for role in [Role::Parameter, Role::State] {
             let next = [0, 1, 2, 3].map(|shift| {
                 let mut slots = Slots::new(role, 3, &optimizer, &pool);
-                let mut next = Values::F32(vec![f32::NAN; 3]);
+                let mut next = buffer_of(&[f32::NAN; 3], &pool);
                 slots.advance(&step, &weights, Total::Sum(received(&[0.5, -3.0, 41.0], shift)), &mut next);
-                next
+                next.floats().to_vec()
             });
             assert!(next.iter().all(|other| *other == next[0]), "{role:?}: {next:?}");
         }
-        let mut next = Values::I64(vec![0]);
-        let largest = Sum::Received(Bytes::from(17i64.to_le_bytes().to_vec()));
-        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(
-            &step,
-            &Values::I64(vec![5]),
-            Total::Sum(largest),
-            &mut next,
-        );
-        assert_eq!(next, Values::I64(vec![17]));
+        let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
+        let largest = 17i64.to_le_bytes();
+        let sum = Sum::Received(Bytes::copy_from_slice(&largest));
+        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, Total::Sum(sum), &mut next);
+        assert_eq!(next.bytes(), largest);
     }
 
     #[test]
     fn halves_give_the_bits_of_their_sum_in_every_role() {
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, None);
         let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 3, pool: &pool };
         let values = |seed: usize| -> Vec<f32> {
             (0..5000).map(|at| ((at * 7 + seed) % 1013) as f32 * 0.37 - 100.0).collect()
         };
-        let weights = Values::F32(values(1));
+        let weights = buffer_of(&values(1), &pool);
         for role in [Role::Parameter, Role::State] {
             let (left, right) = (received(&values(2), 1), received(&values(3), 2));
             let mut sum = left.clone();
             sum.merge(right.clone(), DType::F32, &pool);
             let next = [Total::Sum(sum), Total::Halves(left, right)].map(|total| {
                 let mut slots = Slots::new(role, 5000, &optimizer, &pool);
-                let mut next = Values::F32(vec![f32::NAN; 5000]);
+                let mut next = buffer_of(&[f32::NAN; 5000], &pool);
                 slots.advance(&step, &weights, total, &mut next);
-                let slots: Vec<Values> = slots.share().map(|slot| Values::clone(&slot)).collect();
-                (next, slots)
+                let slots: Vec<_> = slots.share().map(|slot| slot.floats().to_vec()).collect();
+                (next.floats().to_vec(), slots)
             });
             assert!(next[0] == next[1], "{role:?}");
         }
-        let largest = |value: i64| Sum::Received(Bytes::from(value.to_le_bytes().to_vec()));
-        let mut next = Values::I64(vec![0]);
+        let largest = |value: i64| Sum::Received(Bytes::copy_from_slice(&value.to_le_bytes()));
+        let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
         let halves = Total::Halves(largest(4), largest(17));
-        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &Values::I64(vec![5]), halves, &mut next);
-        assert_eq!(next, Values::I64(vec![17]));
+        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, halves, &mut next);
+        assert_eq!(next.bytes(), 17i64.to_le_bytes());
     }
 
     #[test]
     fn slots_that_somebody_holds_move_once_and_then_change_in_place() {
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, None);
         let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 1, pool: &pool };
-        let weights = Values::F32(vec![1.0, 2.0]);
-        let mut next = weights.clone();
+        let weights = buffer_of(&[1.0, 2.0], &pool);
+        let mut next = buffer_of(&[0.0; 2], &pool);
         let mut slots = Slots::new(Role::Parameter, 2, &optimizer, &pool);
         let mut alone = Slots::new(Role::Parameter, 2, &optimizer, &pool);
         slots.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         alone.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         let held: Vec<_> = slots.share().collect();
-        let before: Vec<Values> = held.iter().map(|slot| Values::clone(slot)).collect();
+        let before: Vec<_> = held.iter().map(|slot| slot.floats().to_vec()).collect();
         let allocated = pool.allocated();
         for _ in 0..3 {
             slots.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
             alone.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
         }
         assert!(
-            held.iter().zip(&before).all(|(held, before)| ***held == *before),
+            held.iter().zip(&before).all(|(held, before)| held.floats() == before),
             "a checkpoint's do not change"
         );
-        let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| **one == **other;
+        let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| one.floats() == other.floats();
         assert!(slots.share().zip(alone.share()).all(same), "holding them does not reach the values");
         // Other memory for each slot, once; gradients that are not aligned are read where they are.
         assert_eq!(pool.allocated(), allocated + 2);

@@ -181,6 +181,12 @@ pub enum Error {
         /// How long it took.
         waited: Duration,
     },
+    /// A push tells of regions of a memory that is not known here: this ps started after they were attached, or the worker left.
+    #[error("push to {place}: this ps does not read this worker's memory (any more); attach again")]
+    NotAttached {
+        /// Where.
+        place: Place,
+    },
     /// The connection that brings a push broke, or a message of it is too large.
     #[error("receiving a push: {0}")]
     Stream(#[from] Box<Status>),
@@ -272,9 +278,11 @@ impl Error {
             Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
             Self::Fenced { .. } => Kind::Fenced,
             Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
-            Self::EraAhead { .. } | Self::NoWeights { .. } | Self::PushTimedOut { .. } | Self::Stopping => {
-                Kind::Unavailable
-            }
+            Self::EraAhead { .. }
+            | Self::NoWeights { .. }
+            | Self::PushTimedOut { .. }
+            | Self::NotAttached { .. }
+            | Self::Stopping => Kind::Unavailable,
             Self::NotYet { .. } => Kind::NotYet,
             Self::Gone { .. } => Kind::Gone,
             Self::Options(_)

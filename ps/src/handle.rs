@@ -11,12 +11,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
 use proto::ids::{Era, JobId, PartitionId, Version};
+use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
 use proto::status::Failure;
 use proto::tensor::Chunk;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::attached::Attachments;
 use crate::checkpoint::{Reported, Reports, restore};
 use crate::checks;
 use crate::config::Options;
@@ -38,6 +40,9 @@ struct Inner {
     metrics: Arc<Metrics>,
     stores: Stores,
     reports: Reports,
+    /// Where the weights lie, for workers of this host; without it they are sent.
+    memory: Option<Memory>,
+    attachments: Attachments,
     /// Few and seldom changed: written by open and close, read by everything else.
     partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
     /// Process start of the master that this ps is registered with; 0 without one.
@@ -58,12 +63,22 @@ impl Ps {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_stores(options: Options, stores: Stores) -> Result<Self> {
+        Self::with(options, stores, None)
+    }
+
+    /// The same; its weights lie in `memory`, which workers of this host may read.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with(options: Options, stores: Stores, memory: Option<Memory>) -> Result<Self> {
         options.validate()?;
         Ok(Self(Arc::new(Inner {
             options,
             stores,
             metrics: Arc::default(),
             reports: Reports::default(),
+            memory,
+            attachments: Attachments::default(),
             partitions: RwLock::default(),
             master: AtomicU64::new(0),
         })))
@@ -72,6 +87,16 @@ impl Ps {
     /// What it was made with.
     pub fn options(&self) -> &Options {
         &self.0.options
+    }
+
+    /// The memory that workers of this host may read.
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        self.0.memory.as_ref()
+    }
+
+    /// The workers that may, and whose memory this ps reads.
+    pub(crate) fn attachments(&self) -> &Attachments {
+        &self.0.attachments
     }
 
     /// What it has counted.
@@ -121,8 +146,16 @@ impl Ps {
         if jobs.len() >= jobs_max && !jobs.contains(&job) {
             return Err(Error::JobsFull { job, jobs_max });
         }
-        let Inner { options, metrics, stores, reports, .. } = &*self.0;
-        let model = Model::new(opening, master, options, metrics.clone(), stores.clone(), reports.clone())?;
+        let Inner { options, metrics, stores, reports, memory, .. } = &*self.0;
+        let model = Model::new(
+            opening,
+            master,
+            options,
+            metrics.clone(),
+            stores.clone(),
+            reports.clone(),
+            memory.clone(),
+        )?;
         let model = Arc::new(model);
         checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
@@ -298,7 +331,7 @@ impl Parameters for Ps {
         let pushed = async {
             let admission = self.admit(push.address, push.target)?;
             let mut check = admission.check();
-            push.chunks.iter().try_for_each(|chunk| check.check(chunk))?;
+            push.chunks.iter().try_for_each(|chunk| check.check(chunk.id, &chunk.values))?;
             check.finish()?;
             // Nothing has to be waited for: what meets its sibling is added up by all threads at once.
             let arrived = Arrived::at_once(push.target, push.chunks);
@@ -307,12 +340,17 @@ impl Parameters for Ps {
         Ok(self.counted(pushed.await)?)
     }
 
-    #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let pulled = self.pull_from(pull).await;
-        let Pulled { version, chunks } = pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?;
-        chunks.into_iter().try_for_each(take)?;
+        let Pulled { version, chunks } = self.pull(pull).await?;
+        chunks.iter().try_for_each(|chunk| take(chunk.id, &chunk.values))?;
         Ok(version)
+    }
+
+    /// The weights themselves, no copies.
+    #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
+    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+        let pulled = self.pull_from(pull).await;
+        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
     }
 }
 
@@ -336,6 +374,11 @@ impl Admission {
     /// Checks the push's chunks as they come.
     pub(crate) fn check(&self) -> ChunkCheck<'_> {
         ChunkCheck::new("push to", self.model.layout(), self.model.opening().address.partition)
+    }
+
+    /// For chunks that lie in memory already: nothing is gained by adding them up one after the other.
+    pub(crate) fn kept(&self) -> Arriving {
+        Arriving::Here { model: self.model.clone(), arrived: Arrived::at_once(self.target, Vec::new()) }
     }
 
     /// For the chunks of the push, as they come.

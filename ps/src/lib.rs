@@ -9,6 +9,7 @@
 //! same process use it without a socket and without a copy.
 
 pub mod aggregator;
+mod attached;
 pub mod checkpoint;
 mod checks;
 pub mod chunk;

@@ -16,6 +16,7 @@ use std::time::Duration;
 use proto::checkpoint::manifest::oldest;
 use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
+use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Pulled, Pushed, Restore, Target, Want};
 use proto::placement::Layout;
 use proto::plan::Plan;
@@ -32,7 +33,7 @@ use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
 use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
-use crate::chunk::{Advance, Buffer, Pool, Slots, Sum, Total};
+use crate::chunk::{Advance, Buffer, Pool, Slots, Sum, Total, Use};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
@@ -173,6 +174,7 @@ impl Model {
         metrics: Arc<Metrics>,
         stores: Stores,
         reports: Reports,
+        memory: Option<Memory>,
     ) -> Result<Self> {
         let Address { job, partition, .. } = opening.address;
         let place = Place { job, partition };
@@ -232,7 +234,7 @@ impl Model {
             steps_in_progress_max: options.steps_in_progress_max,
             threads: parallel::threads_for(bytes, options.threads),
             // The next version, a few sums in progress, and what a checkpoint holds.
-            pool: Pool::new((4 + slots_saved) * bytes),
+            pool: Pool::new((4 + slots_saved) * bytes, memory),
             settled_after: newest + 2,
             metrics,
             state: Mutex::new(state),
@@ -341,16 +343,17 @@ impl Model {
         let chunk = |&id| {
             let tensor = self.layout.tensor_of(id);
             let slots = if tensor.role == Role::Parameter { slots } else { 0 };
-            (tensor.dtype(), self.layout.chunk(id).len, 1 + slots)
+            (tensor.dtype(), self.layout.chunk(id).len, slots)
         };
         let chunks: Vec<_> = members.map(chunk).collect();
         let (pool, ended) = (self.pool.clone(), self.ended.clone());
         runtime.spawn_blocking(move || {
-            for (dtype, len, count) in chunks {
+            for (dtype, len, slots) in chunks {
                 if ended.is_cancelled() {
                     return;
                 }
-                (0..count).for_each(|_| pool.reserve(dtype, len));
+                pool.reserve(Use::Weights, dtype, len);
+                (0..slots).for_each(|_| pool.reserve(Use::Own, dtype, len));
             }
         });
     }
@@ -505,8 +508,9 @@ impl Model {
         let weights: Weights = members()
             .zip(values)
             .map(|(&id, values)| {
-                let mut buffer = self.pool.take(self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
-                buffer.write_bytes(0, values.bytes());
+                let (dtype, len) = (self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
+                let mut buffer = self.pool.take(Use::Weights, dtype, len);
+                buffer.bytes_mut().copy_from_slice(values.bytes());
                 Arc::new(buffer)
             })
             .collect();
@@ -698,7 +702,7 @@ impl Model {
         let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next);
         // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
         parallel::for_each(self.threads, chunks, |(((slots, weights), total), next)| {
-            let mut buffer = self.pool.take(weights.dtype(), weights.len());
+            let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
             slots.advance(&advance, weights, total, &mut buffer);
             *next = Some(Arc::new(buffer));
         });

@@ -3,19 +3,25 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Request as HttpRequest, Response as HttpResponse};
+use bytes::Bytes;
+use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
 use proto::bulk::{self, Incoming, PULL, PUSH};
 use proto::channel::MESSAGE_BYTES_MAX;
-use proto::convert::{pack, required, tensors};
+use proto::convert::{pack_as, required, tensors};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::memory::Memory;
 use proto::parameters::{Address, Parameters, Pull, Pulled, Pushed, Target, Want};
 use proto::pb;
 use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
 use proto::pb::{pull_reply, push_request};
 use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+use proto::tensor::Chunk;
 use proto::timeline;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::Service as HttpService;
@@ -27,6 +33,9 @@ use tracing::{Instrument as _, Span};
 use crate::error::{Error, Result};
 use crate::handle::Ps;
 use crate::model::{Applied, Opening};
+
+/// Who has one reads something of a sender's memory.
+type Held = Arc<oneshot::Sender<()>>;
 
 /// The gRPC side of a ps.
 #[derive(Clone, Debug)]
@@ -41,26 +50,38 @@ impl Service {
         Self { ps, stopping }
     }
 
-    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
-    async fn receive(&self, mut stream: Incoming<Body>) -> Result<Pushed> {
+    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks. `held` is let go of when nothing
+    /// of the sender's memory is read any more.
+    async fn receive(&self, mut stream: Incoming<Body>, held: Held) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
         let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
-        let Some(push_request::Part::Header(header)) = first else { return Err(misplaced("header")) };
+        let Some(push_request::Part::Header(mut header)) = first else { return Err(misplaced("header")) };
+        let name = std::mem::take(&mut header.attachment);
         let (address, target) = header.try_into()?;
         record(address);
         if let Target::Node { node, .. } = target {
             Span::current().record("step", node.step.get());
         }
         let admission = self.ps.admit(address, target)?;
+        let attachment = self.ps.attachments().get(&name);
+        if attachment.is_none() && !name.is_empty() {
+            return Err(Error::NotAttached { place: admission.place() });
+        }
         let mut check = admission.check();
-        let mut arriving = admission.arriving();
+        let mut arriving = if attachment.is_some() { admission.kept() } else { admission.arriving() };
         let receiving = async {
             while let Some(message) = stream.message::<pb::PushRequest>().await? {
                 let Some(push_request::Part::Chunks(message)) = message.part else {
                     return Err(misplaced("chunks"));
                 };
-                for chunk in message.chunks {
+                for mut chunk in message.chunks {
+                    if let Some(region) = chunk.region {
+                        let attachment = attachment.as_ref();
+                        let attachment = attachment.ok_or(Error::NotAttached { place: admission.place() })?;
+                        chunk.values = attachment.share(region, held.clone())?;
+                        self.ps.metrics().push_bytes_shared.add(region.bytes);
+                    }
                     arriving.take(check.accept(chunk)?);
                 }
             }
@@ -75,17 +96,76 @@ impl Service {
         Ok(pushed)
     }
 
-    /// What a pull asks for, once it is there.
-    async fn send(&self, mut request: Incoming<Body>) -> Result<Pulled, Status> {
-        let request = request.message::<pb::PullRequest>().await?;
-        let pull = Pull::try_from(required("Parameters.Pull", "request", request)?)?;
+    /// How a push went; the call ends when nothing of the sender's memory is read any more. One that is still read when this ps stops
+    /// ends without a word.
+    fn acknowledge(&self, pushed: Result<Pushed>, released: oneshot::Receiver<()>) -> HttpResponse<Body> {
+        let (reply, result) = match pushed {
+            Ok(pushed) => (Some(pb::PushReply::from(pushed)), Ok(())),
+            Err(error) => (None, Err(Status::from(error))),
+        };
+        let stopping = self.stopping.clone();
+        let until = async move {
+            tokio::select! {
+                biased;
+                _ = released => Some(bulk::trailers(result.as_ref().copied())),
+                () = stopping.cancelled() => None,
+            }
+        };
+        bulk::respond_until(reply.into_iter(), Box::pin(until))
+    }
+
+    /// What a pull asks for, once it is there, and the response that brings it.
+    async fn send(&self, mut stream: Incoming<Body>) -> Result<HttpResponse<Body>, Status> {
+        let request = stream.message::<pb::PullRequest>().await?;
+        let mut request = required("Parameters.Pull", "request", request)?;
+        let name = std::mem::take(&mut request.attachment);
+        let pull = Pull::try_from(request)?;
         record(pull.address);
         let (Want::Exact(version) | Want::AtLeast(version)) = pull.want;
         Span::current().record("version", version.get());
-        tokio::select! {
+        let pulled = tokio::select! {
             biased;
-            pulled = self.ps.pull(pull) => Ok(pulled?),
-            () = self.stopping.cancelled() => Err(Error::Stopping.into()),
+            pulled = self.ps.pull(pull) => pulled?,
+            () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
+        };
+        match self.ps.memory().filter(|_| self.ps.attachments().get(&name).is_some()) {
+            Some(memory) => {
+                let until = self.hold(stream, pulled.chunks.clone());
+                Ok(bulk::respond_until(replies(pulled, self.tell(memory)), Box::pin(until)))
+            }
+            None => Ok(bulk::respond(Ok(replies(pulled, inline)))),
+        }
+    }
+
+    /// How a chunk is sent to a worker that reads this ps's memory: by telling where it lies.
+    fn tell(&self, memory: &Memory) -> impl FnMut(Chunk) -> pb::Chunk + Send + 'static {
+        let (ps, memory) = (self.ps.clone(), memory.clone());
+        move |chunk| match memory.find(&chunk.values) {
+            Some(region) => {
+                ps.metrics().pull_bytes_shared.add(region.bytes);
+                pb::Chunk { id: chunk.id.get(), values: Bytes::new(), region: Some(region) }
+            }
+            None => inline(chunk),
+        }
+    }
+
+    /// Keeps `chunks` as they are until the worker has read them, which the end of its request says. It may take as long as a push.
+    fn hold(
+        &self,
+        mut stream: Incoming<Body>,
+        chunks: Vec<Chunk>,
+    ) -> impl Future<Output = Option<HeaderMap>> + use<> {
+        let waited = self.ps.options().push_timeout;
+        async move {
+            let ended = tokio::time::timeout(waited, stream.message::<pb::PullRequest>()).await;
+            let late = |_| {
+                let message = format!("the weights were not read within {waited:?}; pull them again");
+                Err(Status::from(Failure::new(Kind::Unavailable, message)))
+            };
+            let ended = ended.unwrap_or_else(late).map(drop);
+            // What was read until now is what it was.
+            drop(chunks);
+            Some(bulk::trailers(ended.as_ref().copied()))
         }
     }
 }
@@ -109,11 +189,20 @@ macro_rules! served {
     }};
 }
 
+/// A chunk that is sent itself.
+fn inline(chunk: Chunk) -> pb::Chunk {
+    pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None }
+}
+
 /// What a pull answers, one after the other.
-fn replies(pulled: Pulled) -> impl Iterator<Item = pb::PullReply> + Send + Unpin + 'static {
+fn replies(
+    pulled: Pulled,
+    encode: impl FnMut(Chunk) -> pb::Chunk + Send + Unpin + 'static,
+) -> impl Iterator<Item = pb::PullReply> + Send + Unpin + 'static {
     let part = |part| pb::PullReply { part: Some(part) };
-    let header = pull_reply::Part::Header(pb::PullHeader { version: pulled.version.get() });
-    let chunks = pack(pulled.chunks).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
+    let (version, chunks) = (pulled.version.get(), pulled.chunks.len() as u64);
+    let header = pull_reply::Part::Header(pb::PullHeader { version, chunks });
+    let chunks = pack_as(pulled.chunks, encode).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
     std::iter::once(part(header)).chain(chunks)
 }
 
@@ -152,18 +241,18 @@ impl HttpService<HttpRequest<Body>> for Bulk {
             PUSH => {
                 let span = served!("push", step, request);
                 let pushing = async move {
-                    let pushed = service.receive(Incoming::request(request.into_body())).await;
-                    let reply =
-                        service.ps.counted(pushed).map(|pushed| std::iter::once(pb::PushReply::from(pushed)));
-                    Ok(bulk::respond(reply.map_err(Status::from)))
+                    let (held, released) = oneshot::channel();
+                    let stream = Incoming::request(request.into_body());
+                    let pushed = service.receive(stream, Arc::new(held)).await;
+                    Ok(service.acknowledge(service.ps.counted(pushed), released))
                 };
                 Box::pin(pushing.instrument(span))
             }
             PULL => {
                 let span = served!("pull", version, request);
                 let pulling = async move {
-                    let pulled = service.send(Incoming::request(request.into_body())).await;
-                    Ok(bulk::respond(pulled.map(replies)))
+                    let sent = service.send(Incoming::request(request.into_body())).await;
+                    Ok(sent.unwrap_or_else(Status::into_http))
                 };
                 Box::pin(pulling.instrument(span))
             }
@@ -194,6 +283,17 @@ impl pb::parameters_server::Parameters for Service {
 
     async fn pull(&self, _: Request<pb::PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         Err(Status::internal("a pull goes past tonic's codec"))
+    }
+
+    async fn attach(&self, request: Request<pb::AttachRequest>) -> Result<Response<pb::AttachReply>, Status> {
+        let name = request.into_inner().name;
+        let attached = match self.ps.memory() {
+            Some(memory) => self.ps.attachments().take_up(name, memory).await,
+            None => Err(std::io::ErrorKind::Unsupported.into()),
+        };
+        let attached =
+            attached.inspect_err(|error| tracing::debug!(%error, "a worker's memory stays unread")).is_ok();
+        Ok(Response::new(pb::AttachReply { attached }))
     }
 
     async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {

@@ -11,6 +11,7 @@ proto::metrics! {
     pull_nanos: seconds "ebb_worker_pull_seconds_total", "Time the computation waited for weights, whether transfer or barrier.";
     compute_nanos: seconds "ebb_worker_compute_seconds_total", "Time spent computing gradients and reducing them.";
     push_nanos: seconds "ebb_worker_push_seconds_total", "Time until pushes were acknowledged; several overlap.";
+    push_bytes_lost: gauge "ebb_worker_push_lost_bytes", "Shared memory that rests because a ps may still read it after its call broke.";
 }
 
 #[cfg(test)]

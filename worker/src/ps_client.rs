@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
-use proto::bulk::{self, PULL, PUSH};
-use proto::channel::{Channel, Dialer, Purpose};
-use proto::convert::{ChunkCheck, pack, required};
-use proto::ids::{ChunkId, Era, JobId, PartitionId, Version};
-use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Pushed, Take, Target, Want};
+use proto::channel::{Dialer, Purpose};
+use proto::convert::ChunkCheck;
+use proto::ids::{ChunkId, Era, JobId, PartitionId};
+use proto::memory::Memory;
+use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb;
 use proto::placement::Layout;
 use proto::retry::Retry;
@@ -18,6 +18,9 @@ use proto::tensor::{Chunk, Values};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::grpc_ps::GrpcPs;
+use crate::metrics::Metrics;
+use crate::near::Near;
 use crate::weights::{Spare, Weights};
 
 /// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
@@ -42,40 +45,15 @@ impl Connector {
 
     /// gRPC over bulk channels of `dialer`.
     pub fn grpc(dialer: Dialer) -> Self {
-        Self::new(move |url| Ok(Arc::new(GrpcPs(dialer.channel(url, Purpose::Bulk)?))))
-    }
-}
-
-/// A ps behind gRPC.
-struct GrpcPs(Channel);
-
-#[async_trait::async_trait]
-impl Parameters for GrpcPs {
-    async fn push(&self, push: Push) -> Result<Pushed, Failure> {
-        let part = |part| pb::PushRequest { part: Some(part) };
-        let header = part(pb::push_request::Part::Header((push.address, push.target).into()));
-        let chunks = pack(push.chunks).map(move |chunks| part(pb::push_request::Part::Chunks(chunks)));
-        let mut replies = bulk::call(&self.0, PUSH, std::iter::once(header).chain(chunks)).await?;
-        let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
-        // Its end says whether it is one.
-        replies.message::<pb::PushReply>().await?;
-        Ok(reply.try_into()?)
+        Self::new(move |url| Ok(Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, None))))
     }
 
-    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let request = std::iter::once(pb::PullRequest::from(pull));
-        let mut replies = bulk::call(&self.0, PULL, request).await?;
-        let mut version = None;
-        while let Some(reply) = replies.message::<pb::PullReply>().await? {
-            match required("PullReply", "part", reply.part)? {
-                pb::pull_reply::Part::Header(header) => version = Some(Version(header.version)),
-                pb::pull_reply::Part::Chunks(message) => {
-                    let chunk = |chunk: pb::Chunk| Chunk { id: ChunkId(chunk.id), values: chunk.values };
-                    message.chunks.into_iter().map(chunk).try_for_each(&mut *take)?;
-                }
-            }
-        }
-        Ok(required("PullReply", "header", version)?)
+    /// The same, and by `memory` to a ps of this host and this user, where `dialer` finds that it is one.
+    pub fn near(dialer: Dialer, memory: Memory, metrics: Arc<Metrics>) -> Self {
+        Self::new(move |url| {
+            let near = Near::new(memory.clone(), metrics.clone());
+            Ok(Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, Some(near))))
+        })
     }
 }
 
@@ -199,11 +177,11 @@ impl PsClient {
         values: &Mutex<Vec<Values>>,
     ) -> Result<(), Failure> {
         let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
-        let mut take = |chunk: Chunk| {
-            check.check(&chunk)?;
-            let place = self.layout.chunk(chunk.id);
+        let mut take = |id: ChunkId, bytes: &[u8]| {
+            check.check(id, bytes)?;
+            let place = self.layout.chunk(id);
             let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
-            values[place.tensor].write_bytes(place.offset, &chunk.values);
+            values[place.tensor].write_bytes(place.offset, bytes);
             Ok(())
         };
         partition.ps.pull_into(pull, &mut take).await?;

@@ -120,6 +120,10 @@ impl Parameters for Service {
         Ok(Response::new(pb::UnpinReply {}))
     }
 
+    async fn attach(&self, _: Request<pb::AttachRequest>) -> Result<Response<pb::AttachReply>, Status> {
+        Ok(Response::new(pb::AttachReply { attached: false }))
+    }
+
     async fn close(&self, request: Request<pb::CloseRequest>) -> Result<Response<pb::CloseReply>, Status> {
         let pb::CloseRequest { job } = request.into_inner();
         let mut accounts = self.0.lock().expect("unpoisoned");

@@ -88,7 +88,7 @@ const PROCESSES: Whose = Whose::Of(&[Role::Worker, Role::Ps]);
 const MASTERS: Whose = Whose::Of(&[Role::Master]);
 
 /// The table: the call as HTTP/2 names it, and whose it is.
-const TABLE: [(&str, Whose); 29] = [
+const TABLE: [(&str, Whose); 30] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
@@ -112,6 +112,7 @@ const TABLE: [(&str, Whose); 29] = [
     ("/ebbflow.v1.Parameters/Open", MASTERS),
     ("/ebbflow.v1.Parameters/Push", WORKERS),
     ("/ebbflow.v1.Parameters/Pull", WORKERS),
+    ("/ebbflow.v1.Parameters/Attach", WORKERS),
     ("/ebbflow.v1.Parameters/Ledger", MASTERS),
     ("/ebbflow.v1.Parameters/Save", MASTERS),
     ("/ebbflow.v1.Parameters/Unpin", MASTERS),

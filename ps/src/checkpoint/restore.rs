@@ -18,7 +18,7 @@ use proto::parameters::Restore;
 use proto::placement::Layout;
 use proto::tensor::Role;
 
-use crate::chunk::{Buffer, Slots};
+use crate::chunk::{Buffer, Slots, Use};
 use crate::model::{Model, Opening, Weights};
 
 /// Chunks that are read at once.
@@ -106,12 +106,13 @@ async fn load(model: &Model, folder: &Folder, manifest: &Manifest) -> Result<Res
                     let read = source.read(model.layout(), chunk, &sections).await?;
                     let (dtype, len) =
                         (model.layout().tensor_of(chunk).dtype(), model.layout().chunk(chunk).len);
-                    let buffer = |bytes: Bytes| {
-                        let mut buffer = model.pool().take(dtype, len);
-                        buffer.write_bytes(0, &bytes);
+                    let buffer = |(number, bytes): (usize, Bytes)| {
+                        let use_of = if number < versions.len() { Use::Weights } else { Use::Own };
+                        let mut buffer = model.pool().take(use_of, dtype, len);
+                        buffer.bytes_mut().copy_from_slice(&bytes);
                         Arc::new(buffer)
                     };
-                    Ok::<_, Error>((index, read.into_iter().map(buffer).collect::<Vec<_>>()))
+                    Ok::<_, Error>((index, read.into_iter().enumerate().map(buffer).collect::<Vec<_>>()))
                 }
             })
             .buffered(CHUNKS_AT_ONCE);

@@ -18,7 +18,7 @@ fn model(consistency: &str) -> Model {
     let address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
     let tensors = vec![TensorSpec::parameter("weight", [100]), TensorSpec::counter("count", [])];
     let opening = Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec, restore: None };
-    Model::new(opening, 0, &Options::default(), Arc::default(), Stores::default(), Reports::default())
+    Model::new(opening, 0, &Options::default(), Arc::default(), Stores::default(), Reports::default(), None)
         .unwrap()
 }
 

@@ -68,8 +68,11 @@ async fn a_message_beyond_the_limit_is_refused() {
     let served = Served::initialized(&job, options()).await;
     let push = job.push_step(PARTITION, Step(0));
     // All chunks are right, and in one message.
-    let chunks =
-        push.chunks.iter().map(|chunk| pb::Chunk { id: chunk.id.get(), values: chunk.values.clone() });
+    let chunks = push.chunks.iter().map(|chunk| pb::Chunk {
+        id: chunk.id.get(),
+        values: chunk.values.clone(),
+        region: None,
+    });
     let chunks = Part::Chunks(pb::Chunks { chunks: chunks.collect() });
     let header = Part::Header((push.address, push.target).into());
     let failure = served.client.push_parts(vec![header.clone(), chunks]).await.unwrap_err();
@@ -77,7 +80,8 @@ async fn a_message_beyond_the_limit_is_refused() {
     assert!(failure.message.contains("too large"), "{failure}");
     // One chunk that is larger than any.
     let values = Bytes::from(vec![0; 3 << 20]);
-    let large = Part::Chunks(pb::Chunks { chunks: vec![pb::Chunk { id: ChunkId(0).get(), values }] });
+    let large =
+        Part::Chunks(pb::Chunks { chunks: vec![pb::Chunk { id: ChunkId(0).get(), values, region: None }] });
     let failure = served.client.push_parts(vec![header, large]).await.unwrap_err();
     assert!(failure.message.contains("has 3145728 bytes, the layout says 1048576"), "{failure}");
     assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);

@@ -1,0 +1,195 @@
+//! Memory that other processes of this host read: weights and gradients between two of them without a socket.
+//!
+//! A process has one [`Memory`]: a file without a name, as large as the machine's memory and empty at first, of which pages exist only
+//! where a [`Region`] was taken. Another process of the same user that is [attached](attach) to it has mapped it for reading; to send
+//! it a region is to send where the region lies. Who may write when is agreed on in calls, not in the memory: there are no flags
+//! and no locks in it (ADR 17).
+//!
+//! Always true here:
+//!
+//! - Only its owner writes to a memory: others get a descriptor that cannot be written with.
+//! - It never shrinks, so reading it cannot fail, whatever becomes of its owner. What is given back reads as zeros.
+//! - A region belongs to one owner until it is dropped. Whoever told another process of it keeps it until that process has
+//!   said that it does not read any more, or is gone.
+#![expect(unsafe_code, reason = "memory from the system is reached by addresses")]
+
+pub mod attach;
+mod ranges;
+#[cfg(target_os = "linux")]
+mod system;
+#[cfg(not(target_os = "linux"))]
+#[path = "memory/elsewhere.rs"]
+mod system;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::pb;
+use ranges::Ranges;
+use system::Mapping;
+
+/// Values of fewer bytes are sent as bytes: a region is whole pages.
+pub const REGION_BYTES_MIN: usize = 4 << 10;
+
+/// This process's memory; clones are the same one.
+#[derive(Clone)]
+pub struct Memory(Arc<Owned>);
+
+struct Owned {
+    mapping: Mapping,
+    /// For others: it can only be read with.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody to give it to"))]
+    readable: File,
+    ranges: Mutex<Ranges>,
+}
+
+impl Memory {
+    /// As large as the memory of this machine. It takes none until there are regions.
+    ///
+    /// # Errors
+    /// The system has no such memory, or a limit forbids it.
+    pub fn new() -> io::Result<Self> {
+        Self::with_bytes(system::machine_bytes())
+    }
+
+    /// The same, so large that regions of `bytes` fit in.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_bytes(bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(system::page_bytes());
+        let (mapping, readable) = system::create(bytes)?;
+        Ok(Self(Arc::new(Owned { mapping, readable, ranges: Mutex::new(Ranges::new(bytes)) })))
+    }
+
+    /// A region of `bytes` zeros, on a page of its own. `None`: there is no room, or the machine has no memory; use some other one.
+    ///
+    /// # Panics
+    /// If `bytes` is 0.
+    pub fn take(&self, bytes: usize) -> Option<Region> {
+        let range = self.0.ranges().take(bytes.next_multiple_of(system::page_bytes()))?;
+        let region = Region { memory: self.0.clone(), range, bytes };
+        self.0.mapping.populate(&region.range).ok().map(|()| region)
+    }
+
+    /// Where `values` lie in this memory; `None` when they lie elsewhere.
+    pub fn find(&self, values: &[u8]) -> Option<pb::Region> {
+        let mapping = &self.0.mapping;
+        let offset = values.as_ptr().addr().checked_sub(mapping.base().addr().get())?;
+        let inside = offset + values.len() <= mapping.bytes() && !values.is_empty();
+        inside.then_some(pb::Region { offset: offset as u64, bytes: values.len() as u64 })
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Memory")
+    }
+}
+
+impl Owned {
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of a [`Memory`]; dropped, its pages go back to the system.
+pub struct Region {
+    memory: Arc<Owned>,
+    /// Whole pages.
+    range: Range<usize>,
+    bytes: usize,
+}
+
+impl Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: inside the mapping, initialized by the system, and this process reaches it only through this value.
+        unsafe {
+            let begin = self.memory.mapping.base().as_ptr().add(self.range.start);
+            std::slice::from_raw_parts(begin, self.bytes)
+        }
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for reading. Other processes cannot write to it; that they do not read meanwhile is agreed on in calls.
+        unsafe {
+            let begin = self.memory.mapping.base().as_ptr().add(self.range.start);
+            std::slice::from_raw_parts_mut(begin, self.bytes)
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.memory.mapping.remove(&self.range);
+        self.memory.ranges().give(self.range.clone());
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes)", self.bytes)
+    }
+}
+
+/// Another process's memory, as this one reads it.
+#[derive(Debug)]
+struct Theirs(Mapping);
+
+impl Theirs {
+    /// The bytes of a region.
+    ///
+    /// # Errors
+    /// It is not inside.
+    fn bytes(&self, region: pb::Region) -> Result<&[u8]> {
+        let pb::Region { offset, bytes } = region;
+        if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > self.0.bytes() as u64) {
+            let expected = format!("bytes of a memory of {}", self.0.bytes());
+            let found = format!("{bytes} from {offset} on");
+            return Err(Error::Field { message: "Chunk", field: "region", expected, found });
+        }
+        // SAFETY: inside the mapping, which lives as long as `self` and cannot shrink. The owner keeps what lies there until this process
+        // has said that it does not read any more. A reader that was stopped for so long that the owner gave it up may see other
+        // bytes: it copies them, and learns from the end of its call that the copy is worth nothing.
+        Ok(unsafe {
+            let begin = self.0.base().as_ptr().add(offset as usize);
+            std::slice::from_raw_parts(begin, bytes as usize)
+        })
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_lies_where_it_is_found_and_comes_back_empty() {
+        let memory = Memory::with_bytes(1 << 20).unwrap();
+        let mut one = memory.take(10_000).unwrap();
+        let two = memory.take(5).unwrap();
+        one.fill(7);
+        assert_eq!(memory.find(&one).unwrap().bytes, 10_000);
+        assert_eq!(memory.find(&one[100..300]).unwrap().offset, memory.find(&one).unwrap().offset + 100);
+        assert_eq!(memory.find(&[1, 2, 3]), None);
+        assert!(two.iter().all(|&byte| byte == 0));
+        drop((one, two));
+        assert!(memory.take(1 << 20).unwrap().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_full_memory_has_no_room_and_no_harm_is_done() {
+        let memory = Memory::with_bytes(1 << 16).unwrap();
+        let all = memory.take(1 << 16).unwrap();
+        assert!(memory.take(1).is_none());
+        drop(all);
+        assert!(memory.take(1).is_some());
+    }
+}

@@ -1,0 +1,145 @@
+//! What the system is asked for: a file in memory, its mapping here, its descriptor for others.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+/// A whole file in memory, mapped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: an address range that belongs to nobody else in this process; who may read or write which part of it is its owner's business.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: impl AsFd, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: the system chooses a range that nothing of this process lies in.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) }?;
+        // Best effort: a dump of this process without it is as good, and much smaller.
+        // SAFETY: the range was mapped just now; its content stays.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
+    }
+
+    /// Where it begins.
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// How long it is.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Has the system make the pages of `range`, whole ones. Without it, a system without memory would end the process at a write.
+    pub(super) fn populate(&self, range: &Range<usize>) -> io::Result<()> {
+        assert!(range.end <= self.bytes, "{range:?} is beyond {} bytes", self.bytes);
+        // SAFETY: of the mapping; the content stays.
+        let populated = unsafe {
+            rustix::mm::madvise(
+                self.base.as_ptr().add(range.start).cast(),
+                range.len(),
+                Advice::LinuxPopulateWrite,
+            )
+        };
+        Ok(populated?)
+    }
+
+    /// Gives the pages of `range`, whole ones, back to the system: from now on they read as zeros.
+    pub(super) fn remove(&self, range: &Range<usize>) {
+        assert!(range.end <= self.bytes, "{range:?} is beyond {} bytes", self.bytes);
+        let begin = self.base.as_ptr().wrapping_add(range.start).cast();
+        // Best effort: they would be used again as they are.
+        // SAFETY: of the mapping; the caller has no reference into the range.
+        let _ = unsafe { rustix::mm::madvise(begin, range.len(), Advice::LinuxRemove) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and no reference into it outlives its owner.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Bytes that a region is a multiple of.
+pub(super) fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// Bytes of memory that this machine has.
+pub(super) fn machine_bytes() -> usize {
+    let system = rustix::system::sysinfo();
+    usize::try_from(system.totalram).unwrap_or(usize::MAX).saturating_mul(system.mem_unit as usize)
+}
+
+/// 16 random bytes.
+pub(super) fn random() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+/// A file in memory whose size is fixed, mapped for writing, and a descriptor that others can only read with. It has no pages yet.
+pub(super) fn create(bytes: usize) -> io::Result<(Mapping, File)> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < bytes as u64) {
+        // The system would end the process.
+        return Err(io::Error::other("files may not be that large (ulimit -f)"));
+    }
+    let file = rustix::fs::memfd_create("ebbflow", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
+    // What was mapped can be read for as long as it is mapped, whatever its owner does.
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let readable = OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    Ok((Mapping::new(&file, bytes, ProtFlags::READ | ProtFlags::WRITE)?, readable))
+}
+
+/// Maps what somebody else created, for reading.
+pub(super) fn open(file: OwnedFd) -> io::Result<Mapping> {
+    let file = File::from(file);
+    if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+        return Err(io::Error::other("a file that could shrink is no memory to read from"));
+    }
+    let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    Mapping::new(&file, bytes, ProtFlags::READ)
+}
+
+/// Sends a descriptor over a Unix socket.
+pub(super) fn send(socket: impl AsFd, file: impl AsFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    rustix::net::sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a descriptor.
+pub(super) fn receive(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    files.next().ok_or_else(|| io::Error::other("a message without a descriptor"))
+}

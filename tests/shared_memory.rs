@@ -1,0 +1,366 @@
+//! Weights and gradients by shared memory: a worker's client and a ps, each with a memory and a thread of its own.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proto::bulk::{self, PULL, PUSH};
+use proto::channel::{Channel, Dialer, Listener, Purpose};
+use proto::checkpoint::store::Stores;
+use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
+use proto::memory::Memory;
+use proto::memory::attach::{Attachment, Offer};
+use proto::parameters::{Address, Outcome, Parameters as _, Pull, Target, Want};
+use proto::pb;
+use proto::pb::PartitionAddress;
+use proto::pb::parameters_client::ParametersClient;
+use proto::pb::push_request::Part;
+use proto::placement::Layout;
+use proto::spec::JobSpec;
+use proto::status::{Failure, Kind};
+use proto::tensor::{TensorSpec, Values};
+use proto::tree::{Node, StepNode};
+use ps::{Opening, Options, Ps};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use worker::Metrics;
+use worker::ps_client::{Connector, PsClient};
+use worker::weights::Weights;
+
+const JOB: JobId = JobId(1);
+const ADDRESS: Address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
+/// M of every step.
+const OF: u32 = 4;
+/// Two chunks, and three values that are too few for a region.
+const LENS: [usize; 2] = [300_000, 3];
+
+fn spec() -> JobSpec {
+    let text = format!(
+        r#"{{
+            "name": "test", "epochs": 1, "model": {{ "builtin": "linear" }},
+            "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
+            "batch": {{ "micro": 1, "effective": {OF} }},
+            "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }}
+        }}"#
+    );
+    JobSpec::from_json(&text).unwrap()
+}
+
+fn tensors() -> Vec<TensorSpec> {
+    ["weight", "bias"].into_iter().zip(LENS).map(|(name, len)| TensorSpec::parameter(name, [len])).collect()
+}
+
+/// Values of all tensors that differ from element to element, and by `seed`.
+fn values(seed: u32) -> Vec<Values> {
+    let value =
+        |at: usize| ((at as u32).wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40_503)) as f32 / 1e9;
+    LENS.into_iter().map(|len| Values::F32((0..len).map(value).collect())).collect()
+}
+
+fn leaf(step: u64, index: u32) -> Target {
+    Target::Node { node: StepNode { step: Step(step), node: Node::leaf(index), of: OF }, samples: 1 }
+}
+
+/// A ps with one partition, which serves in a thread of its own until it is dropped.
+struct Served {
+    ps: Ps,
+    url: String,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    fn new(memory: Option<Memory>) -> Self {
+        Self::with(memory, Options::default())
+    }
+
+    fn with(memory: Option<Memory>, options: Options) -> Self {
+        let ps = Ps::with(options, Stores::default(), memory).unwrap();
+        let spec = spec();
+        let plan = spec.plan(1 << 20);
+        ps.open(Opening { address: ADDRESS, partitions: 1, tensors: tensors(), plan, spec, restore: None })
+            .unwrap();
+        let stop = CancellationToken::new();
+        let (served, stopping) = (ps.clone(), stop.clone());
+        let (address_tx, address) = std::sync::mpsc::channel();
+        let serving = async move {
+            let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let listener = Listener::beside(tcp).unwrap();
+            address_tx.send(listener.address().unwrap()).unwrap();
+            let serving = ps::server::serve(served, listener.accept().unwrap(), CancellationToken::new());
+            // Connections are cut as when the process dies.
+            stopping.run_until_cancelled(serving).await;
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let thread = Some(std::thread::spawn(move || runtime.block_on(serving)));
+        Self { ps, url: format!("http://{}", address.recv().unwrap()), stop, thread }
+    }
+
+    fn channel(&self) -> Channel {
+        Dialer::nearest().channel(&self.url, Purpose::Bulk).unwrap()
+    }
+
+    fn client(&self, connector: &Connector) -> PsClient {
+        let layout = Arc::new(Layout::new(tensors(), 1).unwrap());
+        let address = PartitionAddress { ps: "ps".to_owned(), url: self.url.clone() };
+        PsClient::new(connector, JOB, layout, &[address], spec().limits, 1).unwrap()
+    }
+
+    /// Bytes that were pushed and pulled without a socket.
+    fn shared(&self) -> [bool; 2] {
+        let metrics = self.ps.metrics();
+        [&metrics.push_bytes_shared, &metrics.pull_bytes_shared].map(|bytes| bytes.get() > 0)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn memory() -> Memory {
+    Memory::with_bytes(1 << 28).unwrap()
+}
+
+fn near(memory: Memory) -> (Connector, Arc<Metrics>) {
+    let metrics = Arc::<Metrics>::default();
+    (Connector::near(Dialer::nearest(), memory, metrics.clone()), metrics)
+}
+
+/// Waits for a state.
+async fn until(mut reached: impl FnMut() -> bool) {
+    while !reached() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Pushes version 0 and `steps` steps, each as four leaves of which two pairs wait for each other; answers the last weights.
+async fn train(client: &PsClient, steps: u64) -> Weights {
+    client.push(Target::Initial, values(0)).await.unwrap();
+    for step in 0..steps {
+        client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();
+        for index in [2, 0, 3, 1] {
+            let seed = 1 + 7 * step as u32 + index;
+            assert_eq!(client.push(leaf(step, index), values(seed)).await.unwrap(), Outcome::Merged);
+        }
+    }
+    client.pull(Want::Exact(Version(steps))).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn every_way_gives_the_same_bits() {
+    let reference = train(&Served::new(None).client(&Connector::grpc(Dialer::tcp())), 5).await;
+    let small = Memory::with_bytes(8 << 10).unwrap();
+    for (what, ps, worker, shared) in [
+        ("shared memory", Some(memory()), Some(memory()), [true; 2]),
+        ("a ps without", None, Some(memory()), [false; 2]),
+        ("a worker without", Some(memory()), None, [false; 2]),
+        ("a ps whose memory is full", Some(small.clone()), Some(memory()), [true, false]),
+        ("a worker whose memory is full", Some(memory()), Some(small), [false, true]),
+    ] {
+        let served = Served::new(ps);
+        let connector = worker.map_or_else(|| Connector::grpc(Dialer::nearest()), |memory| near(memory).0);
+        let trained = train(&served.client(&connector), 5).await;
+        assert!(*trained == *reference, "{what}: other bits");
+        assert_eq!(served.shared(), shared, "{what}: pushes and pulls by shared memory");
+    }
+}
+
+/// A worker by hand.
+async fn attached(served: &Served, memory: &Memory) -> (Channel, Attachment) {
+    let channel = served.channel();
+    let offer = Offer::new(memory).unwrap();
+    let request = pb::AttachRequest { name: offer.name() };
+    let mut client = ParametersClient::new(channel.clone());
+    let (reply, attachment) = tokio::join!(client.attach(request), offer.taken());
+    assert!(reply.unwrap().into_inner().attached);
+    (channel, attachment.unwrap())
+}
+
+fn first_of(target: Target, attachment: Bytes) -> pb::PushRequest {
+    let mut header = pb::PushHeader::from((ADDRESS, target));
+    header.attachment = attachment;
+    pb::PushRequest { part: Some(Part::Header(header)) }
+}
+
+async fn push_regions(channel: &Channel, attachment: Bytes, regions: &[Option<pb::Region>]) -> Failure {
+    let chunk = |(id, region): (usize, &Option<pb::Region>)| pb::Chunk {
+        id: id as u32,
+        values: Bytes::new(),
+        region: *region,
+    };
+    let chunks = pb::Chunks { chunks: regions.iter().enumerate().map(chunk).collect() };
+    let messages =
+        vec![first_of(leaf(0, 0), attachment), pb::PushRequest { part: Some(Part::Chunks(chunks)) }];
+    let mut replies = bulk::call(channel, PUSH, messages.into_iter()).await.unwrap();
+    replies.message::<pb::PushReply>().await.unwrap_err().into()
+}
+
+#[tokio::test]
+async fn regions_that_are_none_are_refused_and_change_nothing() {
+    let (served, memory) = (Served::new(Some(memory())), memory());
+    served.client(&Connector::grpc(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
+    let (channel, attachment) = attached(&served, &memory).await;
+    let name = attachment.name();
+    let good = Some(pb::Region { offset: 0, bytes: 1 << 20 });
+    for (bad, says) in [
+        (pb::Region { offset: 1 << 28, bytes: 1 << 20 }, "region"),
+        (pb::Region { offset: u64::MAX, bytes: 1 << 20 }, "region"),
+        (pb::Region { offset: 0, bytes: 0 }, "region"),
+        (pb::Region { offset: 0, bytes: 1 << 10 }, "1024"),
+    ] {
+        for regions in [vec![Some(bad)], vec![good, Some(bad)]] {
+            let failure = push_regions(&channel, name.clone(), &regions).await;
+            assert!(failure.kind == Kind::Malformed && failure.message.contains(says), "{bad:?}: {failure}");
+        }
+    }
+    for unknown in [Bytes::new(), Bytes::from_static(&[7; 16])] {
+        let failure = push_regions(&channel, unknown, &[good]).await;
+        assert!(failure.kind == Kind::Unavailable && failure.message.contains("attach again"), "{failure}");
+    }
+    let applied = &served.ps.ledger(JOB).unwrap()[0];
+    assert!(applied.version == Some(Version(0)) && applied.ledger.duplicates_dropped() == 0);
+    // The pushes that were refused left nothing behind.
+    assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+}
+
+#[tokio::test]
+async fn a_push_stays_as_it_is_until_its_sibling_has_come() {
+    let (served, memory) = (Served::new(Some(memory())), memory());
+    let (connector, metrics) = near(memory.clone());
+    let client = served.client(&connector);
+    client.push(Target::Initial, values(0)).await.unwrap();
+    client.push(leaf(0, 0), values(1)).await.unwrap();
+    // Its bits depend on the first push, of which nothing was copied on the way.
+    for index in 1..OF {
+        client.push(leaf(0, index), values(1 + index)).await.unwrap();
+    }
+    let trained = client.pull(Want::Exact(Version(1))).await.unwrap().unwrap();
+    let other = Served::new(None);
+    let reference = other.client(&Connector::grpc(Dialer::tcp()));
+    reference.push(Target::Initial, values(0)).await.unwrap();
+    for index in 0..OF {
+        reference.push(leaf(0, index), values(1 + index)).await.unwrap();
+    }
+    assert!(*trained == *reference.pull(Want::Exact(Version(1))).await.unwrap().unwrap());
+    assert_eq!(metrics.push_bytes_lost.get(), 0);
+}
+
+#[tokio::test]
+async fn what_a_dead_ps_was_told_of_rests_until_it_is_gone() {
+    let served = Served::new(Some(memory()));
+    let (connector, metrics) = near(memory());
+    let client = served.client(&connector);
+    client.push(Target::Initial, values(0)).await.unwrap();
+    client.pull(Want::Exact(Version(0))).await.unwrap().unwrap();
+    client.push(leaf(0, 0), values(1)).await.unwrap();
+    assert_eq!(served.shared(), [true; 2]);
+    let ps = served.ps.clone();
+    // The connections are cut while the first half of a sum is held: the ps could still read it.
+    drop(served);
+    until(|| metrics.push_bytes_lost.get() == 1_200_000).await;
+    let pull = client.pull(Want::Exact(Version(0)));
+    assert!(tokio::time::timeout(Duration::from_millis(200), pull).await.is_err(), "nobody is there");
+    assert_eq!(metrics.push_bytes_lost.get(), 1_200_000, "it is still held");
+    drop(ps);
+    until(|| metrics.push_bytes_lost.get() == 0).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_reads_for_too_long_pulls_again() {
+    let options = Options { push_timeout: Duration::from_millis(100), ..Options::default() };
+    let (served, memory) = (Served::with(Some(memory()), options), memory());
+    let client = served.client(&Connector::grpc(Dialer::tcp()));
+    client.push(Target::Initial, values(0)).await.unwrap();
+    let (channel, attachment) = attached(&served, &memory).await;
+    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::from_secs(9) };
+    let mut request = pb::PullRequest::from(pull);
+    request.attachment = attachment.name().clone();
+    let (_reading, never) = oneshot::channel::<()>();
+    let never = Box::pin(async move {
+        let _ = never.await;
+        None
+    });
+    let mut replies = bulk::call_until(&channel, PULL, std::iter::once(request), Some(never)).await.unwrap();
+    let mut regions = Vec::new();
+    let end = loop {
+        match replies.message::<pb::PullReply>().await {
+            Ok(Some(pb::PullReply { part: Some(pb::pull_reply::Part::Chunks(message)) })) => {
+                regions.extend(message.chunks.into_iter().filter_map(|chunk| chunk.region));
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended well while the worker reads"),
+            Err(status) => break Failure::from(status),
+        }
+    };
+    assert!(end.kind == Kind::Unavailable && end.message.contains("not read within"), "{end}");
+    assert_eq!(regions.len(), 2, "three values are not worth a region");
+    let before = attachment.read(regions[0]).unwrap().to_vec();
+    assert_eq!(before, values(0)[0].bytes()[..1 << 20]);
+    // Versions come and go; the buffers of the first are written to, which the worker was told in time.
+    for step in 0..4 {
+        for index in 0..OF {
+            client.push(leaf(step, index), values(9 + index)).await.unwrap();
+        }
+    }
+    assert_ne!(attachment.read(regions[0]).unwrap(), before, "it is still held");
+}
+
+#[tokio::test]
+async fn a_version_is_held_as_long_as_it_is_read() {
+    let (served, memory) = (Served::new(Some(memory())), memory());
+    let trainer = served.client(&Connector::grpc(Dialer::tcp()));
+    trainer.push(Target::Initial, values(0)).await.unwrap();
+    let (channel, attachment) = attached(&served, &memory).await;
+    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::from_secs(9) };
+    let mut request = pb::PullRequest::from(pull);
+    request.attachment = attachment.name().clone();
+    let (reading, read) = oneshot::channel::<()>();
+    let read = Box::pin(async move {
+        let _ = read.await;
+        None
+    });
+    let mut replies = bulk::call_until(&channel, PULL, std::iter::once(request), Some(read)).await.unwrap();
+    let mut regions = Vec::new();
+    while regions.len() < 2 {
+        let reply = replies.message::<pb::PullReply>().await.unwrap().unwrap();
+        if let Some(pb::pull_reply::Part::Chunks(message)) = reply.part {
+            regions.extend(message.chunks.into_iter().filter_map(|chunk| chunk.region));
+        }
+    }
+    for step in 0..4 {
+        for index in 0..OF {
+            trainer.push(leaf(step, index), values(9 + index)).await.unwrap();
+        }
+    }
+    let read = attachment.read(regions[0]).unwrap().to_vec();
+    drop(reading);
+    while replies.message::<pb::PullReply>().await.unwrap().is_some() {}
+    assert_eq!(read, values(0)[0].bytes()[..1 << 20], "the ends says that it is good, and it is");
+}
+
+#[tokio::test]
+async fn a_ps_of_the_same_process_is_read_where_it_lies() {
+    let served = Served::new(Some(memory()));
+    served.ps.push(initial()).await.unwrap();
+    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::ZERO };
+    let pulled = served.ps.pull(pull).await.unwrap();
+    assert_eq!(pulled.chunks[0].values, values(0)[0].bytes()[..1 << 20]);
+}
+
+fn initial() -> proto::parameters::Push {
+    let layout = Layout::new(tensors(), 1).unwrap();
+    let values = values(0);
+    let chunk = |&id: &ChunkId| {
+        let chunk = layout.chunk(id);
+        let bytes = &values[chunk.tensor].bytes()[chunk.offset * 4..(chunk.offset + chunk.len) * 4];
+        proto::tensor::Chunk { id, values: Bytes::copy_from_slice(bytes) }
+    };
+    let chunks = layout.members(PartitionId(0)).iter().map(chunk).collect();
+    proto::parameters::Push { address: ADDRESS, target: Target::Initial, chunks }
+}

@@ -1,0 +1,215 @@
+//! Memory between this worker and a ps of the same host.
+//!
+//! Always true here: a region that a ps was told of is written to again only when the ps has ended that call, which it does when it
+//! does not read it any more. When the call breaks instead, the region is *lost*: it rests until the ps has let go of this worker's
+//! memory altogether, or is gone.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use proto::channel::Channel;
+use proto::memory::attach::{Attachment, Offer};
+use proto::memory::{Memory, REGION_BYTES_MIN, Region};
+use proto::pb;
+use proto::pb::parameters_client::ParametersClient;
+use proto::status::Failure;
+use proto::tensor::Chunk;
+use tokio::runtime::Handle;
+
+use crate::metrics::Metrics;
+
+/// Pushes that one ps may still read. A ps keeps a push until its sibling comes, and its call stays open; more are sent as bytes, so
+/// that calls are left for others.
+const LENT_MAX: usize = 64;
+
+/// How long a ps may take to attach.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is needed to share memory with one ps.
+pub(crate) struct Near {
+    memory: Memory,
+    metrics: Arc<Metrics>,
+    state: tokio::sync::Mutex<State>,
+    spare: Arc<Spare>,
+}
+
+enum State {
+    /// Not tried since a call last failed.
+    Untried,
+    /// It does not want to.
+    Refused,
+    Attached(Arc<Attached>),
+}
+
+/// An attachment that this worker offered.
+pub(crate) struct Attached {
+    attachment: Attachment,
+    /// What the ps may still read although its calls broke.
+    lost: Mutex<Vec<Region>>,
+    metrics: Arc<Metrics>,
+}
+
+/// Regions that no ps was told of, by size.
+#[derive(Default)]
+struct Spare(Mutex<HashMap<usize, Vec<Region>>>);
+
+/// The regions of one push.
+pub(crate) struct Lent {
+    attached: Arc<Attached>,
+    memory: Memory,
+    spare: Arc<Spare>,
+    regions: Mutex<Vec<Region>>,
+    answered: AtomicBool,
+}
+
+impl Near {
+    pub(crate) fn new(memory: Memory, metrics: Arc<Metrics>) -> Self {
+        let state = tokio::sync::Mutex::new(State::Untried);
+        Self { memory, metrics, state, spare: Arc::default() }
+    }
+
+    /// The attachment to the ps behind `channel`; makes one when it is a process of this host. `None`: use the connection.
+    pub(crate) async fn attached(&self, channel: &Channel) -> Option<Arc<Attached>> {
+        if !channel.is_within_host() {
+            return None;
+        }
+        let mut state = self.state.lock().await;
+        if matches!(*state, State::Untried) {
+            *state = match tokio::time::timeout(TIMEOUT, attach(&self.memory, channel)).await {
+                Ok(Ok(attachment)) => {
+                    tracing::debug!("a ps of this host: by shared memory");
+                    let metrics = self.metrics.clone();
+                    State::Attached(Arc::new(Attached { attachment, lost: Mutex::default(), metrics }))
+                }
+                Ok(Err(reason)) => {
+                    tracing::debug!(%reason, "no shared memory with a ps of this host");
+                    State::Refused
+                }
+                Err(_) => {
+                    tracing::debug!("no shared memory with a ps of this host: no answer within {TIMEOUT:?}");
+                    State::Refused
+                }
+            };
+        }
+        match &*state {
+            State::Attached(attached) => Some(attached.clone()),
+            State::Untried | State::Refused => None,
+        }
+    }
+
+    /// A call failed: there may be another ps now.
+    pub(crate) async fn forget(&self) {
+        *self.state.lock().await = State::Untried;
+    }
+
+    /// For the regions of one push. `None`: the ps still reads too many.
+    pub(crate) fn lend(&self, attached: &Arc<Attached>) -> Option<Arc<Lent>> {
+        let room = Arc::strong_count(attached) <= LENT_MAX;
+        room.then(|| {
+            Arc::new(Lent {
+                attached: attached.clone(),
+                memory: self.memory.clone(),
+                spare: self.spare.clone(),
+                regions: Mutex::default(),
+                answered: AtomicBool::new(false),
+            })
+        })
+    }
+}
+
+async fn attach(memory: &Memory, channel: &Channel) -> Result<Attachment, Failure> {
+    let unavailable = |error| Failure::new(proto::status::Kind::Unavailable, error);
+    let offer = Offer::new(memory).map_err(unavailable)?;
+    let request = pb::AttachRequest { name: offer.name() };
+    let asked = async {
+        let reply = ParametersClient::new(channel.clone()).attach(request).await?;
+        let unwilling = || std::io::Error::other("it has no memory to share, or cannot read this one's");
+        if reply.into_inner().attached { Ok(()) } else { Err(unavailable(unwilling())) }
+    };
+    let taken = async { offer.taken().await.map_err(unavailable) };
+    let ((), attachment) = tokio::try_join!(asked, taken)?;
+    Ok(attachment)
+}
+
+impl Attached {
+    pub(crate) const fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    fn lose(&self, regions: Vec<Region>) {
+        self.metrics.push_bytes_lost.add(bytes(&regions));
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(regions);
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.attachment.leave();
+        let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
+        match Handle::try_current() {
+            Ok(runtime) if !lost.is_empty() => {
+                let (attachment, metrics) = (self.attachment.clone(), self.metrics.clone());
+                runtime.spawn(async move {
+                    attachment.ended().await;
+                    metrics.push_bytes_lost.sub(bytes(&lost));
+                });
+            }
+            // Nobody is left to wait for the ps, so they are never used again.
+            _ => std::mem::forget(lost),
+        }
+    }
+}
+
+impl Spare {
+    fn take(&self, bytes: usize) -> Option<Region> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()
+    }
+
+    fn put(&self, regions: Vec<Region>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.into_iter().for_each(|region| spare.entry(region.len()).or_default().push(region));
+    }
+}
+
+impl Lent {
+    pub(crate) fn attachment(&self) -> &Attachment {
+        &self.attached.attachment
+    }
+
+    /// How a chunk is sent: copied into a region, of which the ps is told, or as it is.
+    pub(crate) fn lend(&self, chunk: Chunk) -> pb::Chunk {
+        let (id, bytes) = (chunk.id.get(), chunk.values.len());
+        let region = (bytes >= REGION_BYTES_MIN)
+            .then(|| self.spare.take(bytes).or_else(|| self.memory.take(bytes)))
+            .flatten();
+        let Some(mut region) = region else {
+            return pb::Chunk { id, values: chunk.values, region: None };
+        };
+        region.copy_from_slice(&chunk.values);
+        let at = self.memory.find(&region);
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region);
+        pb::Chunk { id, values: bytes::Bytes::new(), region: at }
+    }
+
+    /// The ps has ended the call.
+    pub(crate) fn answered(&self) {
+        self.answered.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let regions = std::mem::take(&mut *self.regions.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.answered.load(Ordering::Acquire) {
+            self.spare.put(regions);
+        } else if !regions.is_empty() {
+            self.attached.lose(regions);
+        }
+    }
+}
+
+fn bytes(regions: &[Region]) -> u64 {
+    regions.iter().map(|region| region.len() as u64).sum()
+}
