@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
+use crate::optim::norm::Squares;
 use crate::optim::{self, Optimizer, Slot, Update, state};
 
 /// Recycled buffers of one partition; clones are the same pool.
@@ -233,6 +234,13 @@ impl Slots {
     /// The values now. As long as somebody holds them they do not change.
     pub fn share(&self) -> impl Iterator<Item = Arc<Buffer>> {
         self.values.iter().cloned()
+    }
+
+    /// What the chunk contributes to the norms of a step; only parameters do. Nothing is changed.
+    pub fn measure(&self, update: &Update, weights: &Values, sum: &Sum) -> Option<Squares> {
+        let (Role::Parameter, Values::F32(weights)) = (self.role, weights) else { return None };
+        let slots: Vec<&[f32]> = self.values.iter().map(|slot| floats_in(slot)).collect();
+        Some(update.measure(weights, sum.bytes(), &slots))
     }
 
     /// Applies a step to the chunk: from `weights` and the step's `sum` to `next`, whose content before does not matter.

@@ -37,7 +37,7 @@ use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, Update};
 use crate::parallel;
 use crate::versions::{Kept, Versions};
 
@@ -672,16 +672,14 @@ impl Model {
         let plan = self.opening.plan;
         let scale = (1.0 / plan.samples_of(step) as f64) as f32;
         let update = self.optimizer.prepare(version.get(), scale);
-        let advance = Advance {
-            update: if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() },
-            microbatches: plan.of(step),
-            pool: &self.pool,
-        };
+        let update = if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() };
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next);
+        let updates = self.updates(update, weights, &sums, &slots);
+        let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next).zip(updates);
         // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
-        parallel::for_each(self.threads, chunks, |(((slots, weights), sum), next)| {
+        parallel::for_each(self.threads, chunks, |((((slots, weights), sum), next), update)| {
+            let advance = Advance { update, microbatches: plan.of(step), pool: &self.pool };
             let mut buffer = self.pool.take(weights.dtype(), weights.len());
             slots.advance(&advance, weights, &sum, &mut buffer);
             *next = Some(Arc::new(buffer));
@@ -689,6 +687,21 @@ impl Model {
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
+    }
+
+    /// The update of each chunk: the same for all, or with the norms that it needs, which a first pass over all chunks measures.
+    fn updates(&self, update: Update, weights: &Weights, sums: &Sums, slots: &[Slots]) -> Vec<Update> {
+        let members = self.layout.members(self.opening.address.partition);
+        if !update.needs_norms() {
+            return vec![update; members.len()];
+        }
+        let mut squares = vec![None; members.len()];
+        let chunks = slots.iter().zip(weights.iter()).zip(sums).zip(&mut squares);
+        parallel::for_each(self.threads, chunks, |(((slots, weights), sum), squares)| {
+            *squares = slots.measure(&update, weights, sum);
+        });
+        let squares = members.iter().zip(squares).filter_map(|(&id, squares)| Some((id, squares?)));
+        update.with_norms(&self.layout, &squares.collect::<Vec<_>>(), members)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

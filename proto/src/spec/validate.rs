@@ -85,6 +85,16 @@ impl JobSpec {
             format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
         );
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
+        if let Some(setting) = self.optimizer.needs_norms() {
+            check(
+                self.fleet.ps == 1,
+                format!(
+                    "optimizer: {setting} needs norms over the whole model before each update, which this version takes on \
+                     one ps only, found fleet.ps = {}; set it to 1, or choose another optimizer",
+                    self.fleet.ps
+                ),
+            );
+        }
         if let Some(checkpoint) = &self.checkpoint {
             checkpoint.validate(&mut check);
         }
