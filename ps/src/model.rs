@@ -8,7 +8,9 @@
 //! - A version appears whole, together with its entry in the ledger; then all waiting pulls look again.
 //! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
 
-use std::collections::BTreeMap;
+pub(crate) mod norms;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,6 +39,7 @@ use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::model::norms::{Measured, Others};
 use crate::optim::{Optimizer, Update};
 use crate::parallel;
 use crate::versions::{Kept, Versions};
@@ -56,6 +59,8 @@ pub struct Opening {
     pub spec: JobSpec,
     /// The checkpoint to load; without one, version 0 is pushed.
     pub restore: Option<Restore>,
+    /// URL of the ps of each partition, for steps that need norms over the whole model.
+    pub homes: Vec<String>,
 }
 
 /// What a partition has applied.
@@ -117,6 +122,8 @@ pub(crate) struct Model {
     changed: Notify,
     /// Of a job with checkpoints.
     saver: Option<Arc<Saver>>,
+    /// Of a job whose steps need what other partitions have measured.
+    others: Option<Others>,
     /// Cancelled when its life is not [`Life::Open`] any more.
     ended: CancellationToken,
 }
@@ -147,8 +154,22 @@ struct State {
     /// Spans of the pushes of each step in progress, in the order in which they came; empty without a collector.
     marks: BTreeMap<Step, Vec<Mark>>,
     ledger: Ledger,
+    /// What this partition contributed to the norms of the last steps, for the others.
+    measured: VecDeque<(Step, Measured)>,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
+}
+
+/// A step that is being applied.
+#[derive(Debug)]
+struct Begun {
+    step: Step,
+    /// Of the weights before it.
+    version: Version,
+    weights: Weights,
+    sums: Sums,
+    /// As the timeline shows it.
+    span: Span,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -170,6 +191,7 @@ impl Model {
         metrics: Arc<Metrics>,
         stores: Stores,
         reports: Reports,
+        others: Option<Others>,
     ) -> Result<Self> {
         let Address { job, partition, .. } = opening.address;
         let place = Place { job, partition };
@@ -199,6 +221,7 @@ impl Model {
             updates: 0,
             marks: BTreeMap::new(),
             ledger: Ledger::new(opening.plan, consistency.order),
+            measured: VecDeque::new(),
             restore_error: None,
         };
         let ended = CancellationToken::new();
@@ -220,6 +243,7 @@ impl Model {
             place,
             opening,
             saver,
+            others,
             ended,
             master,
             layout,
@@ -381,7 +405,7 @@ impl Model {
     }
 
     /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(&self, era: Era, arrived: Arrived) -> Result<Pushed> {
+    pub(crate) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
         match arrived.target {
             Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
@@ -534,7 +558,13 @@ impl Model {
         Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
     }
 
-    fn push_node(&self, era: Era, node: StepNode, sums: Sums, mark: Option<Mark>) -> Result<Pushed> {
+    fn push_node(
+        self: &Arc<Self>,
+        era: Era,
+        node: StepNode,
+        sums: Sums,
+        mark: Option<Mark>,
+    ) -> Result<Pushed> {
         let mut offer = {
             let mut state = self.state();
             self.check_era(&state, era)?;
@@ -583,7 +613,7 @@ impl Model {
     }
 
     /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
-    fn complete(&self, step: Step, sums: Sums) {
+    fn complete(self: &Arc<Self>, step: Step, sums: Sums) {
         let mut state = self.state();
         state.ready.insert(step, sums);
         if !std::mem::replace(&mut state.updating, true) {
@@ -592,50 +622,72 @@ impl Model {
         }
     }
 
-    fn apply_ready(&self) {
-        loop {
-            let mut state = self.state();
-            let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
-            let Some(step) = state.ready.keys().copied().find(may_apply) else {
-                state.updating = false;
-                return;
-            };
-            let sums = state.ready.remove(&step).expect("found just now");
-            let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
-            let weights = weights.clone();
-            let gone = state.versions.make_room();
-            let marks = state.marks.remove(&step).unwrap_or_default();
-            drop(state);
-            // Their buffers become those of the next version.
-            drop(gone);
-            let span = self.apply_span(step, version);
-            timeline::join(&span, marks);
-            let next = span.in_scope(|| self.advance(step, version, &weights, sums));
-
-            let mut state = self.state();
-            if !matches!(state.life, Life::Open) {
-                // The job ended or was rewound meanwhile: nobody may see this version.
-                state.updating = false;
-                return;
+    fn apply_ready(self: &Arc<Self>) {
+        while let Some(begun) = self.begin() {
+            let update = self.prepare(&begun);
+            if !update.needs_norms() {
+                let updates = vec![update; begun.sums.len()];
+                self.apply(begun, updates);
+                continue;
             }
-            let gone = state.versions.insert(version.next(), next);
-            state.ledger.apply(step);
-            state.aggregator.forget(step);
-            checks::applied(self.opening.address, step, version.next());
-            let cut = self.maybe_cut(&state);
-            state.updates += 1;
-            let reserves = state.updates == self.settled_after;
-            drop(state);
-            self.changed.notify_waiters();
-            if reserves {
-                self.reserve();
+            let own = begun.span.in_scope(|| self.measure(&update, &begun));
+            if self.others.is_some() {
+                // Goes on when it knows what they have measured; until then it is the update that is under way.
+                return self.ask_others(begun, update, own);
             }
-            if let Some((saver, cut)) = cut {
-                saver.save(cut);
-            }
-            // Now, outside the lock, their buffers go back to the pool.
-            drop(gone);
+            let updates = self.with_norms(&update, vec![own]);
+            self.apply(begun, updates);
         }
+    }
+
+    /// The next step that may be applied; when there is none, nobody updates any more.
+    fn begin(&self) -> Option<Begun> {
+        let mut state = self.state();
+        let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
+        let Some(step) = state.ready.keys().copied().find(may_apply) else {
+            state.updating = false;
+            return None;
+        };
+        let sums = state.ready.remove(&step).expect("found just now");
+        let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
+        let weights = weights.clone();
+        let gone = state.versions.make_room();
+        let marks = state.marks.remove(&step).unwrap_or_default();
+        drop(state);
+        // Their buffers become those of the next version.
+        drop(gone);
+        let span = self.apply_span(step, version);
+        timeline::join(&span, marks);
+        Some(Begun { step, version, weights, sums, span })
+    }
+
+    /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it then.
+    fn apply(&self, begun: Begun, updates: Vec<Update>) {
+        let (step, version) = (begun.step, begun.version);
+        let span = begun.span.clone();
+        let next = span.in_scope(|| self.advance(begun, updates));
+
+        let mut state = self.state();
+        if !matches!(state.life, Life::Open) {
+            return;
+        }
+        let gone = state.versions.insert(version.next(), next);
+        state.ledger.apply(step);
+        state.aggregator.forget(step);
+        checks::applied(self.opening.address, step, version.next());
+        let cut = self.maybe_cut(&state);
+        state.updates += 1;
+        let reserves = state.updates == self.settled_after;
+        drop(state);
+        self.changed.notify_waiters();
+        if reserves {
+            self.reserve();
+        }
+        if let Some((saver, cut)) = cut {
+            saver.save(cut);
+        }
+        // Now, outside the lock, their buffers go back to the pool.
+        drop(gone);
     }
 
     fn apply_span(&self, step: Step, version: Version) -> Span {
@@ -666,20 +718,24 @@ impl Model {
         Some((saver, cut))
     }
 
+    /// The scalars of a step's update.
+    fn prepare(&self, begun: &Begun) -> Update {
+        let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
+        let update = self.optimizer.prepare(begun.version.get(), scale);
+        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
+    }
+
     /// The update: weights of one version and a step's sums in, weights of the next version out.
-    fn advance(&self, step: Step, version: Version, weights: &Weights, sums: Sums) -> Weights {
+    fn advance(&self, begun: Begun, updates: Vec<Update>) -> Weights {
         let begin = Instant::now();
-        let plan = self.opening.plan;
-        let scale = (1.0 / plan.samples_of(step) as f64) as f32;
-        let update = self.optimizer.prepare(version.get(), scale);
-        let update = if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() };
+        let Begun { step, weights, sums, .. } = begun;
+        let microbatches = self.opening.plan.of(step);
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let updates = self.updates(update, weights, &sums, &slots);
         let chunks = slots.iter_mut().zip(weights.iter()).zip(sums).zip(&mut next).zip(updates);
         // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
         parallel::for_each(self.threads, chunks, |((((slots, weights), sum), next), update)| {
-            let advance = Advance { update, microbatches: plan.of(step), pool: &self.pool };
+            let advance = Advance { update, microbatches, pool: &self.pool };
             let mut buffer = self.pool.take(weights.dtype(), weights.len());
             slots.advance(&advance, weights, &sum, &mut buffer);
             *next = Some(Arc::new(buffer));
@@ -687,21 +743,6 @@ impl Model {
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
-    }
-
-    /// The update of each chunk: the same for all, or with the norms that it needs, which a first pass over all chunks measures.
-    fn updates(&self, update: Update, weights: &Weights, sums: &Sums, slots: &[Slots]) -> Vec<Update> {
-        let members = self.layout.members(self.opening.address.partition);
-        if !update.needs_norms() {
-            return vec![update; members.len()];
-        }
-        let mut squares = vec![None; members.len()];
-        let chunks = slots.iter().zip(weights.iter()).zip(sums).zip(&mut squares);
-        parallel::for_each(self.threads, chunks, |(((slots, weights), sum), squares)| {
-            *squares = slots.measure(&update, weights, sum);
-        });
-        let squares = members.iter().zip(squares).filter_map(|(&id, squares)| Some((id, squares?)));
-        update.with_norms(&self.layout, &squares.collect::<Vec<_>>(), members)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{Request as HttpRequest, Response as HttpResponse};
 use proto::bulk::{self, Incoming, PULL, PUSH};
@@ -27,6 +28,7 @@ use tracing::{Instrument as _, Span};
 use crate::error::{Error, Result};
 use crate::handle::Ps;
 use crate::model::{Applied, Opening};
+use crate::optim::norm::Squares;
 
 /// The gRPC side of a ps.
 #[derive(Clone, Debug)]
@@ -196,6 +198,22 @@ impl pb::parameters_server::Parameters for Service {
         Err(Status::internal("a pull goes past tonic's codec"))
     }
 
+    async fn squares(
+        &self,
+        request: Request<pb::SquaresRequest>,
+    ) -> Result<Response<pb::SquaresReply>, Status> {
+        let pb::SquaresRequest { job, era, partition, step, wait_ms } = request.into_inner();
+        let address = Address { job: JobId(job), partition: PartitionId(partition), era: Era(era) };
+        let wait = Duration::from_millis(wait_ms.into());
+        let measured = tokio::select! {
+            biased;
+            measured = self.ps.squares(address, Step(step), wait) => measured?,
+            () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
+        };
+        let squares = measured.iter().flat_map(|Squares(squares)| *squares).collect();
+        Ok(Response::new(pb::SquaresReply { squares }))
+    }
+
     async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {
         let applied = self.ps.ledger(JobId(request.into_inner().job))?;
         let partitions = applied.into_iter().map(partition_ledger).collect();
@@ -233,6 +251,7 @@ fn opening(request: pb::OpenRequest) -> Result<Opening> {
         plan: plan.try_into()?,
         spec: JobSpec::from_json(&request.spec_json)?,
         restore: request.restore.map(TryInto::try_into).transpose()?,
+        homes: request.homes,
     })
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, WORKERS_MAX, WireValue,
-    WorkersSpec,
+    DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, Order, WORKERS_MAX,
+    WireValue, WorkersSpec,
 };
 use crate::error::{Error, Result};
 
@@ -87,10 +87,11 @@ impl JobSpec {
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
         if let Some(setting) = self.optimizer.needs_norms() {
             check(
-                self.fleet.ps == 1,
+                self.fleet.ps == 1 || self.consistency.resolve().order == Order::Canonical,
                 format!(
-                    "optimizer: {setting} needs norms over the whole model before each update, which this version takes on \
-                     one ps only, found fleet.ps = {}; set it to 1, or choose another optimizer",
+                    "optimizer: {setting} needs the norm of each step over the whole model, and with consistency.mode = \
+                     \"bounded\" or \"async\" each of the fleet.ps = {} ps applies steps in an order of its own; set fleet.ps \
+                     to 1, or the mode to \"sync\" or \"pipelined\"",
                     self.fleet.ps
                 ),
             );

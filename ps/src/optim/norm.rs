@@ -15,7 +15,7 @@ use super::{Norms, Prepared, Update};
 
 /// Sums of squares of one chunk: of the mean gradient, or of the weights and of the direction they shall go.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Squares(pub(super) [f64; 2]);
+pub struct Squares(pub [f64; 2]);
 
 /// Elements of which a direction is made at a time: the slots after it, which nobody needs, stay in the first cache.
 const BLOCK: usize = 1024;

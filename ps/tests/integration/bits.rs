@@ -89,11 +89,7 @@ proptest! {
 
 /// A model of 3.1 MiB: several chunks, sums and updates on threads of their own.
 fn large(partitions: u32) -> Job {
-    Job::new(large_shape(partitions))
-}
-
-fn large_shape(partitions: u32) -> Shape {
-    Shape {
+    Job::new(Shape {
         tensors: vec![
             TensorSpec::parameter("embedding", [3 * CHUNK_LEN + 7]),
             TensorSpec::parameter("bias", [11]),
@@ -103,7 +99,7 @@ fn large_shape(partitions: u32) -> Shape {
         partitions,
         records: 8,
         ..Shape::default()
-    }
+    })
 }
 
 #[tokio::test]
@@ -122,47 +118,6 @@ async fn a_model_of_many_chunks_trains_the_same_on_any_number_of_partitions_and_
             let pulled = ps.pull(job.pull(partition, Want::Exact(Version(2)))).await.unwrap();
             job.assert_pulled(partition, &pulled, &reference[2]);
         }
-    }
-}
-
-/// The norms of an update are sums over chunks that threads measure in any order.
-#[tokio::test]
-async fn norms_over_many_chunks_give_the_same_bits_on_any_number_of_threads() {
-    for optimizer in [
-        json!({ "kind": "lamb", "learning_rate": 0.01 }),
-        json!({ "kind": "momentum", "learning_rate": 0.1, "clip_norm": 0.5 }),
-    ] {
-        let job = Job::new(Shape { optimizer: optimizer.clone(), ..large_shape(1) });
-        let partition = job.partitions().next().unwrap();
-        let mut trained = Vec::new();
-        for threads in [1, 3] {
-            let ps = opened(&job, ps::Options { threads, ..options() });
-            ps.push(job.push_initial(partition)).await.unwrap();
-            for step in [0, 1].map(Step) {
-                ps.push(job.push_step(partition, step)).await.unwrap();
-            }
-            let pulled = ps.pull(job.pull(partition, Want::Exact(Version(2)))).await.unwrap();
-            trained.push(pulled.chunks.into_iter().map(|chunk| chunk.values).collect::<Vec<_>>());
-        }
-        assert!(trained[0] == trained[1], "{optimizer}");
-        let initial: Vec<_> =
-            job.push_initial(partition).chunks.into_iter().map(|chunk| chunk.values).collect();
-        let changed = trained[0].iter().zip(&initial).all(|(trained, initial)| trained != initial);
-        assert!(changed, "{optimizer}: every chunk has moved");
-    }
-}
-
-#[test]
-fn norms_over_several_ps_are_refused_with_the_setting_and_what_to_do() {
-    for (setting, optimizer) in [
-        ("kind = \"lamb\"", json!({ "kind": "lamb", "learning_rate": 0.01 })),
-        ("clip_norm", json!({ "kind": "adam", "learning_rate": 0.01, "clip_norm": 1.0 })),
-    ] {
-        let one = Job::new(Shape { optimizer, ..Shape::default() });
-        let mut spec = one.spec;
-        spec.fleet.ps = 2;
-        let refused = spec.validate().expect_err("two partitions").to_string();
-        assert!(refused.contains(setting) && refused.contains("fleet.ps = 2; set it to 1"), "{refused}");
     }
 }
 
