@@ -43,6 +43,29 @@ fn workers_ps_and_processes_do_not_change_the_model() {
 }
 
 #[test]
+fn norms_over_the_whole_model_do_not_depend_on_how_many_ps_hold_it() {
+    let clipped = ["--set", "optimizer.clip_norm=0.2"];
+    let lamb = ["--set", "optimizer.kind=lamb", "--set", "optimizer.learning_rate=0.01"];
+    let plain = run("1", "1", &[]).0;
+    for more in [&clipped[..], &lamb[..]] {
+        let reference = run("1", "1", more).0;
+        assert!(reference != plain, "{more:?} must show in the weights");
+        for (workers, ps) in [("2", "2"), ("1", "3")] {
+            assert!(
+                run(workers, ps, more).0 == reference,
+                "{more:?}, {workers} workers, {ps} ps: other bits"
+            );
+        }
+        let cluster = Cluster::start(3, 2);
+        let out = cluster.dir.path().join("out");
+        let sets = [&["--set", "epochs=2", "--set", "fleet.ps=3"], more].concat();
+        let output = cluster.submit(&job(), &out, &sets);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(model(&out) == reference, "{more:?}, 2 worker and 3 ps processes: other bits");
+    }
+}
+
+#[test]
 fn embedded_tcp_unix_sockets_and_shared_memory_give_the_same_bits() {
     let (reference, _) = run("2", "2", &[]);
     let said = |cluster: &Cluster, worker: usize, what| cluster.workers[worker].log().contains(what);

@@ -81,8 +81,16 @@ impl Served {
         let ps = Ps::with(options, Stores::default(), memory).unwrap();
         let spec = spec();
         let plan = spec.plan(1 << 20);
-        ps.open(Opening { address: ADDRESS, partitions: 1, tensors: tensors(), plan, spec, restore: None })
-            .unwrap();
+        ps.open(Opening {
+            address: ADDRESS,
+            partitions: 1,
+            tensors: tensors(),
+            plan,
+            spec,
+            restore: None,
+            homes: vec![],
+        })
+        .unwrap();
         let stop = CancellationToken::new();
         let (served, stopping) = (ps.clone(), stop.clone());
         let (address_tx, address) = std::sync::mpsc::channel();

@@ -69,8 +69,16 @@ impl Case {
         let ps = Ps::with(ps::Options::default(), Stores::default(), memory).expect("valid options");
         let address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
         let plan = spec.plan(1 << 40);
-        ps.open(Opening { address, partitions: 1, tensors: self.tensors(), plan, spec, restore: None })
-            .expect("a valid opening");
+        ps.open(Opening {
+            address,
+            partitions: 1,
+            tensors: self.tensors(),
+            plan,
+            spec,
+            restore: None,
+            homes: Vec::new(),
+        })
+        .expect("a valid opening");
         ps
     }
 

@@ -49,7 +49,11 @@ fn main() -> ExitCode {
     let full = std::env::args().any(|arg| arg == "--bench");
     let mut figures = Vec::new();
     for mode in ["sync", "pipelined"] {
-        figures.extend(if full { curve(mode, &[1, 2, 4, 8], &[1, 4], 20) } else { curve(mode, &[2], &[1], 1) });
+        figures.extend(if full {
+            curve(mode, &[1, 2, 4, 8], &[1, 4], 20)
+        } else {
+            curve(mode, &[2], &[1], 1)
+        });
     }
     report::print(&figures);
     if full {

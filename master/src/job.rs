@@ -322,6 +322,7 @@ impl Job {
         partitions.place(fleet, load)?;
         self.changed = true;
         let spec_json = self.spec.to_json();
+        let homes: Vec<_> = partitions.addresses().map(|ps| ps.url).collect();
         let place = self.checkpoints.as_ref().map(|checkpoints| &checkpoints.place);
         let open = |(partition, address, begin): (u32, PsAddress, Version)| {
             let place = place.filter(|_| begin > Version(0));
@@ -334,6 +335,7 @@ impl Job {
                 plan: Some(facts.plan.into()),
                 spec_json: spec_json.clone(),
                 restore: place.map(|place| pb::Restore { url: place.folder(begin), version: begin.get() }),
+                homes: homes.clone(),
             };
             (address, request)
         };

@@ -35,7 +35,7 @@ pub struct OptimizerSpec {
     pub kind: OptimizerKind,
     /// Step size before the schedule's factor; above 0. No default: it is the one setting that always depends on the
     /// model. Customary first tries: 0.1 for sgd and ftrl, 0.01 for momentum, nesterov, adagrad and rmsprop, 0.001 for adam,
-    /// adamw and amsgrad, 1 for adadelta.
+    /// adamw and amsgrad, 0.002 for lamb, 1 for adadelta.
     pub learning_rate: f64,
     /// How the learning rate changes over the job's steps. Default: not at all.
     #[serde(default)]
@@ -49,16 +49,16 @@ pub struct OptimizerSpec {
     /// `momentum` to make the velocity an average of the gradients instead of a sum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dampening: Option<f64>,
-    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw 0.01. adamw shrinks the weights
+    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw and lamb 0.01. adamw shrinks the weights
     /// by `learning_rate * weight_decay` at each step; every other kind adds `weight_decay * weights` to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// adam, adamw, amsgrad: share kept of the running means of the gradient and of its square, each in [0, 1). Default
+    /// adam, adamw, amsgrad, lamb: share kept of the running means of the gradient and of its square, each in [0, 1). Default
     /// [0.9, 0.999]. Lower the second (0.98, 0.95) when rare large gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta: added to the denominator (adadelta: under both roots); above 0 also
-    /// as an f32. Default 1e-8; adagrad 1e-10; adadelta 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients
+    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb: added to the denominator (adadelta: under both roots); above 0 also
+    /// as an f32. Default 1e-8; adagrad 1e-10; adadelta and lamb 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients
     /// move too fast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
@@ -89,6 +89,10 @@ pub struct OptimizerSpec {
     /// ftrl: pull of the weights towards zero, at least 0. Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l2: Option<f64>,
+    /// All kinds but lamb: a step whose mean gradient has a larger norm, over all parameters, is scaled down to this one; above
+    /// 0. Default: never. (PyTorch: `clip_grad_norm_`.) Set it (1 is customary) when rare large gradients make the loss jump.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
 }
 
 /// The update rules, by the name a job calls them.
@@ -116,6 +120,9 @@ pub enum OptimizerKind {
     /// FTRL-Proximal, per coordinate (McMahan et al., 2013): for linear models on sparse features. The weights are a function
     /// of its slots alone, so initial weights other than 0 are forgotten at the first step.
     Ftrl,
+    /// LAMB (You et al., 2019): Adam whose step, for each tensor, is as long as the learning rate times the tensor's norm. For
+    /// very large batches.
+    Lamb,
 }
 
 /// Everything that is wrong with an [`OptimizerSpec`], not only the first of it.
@@ -146,6 +153,7 @@ impl OptimizerSpec {
             beta: None,
             l1: None,
             l2: None,
+            clip_norm: None,
         }
     }
 
@@ -161,6 +169,14 @@ impl OptimizerSpec {
         self.check_ranges(&mut violations);
         self.schedule.check(&mut violations);
         if violations.is_empty() { Ok(self.rule()) } else { Err(InvalidOptimizer { violations }) }
+    }
+
+    /// Which setting makes a step need norms over more than one chunk, if any does: `clip_norm`, or the kind `lamb`.
+    pub fn needs_norms(&self) -> Option<&'static str> {
+        match self.kind {
+            OptimizerKind::Lamb => Some("kind = \"lamb\""),
+            _ => self.clip_norm.map(|_| "clip_norm"),
+        }
     }
 
     /// A setting of another kind is an error, not a no-op: the user believes that it does something.
@@ -180,6 +196,7 @@ impl OptimizerSpec {
             ("beta", self.beta.is_some()),
             ("l1", self.l1.is_some()),
             ("l2", self.l2.is_some()),
+            ("clip_norm", self.clip_norm.is_some()),
         ] {
             if given && !kind.settings().contains(&name) {
                 let owners: Vec<_> = OptimizerKind::ALL
@@ -230,6 +247,7 @@ impl OptimizerSpec {
         check("beta", self.beta, above_zero, "a number above 0 that fits an f32");
         check("l1", self.l1, at_least_zero, "a finite number, at least 0");
         check("l2", self.l2, at_least_zero, "a finite number, at least 0");
+        check("clip_norm", self.clip_norm, above_zero, "a number above 0 that fits an f32");
     }
 
     /// The defaults of `torch.optim`, in one place.
@@ -275,13 +293,18 @@ impl OptimizerSpec {
                 l2: self.l2.unwrap_or(0.0),
                 initial_accumulator_value: self.initial_accumulator_value.unwrap_or(0.0),
             },
+            OptimizerKind::Lamb => Rule::Lamb {
+                betas: self.betas.unwrap_or([0.9, 0.999]),
+                eps: self.eps.unwrap_or(1e-6),
+                weight_decay: self.weight_decay.unwrap_or(1e-2),
+            },
         }
     }
 }
 
 impl OptimizerKind {
     /// Every kind, in the order of the documentation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Sgd,
         Self::Momentum,
         Self::Nesterov,
@@ -292,20 +315,23 @@ impl OptimizerKind {
         Self::Rmsprop,
         Self::Adadelta,
         Self::Ftrl,
+        Self::Lamb,
     ];
 
     /// The settings of this kind beside `learning_rate` and `schedule`, which all have.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
-            Self::Sgd => &["weight_decay"],
-            Self::Momentum => &["momentum", "dampening", "weight_decay"],
+            Self::Sgd => &["weight_decay", "clip_norm"],
+            Self::Momentum => &["momentum", "dampening", "weight_decay", "clip_norm"],
             // PyTorch: "Nesterov momentum requires a momentum and zero dampening".
-            Self::Nesterov => &["momentum", "weight_decay"],
-            Self::Adam | Self::AdamW | Self::Amsgrad => &["betas", "eps", "weight_decay"],
-            Self::Adagrad => &["lr_decay", "eps", "weight_decay", "initial_accumulator_value"],
-            Self::Rmsprop => &["alpha", "eps", "weight_decay", "momentum", "centered"],
-            Self::Adadelta => &["rho", "eps", "weight_decay"],
-            Self::Ftrl => &["beta", "l1", "l2", "initial_accumulator_value"],
+            Self::Nesterov => &["momentum", "weight_decay", "clip_norm"],
+            Self::Adam | Self::AdamW | Self::Amsgrad => &["betas", "eps", "weight_decay", "clip_norm"],
+            Self::Adagrad => &["lr_decay", "eps", "weight_decay", "initial_accumulator_value", "clip_norm"],
+            Self::Rmsprop => &["alpha", "eps", "weight_decay", "momentum", "centered", "clip_norm"],
+            Self::Adadelta => &["rho", "eps", "weight_decay", "clip_norm"],
+            Self::Ftrl => &["beta", "l1", "l2", "initial_accumulator_value", "clip_norm"],
+            // Its steps have their length from the weights, whatever the gradient's norm.
+            Self::Lamb => &["betas", "eps", "weight_decay"],
         }
     }
 }
@@ -324,6 +350,7 @@ impl fmt::Display for OptimizerKind {
             Self::Rmsprop => "rmsprop",
             Self::Adadelta => "adadelta",
             Self::Ftrl => "ftrl",
+            Self::Lamb => "lamb",
         })
     }
 }

@@ -47,6 +47,10 @@ impl Parameters for Keeper {
         Err(Status::unimplemented("not here"))
     }
 
+    async fn squares(&self, _: Request<pb::SquaresRequest>) -> Result<Response<pb::SquaresReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
     async fn ledger(&self, _: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {
         Err(Status::unimplemented("not here"))
     }

@@ -60,6 +60,7 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
         plan: spec.plan(1 << 40),
         spec,
         restore: None,
+        homes: Vec::new(),
     })
     .expect("a valid opening");
     let chunk = |&id| {

@@ -165,7 +165,15 @@ impl Training {
         let spec = spec.expect("a valid specification");
         let ps = Ps::new(Options::default()).expect("valid options");
         let plan = spec.plan(1 << 40);
-        let opening = Opening { address: ADDRESS, partitions: 1, tensors, plan, spec, restore: None };
+        let opening = Opening {
+            address: ADDRESS,
+            partitions: 1,
+            tensors,
+            plan,
+            spec,
+            restore: None,
+            homes: Vec::new(),
+        };
         ps.open(opening).expect("a valid opening");
         let chunk = |&id| Chunk { id, values: Bytes::from(vec![0; layout.chunk_bytes(id)]) };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();

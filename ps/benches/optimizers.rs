@@ -33,18 +33,24 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
-use ps::optim::Optimizer;
+use proto::placement::{ChunkSpec, Layout};
+use proto::tensor::TensorSpec;
+use ps::optim::{Optimizer, Update};
 
 /// Within a core's cache; a chunk; well beyond the last-level cache.
 const SIZES: [(&str, usize); 3] = [("64KiB", 64 << 10), ("1MiB", 1 << 20), ("32MiB", 32 << 20)];
 
 fn optimizers(criterion: &mut Criterion) {
-    for kind in OptimizerKind::ALL {
-        let optimizer = Optimizer::new(&OptimizerSpec::new(kind, 1e-3), 1000).expect("valid");
-        let mut group = criterion.benchmark_group(kind.to_string());
+    let plain = OptimizerKind::ALL.map(|kind| (kind.to_string(), OptimizerSpec::new(kind, 1e-3)));
+    let clipped = OptimizerSpec { clip_norm: Some(1.0), ..OptimizerSpec::new(OptimizerKind::Adam, 1e-3) };
+    for (name, spec) in plain.into_iter().chain([("adam, clipped".to_owned(), clipped)]) {
+        let optimizer = Optimizer::new(&spec, 1000).expect("valid");
+        let mut group = criterion.benchmark_group(name);
         for (name, bytes) in SIZES {
             let length = bytes / 4;
+            let layout = Layout::new(vec![TensorSpec::parameter("w", [length])], 1).expect("a model");
             let weights = vec![0.5_f32; length];
             let gradient: Vec<f32> = (0..length).map(|index| (index % 1000) as f32 * 1e-3 - 0.5).collect();
             let mut next = vec![0.0_f32; length];
@@ -53,13 +59,35 @@ fn optimizers(criterion: &mut Criterion) {
             group.throughput(Throughput::Bytes((bytes * (3 + 2 * optimizer.slots())) as u64));
             group.bench_function(BenchmarkId::from_parameter(format!("chunk={name}")), |bencher| {
                 bencher.iter(|| {
-                    optimizer.update(7, black_box(&weights), &gradient, 0.125, &mut slots, &mut next);
+                    let update = optimizer.prepare(7, 0.125);
+                    let update = with_norms(update, &layout, black_box(&weights), &gradient, &slots);
+                    update.apply(&weights, &gradient, &mut slots, &mut next);
                     black_box(&mut next);
                 });
             });
         }
         group.finish();
     }
+}
+
+/// Measures every chunk first, when the update needs norms.
+fn with_norms(
+    update: Update,
+    layout: &Layout,
+    weights: &[f32],
+    gradient: &[f32],
+    slots: &[Vec<f32>],
+) -> Update {
+    if !update.needs_norms() {
+        return update;
+    }
+    let measure = |chunk: &ChunkSpec| {
+        let range = chunk.offset..chunk.offset + chunk.len;
+        let slots: Vec<_> = slots.iter().map(|slot| &slot[range.clone()]).collect();
+        update.measure(&weights[range.clone()], bytemuck::cast_slice(&gradient[range]), &slots)
+    };
+    let squares: Vec<_> = (0..).map(ChunkId).zip(layout.chunks().iter().map(measure)).collect();
+    update.with_norms(layout, &squares, &[ChunkId(0)])[0]
 }
 
 fn memcpy(criterion: &mut Criterion) {

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use proto::memory::{Memory, REGION_BYTES_MIN, Region};
 use proto::tensor::{DType, Role, Values, add_assign, max_assign};
 
+use crate::optim::norm::Squares;
 use crate::optim::{self, Optimizer, Slot, Update, state};
 
 /// Recycled buffers of one partition; clones are the same pool.
@@ -303,14 +304,19 @@ pub enum Total {
 }
 
 impl Total {
-    /// The values, of one sum.
-    fn into_sum(self, dtype: DType, pool: &Pool) -> Sum {
+    /// Makes it one sum, for whoever needs that before the update.
+    pub fn add_up(&mut self, dtype: DType, pool: &Pool) {
+        if let Self::Halves(left, right) = self {
+            *self = Self::Sum(Sum::of(left.bytes(), right.bytes(), dtype, pool));
+        }
+    }
+
+    /// The values, as one sum.
+    fn into_sum(mut self, dtype: DType, pool: &Pool) -> Sum {
+        self.add_up(dtype, pool);
         match self {
             Self::Sum(sum) => sum,
-            Self::Halves(mut left, right) => {
-                left.merge(right, dtype, pool);
-                left
-            }
+            Self::Halves(..) => unreachable!("added up"),
         }
     }
 }
@@ -345,6 +351,19 @@ impl Slots {
     /// The values now. As long as somebody holds them they do not change.
     pub fn share(&self) -> impl Iterator<Item = Arc<Buffer>> {
         self.values.iter().cloned()
+    }
+
+    /// What the chunk contributes to the norms of a step; only parameters do. Nothing is changed.
+    ///
+    /// # Panics
+    /// If the total is not added up.
+    pub fn measure(&self, update: &Update, weights: &Buffer, total: &Total) -> Option<Squares> {
+        if self.role != Role::Parameter {
+            return None;
+        }
+        let Total::Sum(sum) = total else { panic!("the norm of a sum that is not there") };
+        let slots: Vec<&[f32]> = self.values.iter().map(|slot| slot.floats()).collect();
+        Some(update.measure(weights.floats(), sum.bytes(), &slots))
     }
 
     /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content before does not matter.

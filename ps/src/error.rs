@@ -106,6 +106,9 @@ pub enum Error {
         /// The limit.
         bytes_max: u64,
     },
+    /// The other partitions cannot be reached.
+    #[error("open: homes of partitions: {0}")]
+    Home(Failure),
     /// No room for another job.
     #[error(
         "open job {job}: this ps has {jobs_max} jobs already (jobs_max); wait until one ends or raise the limit"
@@ -215,6 +218,26 @@ pub enum Error {
         /// Version of the partition.
         version: Option<Version>,
     },
+    /// A step whose sum was not complete in time.
+    #[error("squares of step {step} of {place}: its sum was not complete within {waited:?}; ask again")]
+    NotMeasured {
+        /// Where.
+        place: Place,
+        /// The step.
+        step: Step,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// A step whose norms nobody can need any more.
+    #[error(
+        "squares of step {step} of {place}: kept no longer, as every partition has applied it; the sender has another era"
+    )]
+    NormsGone {
+        /// Where.
+        place: Place,
+        /// The step.
+        step: Step,
+    },
     /// A version that is kept no longer.
     #[error(
         "pull from {place}: version {version} is kept no longer, it is at version {newest}; the steps \
@@ -267,6 +290,7 @@ impl Error {
     /// What the other side should do.
     pub fn kind(&self) -> Kind {
         match self {
+            Self::Home(failure) => failure.kind,
             Self::Stream(status) => Failure::from(Status::clone(status)).kind,
             Self::Message(_)
             | Self::Differs { .. }
@@ -283,8 +307,8 @@ impl Error {
             | Self::PushTimedOut { .. }
             | Self::NotAttached { .. }
             | Self::Stopping => Kind::Unavailable,
-            Self::NotYet { .. } => Kind::NotYet,
-            Self::Gone { .. } => Kind::Gone,
+            Self::NotYet { .. } | Self::NotMeasured { .. } => Kind::NotYet,
+            Self::Gone { .. } | Self::NormsGone { .. } => Kind::Gone,
             Self::Options(_)
             | Self::Session { .. }
             | Self::Transport(_)

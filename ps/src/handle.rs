@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
+use proto::channel::Dialer;
 use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
-use proto::ids::{Era, JobId, PartitionId, Version};
+use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
 use proto::status::Failure;
@@ -24,11 +26,12 @@ use crate::checks;
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::metrics::Metrics;
-use crate::model::{Applied, Arrived, Life, Model, Opening};
+use crate::model::norms::{Measured, Others};
+use crate::model::{Applied, Arrived, Life, Model, Opening, Surroundings};
 
 /// A push of at most this many bytes is taken up where it arrives, in well under a millisecond; a larger one on a thread
 /// that may block. So a small model, and a simulation, stays in one thread.
-const INLINE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const INLINE_BYTES_MAX: usize = 1 << 20;
 
 /// A parameter server; clones are the same one.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ struct Inner {
     partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
     /// Process start of the master that this ps is registered with; 0 without one.
     master: AtomicU64,
+    /// Reaches the other ps of a job.
+    dialer: OnceLock<Dialer>,
 }
 
 impl Ps {
@@ -81,6 +86,7 @@ impl Ps {
             attachments: Attachments::default(),
             partitions: RwLock::default(),
             master: AtomicU64::new(0),
+            dialer: OnceLock::new(),
         })))
     }
 
@@ -129,7 +135,10 @@ impl Ps {
             if era == here {
                 let applied = model.applied();
                 match difference(model.opening(), &opening) {
-                    None => return Ok(applied.version),
+                    None => {
+                        model.others().map_or(Ok(()), |others| others.live_at(&opening.homes))?;
+                        return Ok(applied.version);
+                    }
                     Some(CHECKPOINT) if applied.restore_error.is_some() => {}
                     // The master gave up waiting for a part that is here all the same. Its ledger says what it has, which is
                     // as good; in canonical order such a part is of an older era.
@@ -146,16 +155,16 @@ impl Ps {
         if jobs.len() >= jobs_max && !jobs.contains(&job) {
             return Err(Error::JobsFull { job, jobs_max });
         }
-        let Inner { options, metrics, stores, reports, memory, .. } = &*self.0;
-        let model = Model::new(
-            opening,
-            master,
-            options,
-            metrics.clone(),
-            stores.clone(),
-            reports.clone(),
-            memory.clone(),
-        )?;
+        let Inner { options, metrics, stores, reports, memory, dialer, .. } = &*self.0;
+        let others = Others::of(&opening, || dialer.get().cloned().unwrap_or_else(Dialer::tcp))?;
+        let surroundings = Surroundings {
+            metrics: metrics.clone(),
+            stores: stores.clone(),
+            reports: reports.clone(),
+            memory: memory.clone(),
+            others,
+        };
+        let model = Model::new(opening, master, options, surroundings)?;
         let model = Arc::new(model);
         checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
@@ -206,6 +215,11 @@ impl Ps {
         metrics.pulls.add(1);
         metrics.pull_bytes.add(model.bytes() as u64);
         Ok(pulled)
+    }
+
+    /// What a partition contributes to the norms of a step, for the other partitions of the job; waits for the step's sum.
+    pub(crate) async fn squares(&self, address: Address, step: Step, wait: Duration) -> Result<Measured> {
+        self.model(address)?.squares(address.era, step, wait).await.inspect_err(checks::refused)
     }
 
     /// What a job's partitions on this ps have applied, by partition.
@@ -273,13 +287,18 @@ impl Ps {
         self.partitions().values().any(|model| model.can_be_saved())
     }
 
+    /// Other ps are reached through this; without it by TCP, without keys. Only the first call counts.
+    pub(crate) fn dials_with(&self, dialer: Dialer) {
+        self.0.dialer.get_or_init(|| dialer);
+    }
+
     /// From now on jobs are opened by this process start of the master.
     pub(crate) fn registered_with(&self, master: u64) {
         self.0.master.store(master, Ordering::Relaxed);
     }
 
     fn check_opening(&self, opening: &Opening) -> Result<()> {
-        let Opening { address, partitions, tensors, plan, spec, restore: _ } = opening;
+        let Opening { address, partitions, tensors, plan, spec, homes, restore: _ } = opening;
         let place = Place { job: address.job, partition: address.partition };
         spec.validate()?;
         let contradiction = |what, expected: String, found: String| {
@@ -290,6 +309,9 @@ impl Ps {
             }
         };
         contradiction("number of partitions", spec.fleet.ps.to_string(), partitions.to_string())?;
+        if asks_others(opening) {
+            contradiction("homes of partitions", partitions.to_string(), homes.len().to_string())?;
+        }
         contradiction("plan", format!("{:?}", spec.plan(plan.records)), format!("{plan:?}"))?;
         if address.partition.get() >= *partitions {
             let (expected, found) = (format!("a number below {partitions}"), address.partition.to_string());
@@ -489,10 +511,15 @@ fn job_range(job: JobId) -> std::ops::RangeInclusive<Place> {
     Place { job, partition: PartitionId(0) }..=Place { job, partition: PartitionId(u32::MAX) }
 }
 
+/// Whether its steps need to know what other partitions have measured.
+pub(crate) fn asks_others(opening: &Opening) -> bool {
+    opening.partitions > 1 && opening.spec.optimizer.needs_norms().is_some()
+}
+
 /// How [`difference`] calls the checkpoint that a partition is opened with.
 const CHECKPOINT: &str = "checkpoint";
 
-/// The first part of two openings that differs.
+/// The first part of two openings that differs. Where the other partitions live may change.
 fn difference(one: &Opening, other: &Opening) -> Option<&'static str> {
     let parts = [
         ("number of partitions", one.partitions == other.partitions),

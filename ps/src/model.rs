@@ -8,7 +8,9 @@
 //! - A version appears whole, together with its entry in the ledger; then all waiting pulls look again.
 //! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
 
-use std::collections::BTreeMap;
+pub(crate) mod norms;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,7 +40,8 @@ use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use crate::optim::Optimizer;
+use crate::model::norms::{Measured, Others};
+use crate::optim::{Optimizer, Update};
 use crate::parallel;
 use crate::versions::{Kept, Versions};
 
@@ -57,6 +60,8 @@ pub struct Opening {
     pub spec: JobSpec,
     /// The checkpoint to load; without one, version 0 is pushed.
     pub restore: Option<Restore>,
+    /// URL of the ps of each partition, for steps that need norms over the whole model.
+    pub homes: Vec<String>,
 }
 
 /// What a partition has applied.
@@ -121,6 +126,8 @@ pub(crate) struct Model {
     changed: Notify,
     /// Of a job with checkpoints.
     saver: Option<Arc<Saver>>,
+    /// Of a job whose steps need what other partitions have measured.
+    others: Option<Others>,
     /// Cancelled when its life is not [`Life::Open`] any more.
     ended: CancellationToken,
 }
@@ -138,6 +145,18 @@ impl Arrived {
     }
 }
 
+/// What a partition shares with the others of its ps, and who holds the others of its job.
+#[derive(Debug, Default)]
+pub(crate) struct Surroundings {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stores: Stores,
+    pub(crate) reports: Reports,
+    /// What workers of this host may read.
+    pub(crate) memory: Option<Memory>,
+    /// Where norms over the whole model are known; none when this partition is alone, or needs none.
+    pub(crate) others: Option<Others>,
+}
+
 #[derive(Debug)]
 struct State {
     life: Life,
@@ -151,8 +170,22 @@ struct State {
     /// Spans of the pushes of each step in progress, in the order in which they came; empty without a collector.
     marks: BTreeMap<Step, Vec<Mark>>,
     ledger: Ledger,
+    /// What this partition contributed to the norms of the last steps, for the others.
+    measured: VecDeque<(Step, Measured)>,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
+}
+
+/// A step that is being applied.
+#[derive(Debug)]
+struct Begun {
+    step: Step,
+    /// Of the weights before it.
+    version: Version,
+    weights: Weights,
+    totals: Totals,
+    /// As the timeline shows it.
+    span: Span,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -171,11 +204,9 @@ impl Model {
         opening: Opening,
         master: u64,
         options: &Options,
-        metrics: Arc<Metrics>,
-        stores: Stores,
-        reports: Reports,
-        memory: Option<Memory>,
+        surroundings: Surroundings,
     ) -> Result<Self> {
+        let Surroundings { metrics, stores, reports, memory, others } = surroundings;
         let Address { job, partition, .. } = opening.address;
         let place = Place { job, partition };
         let layout = Layout::new(opening.tensors.clone(), opening.partitions)?;
@@ -204,6 +235,7 @@ impl Model {
             updates: 0,
             marks: BTreeMap::new(),
             ledger: Ledger::new(opening.plan, consistency.order),
+            measured: VecDeque::new(),
             restore_error: None,
         };
         let ended = CancellationToken::new();
@@ -225,6 +257,7 @@ impl Model {
             place,
             opening,
             saver,
+            others,
             ended,
             master,
             layout,
@@ -387,7 +420,7 @@ impl Model {
     }
 
     /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(&self, era: Era, arrived: Arrived) -> Result<Pushed> {
+    pub(crate) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
         match arrived.target {
             Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
@@ -541,7 +574,13 @@ impl Model {
         Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
     }
 
-    fn push_node(&self, era: Era, node: StepNode, sums: Sums, mark: Option<Mark>) -> Result<Pushed> {
+    fn push_node(
+        self: &Arc<Self>,
+        era: Era,
+        node: StepNode,
+        sums: Sums,
+        mark: Option<Mark>,
+    ) -> Result<Pushed> {
         let mut offer = {
             let mut state = self.state();
             self.check_era(&state, era)?;
@@ -603,7 +642,7 @@ impl Model {
     }
 
     /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
-    fn complete(&self, step: Step, totals: Totals) {
+    fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
         let mut state = self.state();
         state.ready.insert(step, totals);
         if !std::mem::replace(&mut state.updating, true) {
@@ -612,50 +651,73 @@ impl Model {
         }
     }
 
-    fn apply_ready(&self) {
-        loop {
-            let mut state = self.state();
-            let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
-            let Some(step) = state.ready.keys().copied().find(may_apply) else {
-                state.updating = false;
-                return;
-            };
-            let totals = state.ready.remove(&step).expect("found just now");
-            let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
-            let weights = weights.clone();
-            let gone = state.versions.make_room();
-            let marks = state.marks.remove(&step).unwrap_or_default();
-            drop(state);
-            // Their buffers become those of the next version.
-            drop(gone);
-            let span = self.apply_span(step, version);
-            timeline::join(&span, marks);
-            let next = span.in_scope(|| self.advance(step, version, &weights, totals));
-
-            let mut state = self.state();
-            if !matches!(state.life, Life::Open) {
-                // The job ended or was rewound meanwhile: nobody may see this version.
-                state.updating = false;
-                return;
+    fn apply_ready(self: &Arc<Self>) {
+        while let Some(mut begun) = self.begin() {
+            let update = self.prepare(&begun);
+            if !update.needs_norms() {
+                let updates = vec![update; begun.totals.len()];
+                self.apply(begun, updates);
+                continue;
             }
-            let gone = state.versions.insert(version.next(), next);
-            state.ledger.apply(step);
-            state.aggregator.forget(step);
-            checks::applied(self.opening.address, step, version.next());
-            let cut = self.maybe_cut(&state);
-            state.updates += 1;
-            let reserves = state.updates == self.settled_after;
-            drop(state);
-            self.changed.notify_waiters();
-            if reserves {
-                self.reserve();
+            let span = begun.span.clone();
+            let own = span.in_scope(|| self.measure(&update, &mut begun));
+            if self.others.is_some() {
+                // Goes on when it knows what they have measured; until then it is the update that is under way.
+                return self.ask_others(begun, update, own);
             }
-            if let Some((saver, cut)) = cut {
-                saver.save(cut);
-            }
-            // Now, outside the lock, their buffers go back to the pool.
-            drop(gone);
+            let updates = self.with_norms(&update, vec![own]);
+            self.apply(begun, updates);
         }
+    }
+
+    /// The next step that may be applied; when there is none, nobody updates any more.
+    fn begin(&self) -> Option<Begun> {
+        let mut state = self.state();
+        let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
+        let Some(step) = state.ready.keys().copied().find(may_apply) else {
+            state.updating = false;
+            return None;
+        };
+        let totals = state.ready.remove(&step).expect("found just now");
+        let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
+        let weights = weights.clone();
+        let gone = state.versions.make_room();
+        let marks = state.marks.remove(&step).unwrap_or_default();
+        drop(state);
+        // Their buffers become those of the next version.
+        drop(gone);
+        let span = self.apply_span(step, version);
+        timeline::join(&span, marks);
+        Some(Begun { step, version, weights, totals, span })
+    }
+
+    /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it then.
+    fn apply(&self, begun: Begun, updates: Vec<Update>) {
+        let (step, version) = (begun.step, begun.version);
+        let span = begun.span.clone();
+        let next = span.in_scope(|| self.advance(begun, updates));
+
+        let mut state = self.state();
+        if !matches!(state.life, Life::Open) {
+            return;
+        }
+        let gone = state.versions.insert(version.next(), next);
+        state.ledger.apply(step);
+        state.aggregator.forget(step);
+        checks::applied(self.opening.address, step, version.next());
+        let cut = self.maybe_cut(&state);
+        state.updates += 1;
+        let reserves = state.updates == self.settled_after;
+        drop(state);
+        self.changed.notify_waiters();
+        if reserves {
+            self.reserve();
+        }
+        if let Some((saver, cut)) = cut {
+            saver.save(cut);
+        }
+        // Now, outside the lock, their buffers go back to the pool.
+        drop(gone);
     }
 
     fn apply_span(&self, step: Step, version: Version) -> Span {
@@ -686,22 +748,24 @@ impl Model {
         Some((saver, cut))
     }
 
+    /// The scalars of a step's update.
+    fn prepare(&self, begun: &Begun) -> Update {
+        let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
+        let update = self.optimizer.prepare(begun.version.get(), scale);
+        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
+    }
+
     /// The update: weights of one version and what a step says in, weights of the next version out.
-    fn advance(&self, step: Step, version: Version, weights: &Weights, totals: Totals) -> Weights {
+    fn advance(&self, begun: Begun, updates: Vec<Update>) -> Weights {
         let begin = Instant::now();
-        let plan = self.opening.plan;
-        let scale = (1.0 / plan.samples_of(step) as f64) as f32;
-        let update = self.optimizer.prepare(version.get(), scale);
-        let advance = Advance {
-            update: if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() },
-            microbatches: plan.of(step),
-            pool: &self.pool,
-        };
+        let Begun { step, weights, totals, .. } = begun;
+        let microbatches = self.opening.plan.of(step);
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next);
+        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
         // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
-        parallel::for_each(self.threads, chunks, |(((slots, weights), total), next)| {
+        parallel::for_each(self.threads, chunks, |((((slots, weights), total), next), update)| {
+            let advance = Advance { update, microbatches, pool: &self.pool };
             let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
             slots.advance(&advance, weights, total, &mut buffer);
             *next = Some(Arc::new(buffer));

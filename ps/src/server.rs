@@ -70,6 +70,7 @@ where
     S: Future<Output = Result<()>>,
 {
     let options = ps.options();
+    ps.dials_with(dialer.clone());
     let refused = |failure| Error::Session { master: options.master.clone(), failure };
     let masters = Failover::new(&dialer, &options.master, Purpose::Control).map_err(refused)?;
     let (session, driver) = Session::start(

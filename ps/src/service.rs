@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
@@ -33,6 +34,7 @@ use tracing::{Instrument as _, Span};
 use crate::error::{Error, Result};
 use crate::handle::Ps;
 use crate::model::{Applied, Opening};
+use crate::optim::norm::Squares;
 
 /// Who has one reads something of a sender's memory.
 type Held = Arc<oneshot::Sender<()>>;
@@ -296,6 +298,22 @@ impl pb::parameters_server::Parameters for Service {
         Ok(Response::new(pb::AttachReply { attached }))
     }
 
+    async fn squares(
+        &self,
+        request: Request<pb::SquaresRequest>,
+    ) -> Result<Response<pb::SquaresReply>, Status> {
+        let pb::SquaresRequest { job, era, partition, step, wait_ms } = request.into_inner();
+        let address = Address { job: JobId(job), partition: PartitionId(partition), era: Era(era) };
+        let wait = Duration::from_millis(wait_ms.into());
+        let measured = tokio::select! {
+            biased;
+            measured = self.ps.squares(address, Step(step), wait) => measured?,
+            () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
+        };
+        let squares = measured.iter().flat_map(|Squares(squares)| *squares).collect();
+        Ok(Response::new(pb::SquaresReply { squares }))
+    }
+
     async fn ledger(&self, request: Request<pb::LedgerRequest>) -> Result<Response<pb::LedgerReply>, Status> {
         let applied = self.ps.ledger(JobId(request.into_inner().job))?;
         let partitions = applied.into_iter().map(partition_ledger).collect();
@@ -333,6 +351,7 @@ fn opening(request: pb::OpenRequest) -> Result<Opening> {
         plan: plan.try_into()?,
         spec: JobSpec::from_json(&request.spec_json)?,
         restore: request.restore.map(TryInto::try_into).transpose()?,
+        homes: request.homes,
     })
 }
 

@@ -3,8 +3,11 @@
 //! The reference is `tests/golden/optimizers_papers.py`, twice: with every operation rounded to f32 in the order of the
 //! paper's formula, to which ours have to be *equal*, and in f64, from which they may be off by what rounding is worth.
 
+use proto::ids::ChunkId;
 use proto::optimizer::OptimizerSpec;
-use ps::optim::Optimizer;
+use proto::placement::Layout;
+use proto::tensor::TensorSpec;
+use ps::optim::{Optimizer, Update};
 use serde_json::Value;
 
 const ELEMENTS: usize = 33;
@@ -32,7 +35,7 @@ fn for_each_value(precision: &str, mut compare: impl FnMut(&str, f64, f64, f64))
     let golden = include_str!("../../tests/golden/optimizers_papers.json");
     let golden: Value = serde_json::from_str(golden).expect("a golden file");
     let cases = golden["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 2, "{} cases", cases.len());
+    assert!(cases.len() >= 4, "{} cases", cases.len());
     for case in cases {
         let spec: OptimizerSpec = serde_json::from_value(case["spec"].clone()).expect("a specification");
         let optimizer = Optimizer::new(&spec, STEPS).expect("a valid specification");
@@ -75,11 +78,23 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     for step in 0..STEPS {
         let gradient: Vec<f32> = (0..ELEMENTS).map(|index| random.next() * size(index)).collect();
         let mut next = vec![f32::NAN; ELEMENTS];
-        optimizer.update(step, &weights, &gradient, scale, &mut slots, &mut next);
+        with_norms(optimizer.prepare(step, scale), &weights, &gradient, &slots)
+            .apply(&weights, &gradient, &mut slots, &mut next);
         weights = next;
         versions.push([vec![weights.clone()], slots.clone()].concat());
     }
     versions
+}
+
+/// The update of a model of this one tensor.
+fn with_norms(update: Update, weights: &[f32], gradient: &[f32], slots: &[Vec<f32>]) -> Update {
+    if !update.needs_norms() {
+        return update;
+    }
+    let layout = Layout::new(vec![TensorSpec::parameter("w", [weights.len()])], 1).expect("a model");
+    let slots: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
+    let squares = [(ChunkId(0), update.measure(weights, bytemuck::cast_slice(gradient), &slots))];
+    update.with_norms(&layout, &squares, &[ChunkId(0)]).remove(0)
 }
 
 /// Knuth's MMIX generator, as in the golden script: the top 24 bits as an f32 in [-1, 1).

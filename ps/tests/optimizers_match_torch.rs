@@ -9,8 +9,11 @@
 //! of it: a weight that moves by 0.02 a step and happens to pass through 3e-7 carries the rounding errors of 0.02. At
 //! that very weight PyTorch's own kernels, portable and AVX-512, disagree with each other by 1.3e-5 of its value.
 
+use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerSpec, Schedule};
-use ps::optim::Optimizer;
+use proto::placement::Layout;
+use proto::tensor::TensorSpec;
+use ps::optim::{Optimizer, Update};
 use serde_json::Value;
 
 /// As in the golden script: gradients nil, with a subnormal square, near eps, ordinary and huge.
@@ -58,7 +61,7 @@ fn every_schedule_equals_its_torch_scheduler() {
 fn for_each_value(golden: &str, mut compare: impl FnMut(&str, f64, f64, f64)) {
     let golden = read(golden);
     let cases = golden["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 24, "{} cases", cases.len());
+    assert!(cases.len() >= 26, "{} cases", cases.len());
     for case in cases {
         let spec: OptimizerSpec = serde_json::from_value(case["spec"].clone()).expect("a specification");
         let optimizer = Optimizer::new(&spec, STEPS).expect("a valid specification");
@@ -95,11 +98,22 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     for step in 0..STEPS {
         let gradient: Vec<f32> = magnitudes.iter().map(|magnitude| random.next() * magnitude).collect();
         let mut next = vec![f32::NAN; ELEMENTS];
-        optimizer.update(step, &weights, &gradient, scale, &mut slots, &mut next);
+        with_norms(optimizer.prepare(step, scale), &weights, &gradient)
+            .apply(&weights, &gradient, &mut slots, &mut next);
         weights = next;
         versions.push([vec![weights.clone()], slots.clone()].concat());
     }
     versions
+}
+
+/// The update of a model of this one tensor.
+fn with_norms(update: Update, weights: &[f32], gradient: &[f32]) -> Update {
+    if !update.needs_norms() {
+        return update;
+    }
+    let layout = Layout::new(vec![TensorSpec::parameter("w", [weights.len()])], 1).expect("a model");
+    let squares = [(ChunkId(0), update.measure(weights, bytemuck::cast_slice(gradient), &[]))];
+    update.with_norms(&layout, &squares, &[ChunkId(0)]).remove(0)
 }
 
 /// Knuth's MMIX generator, as in the golden script: the top 24 bits as an f32 in [-1, 1).

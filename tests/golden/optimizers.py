@@ -156,6 +156,9 @@ CASES = [
         dict(rho=0.8, eps=1e-4, weight_decay=0.01),
         1 / 3,
     ),
+    # The norm of the gradients is far above 1 (there are huge ones), and for the second far below the bound.
+    ("sgd, clipped", dict(kind="sgd", learning_rate=0.1, weight_decay=0.01, clip_norm=2.5), SGD, dict(weight_decay=0.01), 1 / 3),
+    ("adam, not clipped", dict(kind="adam", learning_rate=0.01, clip_norm=1e20), ADAM, {}, 1),
 ]
 
 # (name, the job's `schedule` table, steps compared, optimizer -> PyTorch scheduler). The cosine is compared up to its
@@ -207,6 +210,15 @@ def numbers(tensor):
     return out
 
 
+clip = torch.nn.utils.clip_grad_norm_
+
+
+def clip_with_exact_norm(weights, clip_norm):
+    """The same with the norm in f64: f32 sums depend on their order, which PyTorch does not promise."""
+    norm = weights.grad.double().square().sum().pow(0.5).item()
+    weights.grad.mul_(min(1.0, clip_norm / (norm + 1e-6)))
+
+
 def run_case(spec, optimizer_class, arguments, scale):
     """The weights and slots after each step of KEPT."""
     initial, gradients = inputs()
@@ -219,6 +231,8 @@ def run_case(spec, optimizer_class, arguments, scale):
     after = {}
     for step, gradient in enumerate(gradients, start=1):
         weights.grad = torch.from_numpy(gradient * np.float32(scale))
+        if "clip_norm" in spec:
+            clip(weights, spec["clip_norm"])
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
@@ -279,6 +293,8 @@ def main():
         (HERE / "schedules.json").write_text(render(schedules()))
     else:
         use_ieee_square_root()
+        global clip
+        clip = clip_with_exact_norm
         (HERE / "optimizers_ieee.json").write_text(render(optimizers()))
 
 

@@ -6,6 +6,8 @@ writes `optimizers_papers.json` beside this file, for `ps/tests/optimizers_match
 twice: `single` rounds every operation to f32, in the order of the paper's formula, and has to be matched to the bit;
 `double` is the formula in f64, which shows what the roundings are worth.
 
+LAMB: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2019, algorithm 2, with the
+identity as phi.
 FTRL: McMahan et al., "Ad click prediction: a view from the trenches", 2013, algorithm 1.
 """
 
@@ -48,6 +50,19 @@ def ftrl(real, w, slots, g, _, alpha, beta=1.0, l1=0.0, l2=0.0, **_initial):
     return w, dict(z=z, n=n)
 
 
+def lamb(real, w, slots, g, step, alpha, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01):
+    """All elements are one tensor. Norms are taken in f64: an f32 sum would depend on its order."""
+    b1, b2 = betas
+    m, v = slots["exp_avg"], slots["exp_avg_sq"]
+    m = m + real(1 - b1) * (g - m)  # b1 m + (1 - b1) g
+    v = v * real(b2) + real(1 - b2) * g * g
+    ratio = m / real(1 - b1**step) / (np.sqrt(v / real(1 - b2**step)) + real(eps))
+    u = ratio + real(weight_decay) * w
+    norms = [np.sqrt(np.sum(np.square(x.astype(np.float64)))) for x in (w, u)]
+    w = w - real(alpha * norms[0] / norms[1]) * u
+    return w, dict(exp_avg=m, exp_avg_sq=v)
+
+
 # (name, the job's [optimizer] table, the rule, its slots' first values, its settings, scale of the gradient)
 CASES = [
     ("ftrl", dict(kind="ftrl", learning_rate=0.1), ftrl, dict(z=0, n=0), {}, 1),
@@ -57,6 +72,15 @@ CASES = [
         ftrl,
         dict(z=0, n=0.1),
         dict(beta=0.2, l1=0.9, l2=0.1),
+        1 / 3,
+    ),
+    ("lamb", dict(kind="lamb", learning_rate=0.01), lamb, dict(exp_avg=0, exp_avg_sq=0), {}, 1),
+    (
+        "lamb, all settings",
+        dict(kind="lamb", learning_rate=0.05, betas=[0.8, 0.95], eps=1e-4, weight_decay=0.1),
+        lamb,
+        dict(exp_avg=0, exp_avg_sq=0),
+        dict(betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
         1 / 3,
     ),
 ]

@@ -15,6 +15,8 @@ pub(crate) struct Plan {
     /// "sync", "pipelined", "bounded" or "async".
     pub(crate) mode: &'static str,
     pub(crate) delay: Option<u64>,
+    /// Norm that steps are clipped at: over the whole model, so that several ps must tell each other theirs.
+    pub(crate) clip_norm: Option<f64>,
     /// Part of the records measures the model after each epoch.
     pub(crate) evaluates: bool,
     /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process ends.
@@ -111,6 +113,19 @@ pub(crate) struct Saves {
 impl Plan {
     /// The run of `seed`.
     pub(crate) fn of(seed: u64) -> Self {
+        let mut plan = Self::without_norms(seed);
+        let mut dice = Dice(Keyed::new(seed, "clip", 0));
+        // In arrival order there is a norm on one ps only, and nothing to compare clipped weights with.
+        let clips = [0.02, 0.2, 1e9];
+        match plan.is_canonical() {
+            true if dice.one_in(3) => plan.clip_norm = Some(clips[dice.range(0, 2) as usize]),
+            false if dice.one_in(3) && plan.ps == 1 => plan.clip_norm = Some(clips[2]),
+            _ => {}
+        }
+        plan
+    }
+
+    fn without_norms(seed: u64) -> Self {
         let mut dice = Dice(Keyed::new(seed, "plan", 0));
         let workers = dice.range(1, 5);
         let mode = ["sync", "pipelined", "bounded", "async"][dice.range(0, 3) as usize];
@@ -127,6 +142,7 @@ impl Plan {
             epochs: dice.range(1, 4),
             mode,
             delay,
+            clip_norm: None,
             evaluates: dice.one_in(3),
             lease_secs: dice.range(2, 5),
             death_secs: if dice.one_in(3) { 5 } else { dice.range(10, 30) },
@@ -199,6 +215,11 @@ impl Plan {
         Duration::from_millis(2 * microbatches * self.slow_compute_ms.max(self.compute_ms))
     }
 
+    /// Whether steps may be clipped, and the weights say no longer how often a record was applied.
+    pub(crate) fn is_clipped(&self) -> bool {
+        self.clip_norm.is_some_and(|norm| norm < 1e9)
+    }
+
     pub(crate) fn is_canonical(&self) -> bool {
         matches!(self.mode, "sync" | "pipelined")
     }
@@ -206,6 +227,7 @@ impl Plan {
     /// The job of this run.
     pub(crate) fn job(&self, seed: u64) -> String {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
+        let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
         let Self { lease_secs, pull_attempts_max, .. } = self;
@@ -233,6 +255,7 @@ effective = {effective}
 [optimizer]
 kind = "sgd"
 learning_rate = {microbatches_per_step}.0
+{clip_norm}
 [consistency]
 mode = "{mode}"
 {delay}

@@ -5,9 +5,11 @@ use ebbflow::model::Model;
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::Values;
-use proto::ids::{MicrobatchId, Step};
+use proto::ids::{ChunkId, MicrobatchId, Step};
+use proto::placement::Layout;
 use proto::plan::RecordOrder;
 use proto::tree::Node;
+use ps::optim::Update;
 
 use crate::model::Oracle;
 
@@ -37,23 +39,29 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
         let sum = reduce(&mut model, Node::root(plan.of(step)), &leaf);
         let scale = 1.0 / plan.samples_of(step) as f32;
         let current = versions.last().expect("version 0");
+        let update = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum);
         let next = current.iter().zip(&sum).map(|(weights, gradient)| {
             let mut next = vec![0.0; weights.len()];
             let none: &mut [Vec<f32>] = &mut [];
-            optimizer.update(
-                step.get(),
-                weights.as_f32().unwrap(),
-                gradient.as_f32().unwrap(),
-                scale,
-                none,
-                &mut next,
-            );
+            update.apply(weights.as_f32().unwrap(), gradient.as_f32().unwrap(), none, &mut next);
             Values::F32(next)
         });
         let next = next.collect();
         versions.push(next);
     }
     versions
+}
+
+/// The update with the norm of the whole gradient, when it needs that. Every tensor is one chunk.
+fn with_norms(model: &Oracle, update: Update, weights: &[Values], sum: &[Values]) -> Update {
+    if !update.needs_norms() {
+        return update;
+    }
+    let layout = Layout::new(model.tensors(), 1).expect("a model");
+    let measure =
+        |(weights, sum): (&Values, &Values)| update.measure(weights.as_f32().unwrap(), sum.bytes(), &[]);
+    let squares: Vec<_> = (0..).map(ChunkId).zip(weights.iter().zip(sum).map(measure)).collect();
+    update.with_norms(&layout, &squares, &[ChunkId(0)])[0]
 }
 
 fn reduce(model: &mut Oracle, node: Node, leaf: &impl Fn(&mut Oracle, u32) -> Vec<Values>) -> Vec<Values> {

@@ -110,6 +110,10 @@ impl Parameters for Service {
         Ok(Response::new(pb::LedgerReply { partitions }))
     }
 
+    async fn squares(&self, _: Request<pb::SquaresRequest>) -> Result<Response<pb::SquaresReply>, Status> {
+        Err(Status::unimplemented("squares"))
+    }
+
     async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<pb::SaveReply>, Status> {
         Err(Status::unimplemented("save"))
     }

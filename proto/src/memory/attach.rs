@@ -194,9 +194,9 @@ mod tests {
     use super::*;
 
     async fn attached(one: &Memory, other: &Memory) -> (Attachment, Attachment) {
-        let offer = Offer::new(one).unwrap();
+        let offer = Offer::new(one).expect("an offer");
         let name = offer.name();
-        tokio::try_join!(offer.taken(), Attachment::take_up(name, other)).unwrap()
+        tokio::try_join!(offer.taken(), Attachment::take_up(name, other)).expect("both attach")
     }
 
     #[tokio::test]

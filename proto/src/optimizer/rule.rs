@@ -82,16 +82,25 @@ pub enum Rule {
         /// First value of the sum of squares.
         initial_accumulator_value: f64,
     },
+    /// lamb.
+    Lamb {
+        /// Shares of the running means that are kept.
+        betas: [f64; 2],
+        /// Added to the denominator.
+        eps: f64,
+        /// Added to the direction, times the weights.
+        weight_decay: f64,
+    },
 }
 
 impl Rule {
     /// Names of the slots, in the order in which kernels and checkpoints have them: those of PyTorch's
-    /// `optimizer.state_dict()`; ftrl's are the paper's.
+    /// `optimizer.state_dict()`; ftrl's are the paper's, and lamb's are Adam's.
     pub const fn slot_names(&self) -> &'static [&'static str] {
         match self {
             Self::Sgd { .. } => &[],
             Self::Momentum { .. } => &["momentum_buffer"],
-            Self::Adam { amsgrad: false, .. } => &["exp_avg", "exp_avg_sq"],
+            Self::Adam { amsgrad: false, .. } | Self::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
             Self::Adam { amsgrad: true, .. } => &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
             Self::Adagrad { .. } => &["sum"],
             Self::Rmsprop { momentum, centered, .. } => match (*momentum > 0.0, *centered) {

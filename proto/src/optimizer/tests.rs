@@ -46,8 +46,8 @@ fn all_violations_are_reported_at_once() {
     assert_eq!(
         found,
         [
-            "optimizer.eps: not a setting of kind `sgd` (which has weight_decay); remove it or choose a kind \
-             that has it: adam, adamw, amsgrad, adagrad, rmsprop, adadelta",
+            "optimizer.eps: not a setting of kind `sgd` (which has weight_decay, clip_norm); remove it or choose a kind \
+             that has it: adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb",
             "optimizer.learning_rate = -1, expected a number above 0 that fits an f32",
             "optimizer.weight_decay = NaN, expected a finite number, at least 0",
             "optimizer.schedule.every_steps: missing, kind `step` needs it",
@@ -85,6 +85,9 @@ fn each_setting_has_its_range() {
         ("kind = 'ftrl'\nlearning_rate = 1\nl2 = inf", "l2"),
         ("kind = 'ftrl'\nlearning_rate = 1\nweight_decay = 0.1", "weight_decay"),
         ("kind = 'adagrad'\nlearning_rate = 1\nl2 = 0.1", "l2"),
+        ("kind = 'adam'\nlearning_rate = 1\nclip_norm = 0", "clip_norm"),
+        ("kind = 'lamb'\nlearning_rate = 1\nclip_norm = 1", "clip_norm"),
+        ("kind = 'lamb'\nlearning_rate = 1\nbetas = [0.9, 1.0]", "betas[1]"),
     ] {
         let found = violations(table);
         assert_eq!(found.len(), 1, "{table}: {found:?}");

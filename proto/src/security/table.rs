@@ -85,10 +85,11 @@ const SUBMITTERS: Whose = Whose::Of(&[Role::Submit, Role::Operate]);
 const OPERATORS: Whose = Whose::Of(&[Role::Operate]);
 const WORKERS: Whose = Whose::Of(&[Role::Worker]);
 const PROCESSES: Whose = Whose::Of(&[Role::Worker, Role::Ps]);
+const PS: Whose = Whose::Of(&[Role::Ps]);
 const MASTERS: Whose = Whose::Of(&[Role::Master]);
 
 /// The table: the call as HTTP/2 names it, and whose it is.
-const TABLE: [(&str, Whose); 30] = [
+const TABLE: [(&str, Whose); 31] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
@@ -113,6 +114,7 @@ const TABLE: [(&str, Whose); 30] = [
     ("/ebbflow.v1.Parameters/Push", WORKERS),
     ("/ebbflow.v1.Parameters/Pull", WORKERS),
     ("/ebbflow.v1.Parameters/Attach", WORKERS),
+    ("/ebbflow.v1.Parameters/Squares", PS),
     ("/ebbflow.v1.Parameters/Ledger", MASTERS),
     ("/ebbflow.v1.Parameters/Save", MASTERS),
     ("/ebbflow.v1.Parameters/Unpin", MASTERS),
@@ -216,6 +218,7 @@ mod tests {
             ("Fleet/Register", &[Role::Worker, Role::Ps]),
             ("Fleet/Lease", &[Role::Worker]),
             ("Parameters/Push", &[Role::Worker]),
+            ("Parameters/Squares", &[Role::Ps]),
             ("Parameters/Close", &[Role::Master]),
         ] {
             for role in Role::ALL {

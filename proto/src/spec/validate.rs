@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, WORKERS_MAX, WireValue,
-    WorkersSpec,
+    DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, Order, WORKERS_MAX,
+    WireValue, WorkersSpec,
 };
 use crate::error::{Error, Result};
 
@@ -85,6 +85,17 @@ impl JobSpec {
             format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
         );
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
+        if let Some(setting) = self.optimizer.needs_norms() {
+            check(
+                self.fleet.ps == 1 || self.consistency.resolve().order == Order::Canonical,
+                format!(
+                    "optimizer: {setting} needs the norm of each step over the whole model, and with consistency.mode = \
+                     \"bounded\" or \"async\" each of the fleet.ps = {} ps applies steps in an order of its own; set fleet.ps \
+                     to 1, or the mode to \"sync\" or \"pipelined\"",
+                    self.fleet.ps
+                ),
+            );
+        }
         if let Some(checkpoint) = &self.checkpoint {
             checkpoint.validate(&mut check);
         }

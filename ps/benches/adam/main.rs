@@ -149,7 +149,15 @@ impl Training {
         let spec = JobSpec::from_json(SPEC).expect("a valid specification");
         let ps = Ps::new(Options { threads, ..Options::default() }).expect("valid options");
         let plan = spec.plan(1 << 40);
-        let opening = Opening { address: ADDRESS, partitions: 1, tensors, plan, spec, restore: None };
+        let opening = Opening {
+            address: ADDRESS,
+            partitions: 1,
+            tensors,
+            plan,
+            spec,
+            restore: None,
+            homes: Vec::new(),
+        };
         ps.open(opening).expect("a valid opening");
         let chunk = |&id| {
             let len = layout.chunk_bytes(id) / 4;

@@ -5,7 +5,7 @@ use proto::ids::JobId;
 
 use super::*;
 
-fn model(consistency: &str) -> Model {
+fn model(consistency: &str) -> Arc<Model> {
     let spec = format!(
         r#"{{
             "name": "test", "epochs": 50, "model": {{ "builtin": "linear" }},
@@ -17,9 +17,9 @@ fn model(consistency: &str) -> Model {
     let spec = JobSpec::from_json(&spec).unwrap();
     let address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
     let tensors = vec![TensorSpec::parameter("weight", [100]), TensorSpec::counter("count", [])];
-    let opening = Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec, restore: None };
-    Model::new(opening, 0, &Options::default(), Arc::default(), Stores::default(), Reports::default(), None)
-        .unwrap()
+    let opening =
+        Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec, restore: None, homes: vec![] };
+    Arc::new(Model::new(opening, 0, &Options::default(), Surroundings::default()).unwrap())
 }
 
 /// Values that begin one byte off alignment, as from the wire.
@@ -44,7 +44,7 @@ fn node(step: u64, begin: u32, end: u32) -> Target {
     Target::Node { node, samples: u64::from(end - begin) }
 }
 
-fn push(model: &Model, step: u64, begin: u32, end: u32) -> Outcome {
+fn push(model: &Arc<Model>, step: u64, begin: u32, end: u32) -> Outcome {
     let target = node(step, begin, end);
     model.check(Era(0), target).unwrap();
     model.push(Era(0), arrived_one_by_one(model, target)).unwrap().outcome

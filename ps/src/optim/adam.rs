@@ -15,7 +15,7 @@ use super::mean::{Mean, interpolate};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Adam {
     /// With the coupled weight decay.
-    mean: Mean,
+    pub(super) mean: Mean,
     /// Decoupled: what the weight is multiplied by.
     shrink: f32,
     /// `1 - betas[0]`.
@@ -42,13 +42,13 @@ impl Adam {
         decoupled: bool,
         learning_rate: f64,
         step: u64,
-        scale: f32,
+        mean: Mean,
     ) -> Self {
         let count = step + 1; // PyTorch counts this step already
         let (coupled, shrink) =
             if decoupled { (0.0, 1.0 - learning_rate * weight_decay) } else { (weight_decay, 1.0) };
         Self {
-            mean: Mean { scale, weight_decay: coupled as f32 },
+            mean: Mean { weight_decay: coupled as f32, ..mean },
             shrink: shrink as f32,
             mean_share: (1.0 - beta1) as f32,
             square_kept: beta2 as f32,

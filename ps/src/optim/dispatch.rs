@@ -216,6 +216,50 @@ unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, o
     unsafe { run::<super::lanes::arm::Neon, K, SLOTS>(write, kernel, operands) }
 }
 
+/// Number of partial sums of [`add_squares`].
+pub(super) const SUMS: usize = 16;
+
+/// Adds the square of value i to sum i mod 16. The compiler makes vectors of it; which ones does not reach the bits, as each sum
+/// is added to in the order of the values.
+pub(super) fn add_squares(path: Path, sums: &mut [f64; SUMS], values: &[f32]) {
+    match path {
+        Path::Scalar => squares(sums, values),
+        // SAFETY: a path comes from `Path::available`, which has asked the machine.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 => unsafe { squares_avx2(sums, values) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => unsafe { squares_avx512(sums, values) },
+        #[cfg(target_arch = "aarch64")]
+        Path::Neon => squares(sums, values),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn squares_avx2(sums: &mut [f64; SUMS], values: &[f32]) {
+    squares(sums, values);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn squares_avx512(sums: &mut [f64; SUMS], values: &[f32]) {
+    squares(sums, values);
+}
+
+#[inline(always)]
+fn squares(sums: &mut [f64; SUMS], values: &[f32]) {
+    let (whole, rest) = values.as_chunks::<SUMS>();
+    for values in whole {
+        for (sum, &value) in sums.iter_mut().zip(values) {
+            *sum += f64::from(value) * f64::from(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(rest) {
+        *sum += f64::from(value) * f64::from(value);
+    }
+}
+
 /// Streamed stores become visible to other threads in no order before a fence.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]

@@ -6,11 +6,13 @@
 
 use super::dispatch::Kernel;
 use super::lanes::Lanes;
+use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ftrl {
-    pub(super) scale: f32,
+    /// Without weight decay.
+    pub(super) mean: Mean,
     /// The paper's alpha, at this step.
     pub(super) learning_rate: f32,
     pub(super) beta: f32,
@@ -26,7 +28,7 @@ impl Kernel<2> for Ftrl {
     #[inline(always)]
     fn update<V: Lanes>(&self, weight: V, gradient: V, [z, n]: [V; 2]) -> (V, [V; 2]) {
         let rate = V::splat(self.learning_rate);
-        let gradient = gradient * V::splat(self.scale);
+        let gradient = self.mean.only(gradient);
         let more = n + gradient * gradient;
         let root = more.sqrt();
         let sigma = (root - n.sqrt()) / rate;

@@ -1,4 +1,5 @@
-//! What every rule does to a gradient first: from the sum over the samples to their mean, and PyTorch's coupled weight decay.
+//! What every rule does to a gradient first: from the sum over the samples to their mean, clipping, and PyTorch's coupled
+//! weight decay.
 
 use super::lanes::Lanes;
 
@@ -7,14 +8,22 @@ use super::lanes::Lanes;
 pub(super) struct Mean {
     /// One over the number of samples.
     pub(super) scale: f32,
+    /// What a clipped mean is multiplied by; otherwise 1, which changes no bit.
+    pub(super) clip: f32,
     pub(super) weight_decay: f32,
 }
 
 impl Mean {
-    /// `sum * scale + weight_decay * w`, each operation rounded.
+    /// `sum * scale * clip + weight_decay * w`, each operation rounded.
     #[inline(always)]
     pub(super) fn of<V: Lanes>(&self, weight: V, sum: V) -> V {
-        sum * V::splat(self.scale) + V::splat(self.weight_decay) * weight
+        self.only(sum) + V::splat(self.weight_decay) * weight
+    }
+
+    /// The same without weight decay.
+    #[inline(always)]
+    pub(super) fn only<V: Lanes>(&self, sum: V) -> V {
+        sum * V::splat(self.scale) * V::splat(self.clip)
     }
 }
 

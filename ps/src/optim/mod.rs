@@ -22,9 +22,11 @@ mod adagrad;
 mod adam;
 mod dispatch;
 mod ftrl;
+mod lamb;
 mod lanes;
 mod mean;
 mod momentum;
+pub mod norm;
 mod rmsprop;
 mod sgd;
 pub mod state;
@@ -40,6 +42,7 @@ use self::adam::{Adam, Amsgrad};
 pub use self::dispatch::Slot;
 use self::dispatch::{Path, Write, apply};
 use self::ftrl::Ftrl;
+use self::lamb::Lamb;
 use self::mean::Mean;
 use self::momentum::Momentum;
 use self::rmsprop::Rmsprop;
@@ -66,6 +69,7 @@ use self::sgd::Sgd;
 pub struct Optimizer {
     rule: Rule,
     learning_rate: f64,
+    clip_norm: Option<f64>,
     schedule: Schedule,
     total_steps: u64,
 }
@@ -74,8 +78,21 @@ pub struct Optimizer {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     rule: Prepared,
+    /// What it waits for.
+    norms: Norms,
     path: Path,
     write: Write,
+}
+
+/// The norms that an update lacks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Norms {
+    /// None.
+    Complete,
+    /// That of the whole gradient, to be clipped at this value.
+    Gradient { clip_norm: f64 },
+    /// Those of each tensor's weights and of their direction.
+    Tensors,
 }
 
 /// A kernel with the scalars of one step.
@@ -92,6 +109,7 @@ enum Prepared {
     RmspropCenteredMoving(rmsprop::CenteredMoving),
     Adadelta(Adadelta),
     Ftrl(Ftrl),
+    Lamb(Lamb),
 }
 
 impl Optimizer {
@@ -102,7 +120,8 @@ impl Optimizer {
     /// All violations of the specification; see [`OptimizerSpec::validate`].
     pub fn new(spec: &OptimizerSpec, total_steps: u64) -> Result<Self, InvalidOptimizer> {
         let rule = spec.validate()?;
-        Ok(Self { rule, learning_rate: spec.learning_rate, schedule: spec.schedule, total_steps })
+        let OptimizerSpec { learning_rate, clip_norm, schedule, .. } = *spec;
+        Ok(Self { rule, learning_rate, clip_norm, schedule, total_steps })
     }
 
     /// Number of slots: f32 values of state beside each parameter.
@@ -144,7 +163,8 @@ impl Optimizer {
     ///
     /// # Panics
     ///
-    /// If the number of slots or a length is wrong: the caller has checked what came over the network.
+    /// If the number of slots or a length is wrong: the caller has checked what came over the network. If the update
+    /// [needs norms](Update::needs_norms): one slice does not know them.
     pub fn update<S: AsMut<[f32]>>(
         &self,
         step: u64,
@@ -160,7 +180,7 @@ impl Optimizer {
     /// Works out the scalars of one step, for callers with many small slices (the rows of a table).
     pub fn prepare(&self, step: u64, scale: f32) -> Update {
         let learning_rate = self.learning_rate(step);
-        let mean = |weight_decay: f64| Mean { scale, weight_decay: weight_decay as f32 };
+        let mean = |weight_decay: f64| Mean { scale, clip: 1.0, weight_decay: weight_decay as f32 };
         let rule = match self.rule {
             Rule::Sgd { weight_decay } => {
                 Prepared::Sgd(Sgd { mean: mean(weight_decay), learning_rate: learning_rate as f32 })
@@ -174,7 +194,7 @@ impl Optimizer {
                 learning_rate: learning_rate as f32,
             }),
             Rule::Adam { betas, eps, weight_decay, decoupled, amsgrad } => {
-                let adam = Adam::new(betas, eps, weight_decay, decoupled, learning_rate, step, scale);
+                let adam = Adam::new(betas, eps, weight_decay, decoupled, learning_rate, step, mean(0.0));
                 if amsgrad { Prepared::Amsgrad(Amsgrad(adam)) } else { Prepared::Adam(adam) }
             }
             Rule::Adagrad { lr_decay, eps, weight_decay, .. } => Prepared::Adagrad(Adagrad {
@@ -206,14 +226,22 @@ impl Optimizer {
                 learning_rate: learning_rate as f32,
             }),
             Rule::Ftrl { beta, l1, l2, .. } => Prepared::Ftrl(Ftrl {
-                scale,
+                mean: mean(0.0),
                 learning_rate: learning_rate as f32,
                 beta: beta as f32,
                 l1: l1 as f32,
                 l2: l2 as f32,
             }),
+            Rule::Lamb { betas, eps, weight_decay } => {
+                Prepared::Lamb(Lamb::new(betas, eps, weight_decay, learning_rate, step, mean(0.0)))
+            }
         };
-        Update { rule, path: Path::widest(), write: Write::Cached }
+        let norms = match (rule, self.clip_norm) {
+            (Prepared::Lamb(_), _) => Norms::Tensors,
+            (_, Some(clip_norm)) => Norms::Gradient { clip_norm },
+            (_, None) => Norms::Complete,
+        };
+        Update { rule, norms, path: Path::widest(), write: Write::Cached }
     }
 }
 
@@ -261,7 +289,12 @@ impl Update {
             let sum = &mut sum[..elements.len()];
             sum::add(&left[bytes.clone()], &right[bytes], sum);
             let slots = slots.iter_mut().map(|slot| slot.part(elements.clone())).collect();
-            self.apply_bytes(&weights[elements.clone()], bytemuck::cast_slice(sum), slots, &mut next[elements]);
+            self.apply_bytes(
+                &weights[elements.clone()],
+                bytemuck::cast_slice(sum),
+                slots,
+                &mut next[elements],
+            );
         }
     }
 
@@ -271,6 +304,7 @@ impl Update {
     ///
     /// As [`Optimizer::update`].
     pub fn apply_bytes(&self, weights: &[f32], gradient: &[u8], slots: Vec<Slot<'_>>, next: &mut [f32]) {
+        assert!(!self.needs_norms(), "an update without the norms that it needs: {self:?}");
         let weights = bytemuck::cast_slice(weights);
         let how = (self.path, self.write);
         match &self.rule {
@@ -287,6 +321,26 @@ impl Update {
             }
             Prepared::Adadelta(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
             Prepared::Ftrl(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+            Prepared::Lamb(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
+        }
+    }
+}
+
+impl Prepared {
+    /// What is done to the gradient first.
+    const fn mean_mut(&mut self) -> &mut Mean {
+        match self {
+            Self::Sgd(kernel) => &mut kernel.mean,
+            Self::Momentum(kernel) => &mut kernel.mean,
+            Self::Adam(kernel) | Self::Amsgrad(Amsgrad(kernel)) => &mut kernel.mean,
+            Self::Adagrad(kernel) => &mut kernel.mean,
+            Self::Rmsprop(kernel)
+            | Self::RmspropMoving(rmsprop::Moving(kernel))
+            | Self::RmspropCentered(rmsprop::Centered(kernel))
+            | Self::RmspropCenteredMoving(rmsprop::CenteredMoving(kernel)) => &mut kernel.mean,
+            Self::Adadelta(kernel) => &mut kernel.mean,
+            Self::Ftrl(kernel) => &mut kernel.mean,
+            Self::Lamb(kernel) => &mut kernel.mean,
         }
     }
 }

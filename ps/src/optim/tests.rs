@@ -2,10 +2,14 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
+use proto::placement::Layout;
+use proto::tensor::TensorSpec;
 
 use super::dispatch::{Path, Write};
-use super::{Optimizer, Slot, Update};
+use super::norm::Squares;
+use super::{Norms, Optimizer, Slot, Update};
 
 const TOTAL_STEPS: u64 = 50;
 
@@ -26,6 +30,7 @@ fn optimizers() -> Vec<Optimizer> {
         spec.rho = has("rho").then_some(0.7);
         spec.beta = has("beta").then_some(0.3);
         spec.l1 = has("l1").then_some(0.2);
+        spec.clip_norm = has("clip_norm").then_some(1.0);
         spec.l2 = has("l2").then_some(0.05);
         spec.schedule.warmup_steps = 5;
         spec
@@ -56,6 +61,7 @@ impl Operands {
     fn apply(&self, optimizer: &Optimizer, update: Update) -> Vec<Vec<u32>> {
         let mut slots = self.slots[..optimizer.slots()].to_vec();
         let mut next = vec![f32::NAN; self.weights.len()];
+        let update = Update { norms: Norms::Complete, ..update };
         update.apply(&self.weights, &self.gradient, &mut slots, &mut next);
         [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
     }
@@ -145,7 +151,7 @@ fn the_address_of_gradient_and_next_weights_does_not_reach_the_bits() {
             for (path, write) in ways() {
                 let mut slots = operands.slots[..optimizer.slots()].to_vec();
                 let mut next = vec![f32::NAN; shift + 67];
-                let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
+                let update = Update { path, write, norms: Norms::Complete, ..optimizer.prepare(3, 0.5) };
                 let in_place = slots.iter_mut().map(|slot| Slot::InPlace(slot)).collect();
                 update.apply_bytes(&operands.weights, &raw[shift..], in_place, &mut next[shift..]);
                 let found: Vec<_> =
@@ -179,7 +185,7 @@ fn slots_that_move_have_the_bits_of_those_that_stay_and_stay_as_they_were() {
                 });
                 let slots = slots.collect();
                 let mut next = vec![f32::NAN; next_shift + 67];
-                let update = Update { path, write, ..optimizer.prepare(3, 0.5) };
+                let update = Update { path, write, norms: Norms::Complete, ..optimizer.prepare(3, 0.5) };
                 let gradient = bytemuck::cast_slice(&operands.gradient);
                 update.apply_bytes(&operands.weights, gradient, slots, &mut next[next_shift..]);
                 let after =
@@ -240,7 +246,8 @@ proptest! {
             let (weights, gradient) = (operands.weights.clone(), operands.gradient.clone());
             let mut slots = operands.slots[..optimizer.slots()].to_vec();
             let mut next = vec![garbage; weights.len()];
-            optimizer.update(step, &weights, &gradient, 0.5, &mut slots, &mut next);
+            let update = Update { norms: Norms::Complete, ..optimizer.prepare(step, 0.5) };
+            update.apply(&weights, &gradient, &mut slots, &mut next);
             prop_assert_eq!(bits(&weights), bits(&operands.weights));
             prop_assert_eq!(bits(&gradient), bits(&operands.gradient));
             prop_assert_eq!(bits(&next), &operands.update(&optimizer, step, 0.5)[0][..]);
@@ -303,4 +310,72 @@ fn a_gradient_of_another_length_is_a_broken_invariant() {
 fn a_missing_slot_is_a_broken_invariant() {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
     optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3]], &mut [0.0; 3]);
+}
+
+/// The bits of what one chunk contributes to the norms, measured by each path.
+fn measured(update: Update, operands: &Operands, shift: usize) -> Vec<[u64; 2]> {
+    let mut raw = vec![0_u8; shift];
+    raw.extend(operands.gradient.iter().flat_map(|value| value.to_le_bytes()));
+    let slots: Vec<&[f32]> = operands.slots.iter().take(2).map(Vec::as_slice).collect();
+    let measure = |path| {
+        let Squares(squares) = Update { path, ..update }.measure(&operands.weights, &raw[shift..], &slots);
+        squares.map(f64::to_bits)
+    };
+    Path::available().into_iter().map(measure).collect()
+}
+
+proptest! {
+    #[test]
+    fn squares_have_the_same_bits_on_every_path_and_at_every_address(
+        operands in operands(), repeat in 1..40_usize, shift in 0..5_usize, step in 0..TOTAL_STEPS,
+    ) {
+        let long = Operands {
+            weights: operands.weights.repeat(repeat),
+            gradient: operands.gradient.repeat(repeat),
+            slots: operands.slots.iter().map(|slot| slot.repeat(repeat)).collect(),
+        };
+        for optimizer in optimizers().into_iter().filter(|optimizer| optimizer.prepare(0, 1.0).needs_norms()) {
+            let update = optimizer.prepare(step, 0.25);
+            let expected = measured(update, &long, 0)[0];
+            prop_assert!(measured(update, &long, shift).iter().all(|found| *found == expected), "{:?}", optimizer);
+        }
+    }
+}
+
+#[test]
+fn a_clipped_step_is_as_long_as_it_may_be_and_a_shorter_one_is_not_touched() {
+    let layout = Layout::new(vec![TensorSpec::parameter("w", [2])], 1).expect("a model");
+    let step = |clip_norm, gradient: [f32; 2]| {
+        let spec =
+            OptimizerSpec { clip_norm: Some(clip_norm), ..OptimizerSpec::new(OptimizerKind::Sgd, 1.0) };
+        let update = Optimizer::new(&spec, 1).expect("valid").prepare(0, 1.0);
+        let squares = [(ChunkId(0), update.measure(&[0.0; 2], bytemuck::cast_slice(&gradient), &[]))];
+        let mut next = [0.0; 2];
+        update.with_norms(&layout, &squares, &[ChunkId(0)])[0].apply::<Vec<f32>>(
+            &[0.0; 2],
+            &gradient,
+            &mut [],
+            &mut next,
+        );
+        next
+    };
+    let [x, y] = step(0.5, [3.0, -4.0]);
+    assert!((x + 0.3).abs() < 1e-6 && (y - 0.4).abs() < 1e-6, "{x} {y}");
+    assert_eq!(step(6.0, [3.0, -4.0]), [-3.0, 4.0]);
+    assert!(step(0.5, [f32::NAN, 1.0]).iter().all(|value| value.is_nan()), "seen in the weights");
+}
+
+#[test]
+#[should_panic(expected = "squares of other chunks")]
+fn a_norm_that_lacks_a_chunk_is_a_broken_invariant() {
+    let layout = Layout::new(vec![TensorSpec::parameter("w", [2])], 1).expect("a model");
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Lamb, 0.1), 1).expect("valid");
+    let _ = optimizer.prepare(0, 1.0).with_norms(&layout, &[], &[ChunkId(0)]);
+}
+
+#[test]
+#[should_panic(expected = "without the norms that it needs")]
+fn an_update_without_its_norms_is_a_broken_invariant() {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Lamb, 0.1), 1).expect("valid");
+    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3], vec![0.0; 3]], &mut [0.0; 3]);
 }

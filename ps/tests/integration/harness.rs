@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Pull, Pulled, Push, Target, Want};
 use proto::pb;
-use proto::placement::Layout;
+use proto::placement::{ChunkSpec, Layout};
 use proto::plan::Plan;
 use proto::random::Keyed;
 use proto::spec::JobSpec;
 use proto::tensor::{Chunk, DType, Role, TensorSpec, Values};
 use proto::tree::{Node, StepNode, cover};
-use ps::optim::{Optimizer, state};
+use ps::optim::{Optimizer, Update, state};
 use ps::{Opening, Options, Ps};
 use serde_json::json;
 
@@ -26,6 +26,8 @@ pub(crate) struct Job {
     pub(crate) spec: JobSpec,
     pub(crate) plan: Plan,
     pub(crate) layout: Layout,
+    /// Where its partitions live, for a job that needs to know.
+    pub(crate) homes: Vec<String>,
 }
 
 /// What a test varies.
@@ -82,7 +84,7 @@ impl Job {
         });
         let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
         let layout = Layout::new(shape.tensors, shape.partitions).expect("a valid model");
-        Self { id: JobId(1), era: Era(0), plan: spec.plan(shape.records), spec, layout }
+        Self { id: JobId(1), era: Era(0), plan: spec.plan(shape.records), spec, layout, homes: Vec::new() }
     }
 
     pub(crate) fn partitions(&self) -> impl Iterator<Item = PartitionId> + use<> {
@@ -101,6 +103,7 @@ impl Job {
             plan: self.plan,
             spec: self.spec.clone(),
             restore: None,
+            homes: self.homes.clone(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Job {
             plan: Some(self.plan.into()),
             spec_json: self.spec.to_json(),
             restore: None,
+            homes: self.homes.clone(),
         }
     }
 
@@ -197,11 +201,12 @@ impl Job {
             let sum = self.sum(step, Node::root(of));
             let scale = 1.0 / self.plan.samples_of(step) as f32;
             let weights = versions.last().expect("version 0").clone();
+            let updates = self.updates(optimizer.prepare(version as u64, scale), &weights, &sum, &slots);
             let next = |(index, tensor): (usize, &TensorSpec)| {
                 let mut next = tensor.zeros();
                 match (tensor.role, &mut next, &sum[index], &weights[index]) {
                     (Role::Parameter, Values::F32(next), Values::F32(sum), Values::F32(weights)) => {
-                        optimizer.update(version as u64, weights, sum, scale, &mut slots[index], next);
+                        updates[index].apply(weights, sum, &mut slots[index], next);
                     }
                     (Role::State, Values::F32(next), Values::F32(sum), _) => {
                         state::mean(sum, of.into(), next);
@@ -214,6 +219,35 @@ impl Job {
             versions.push(next);
         }
         versions
+    }
+
+    /// The update of each tensor, with the norms that it needs over the whole model.
+    fn updates(
+        &self,
+        update: Update,
+        weights: &[Values],
+        sum: &[Values],
+        slots: &[Vec<Vec<f32>>],
+    ) -> Vec<Update> {
+        if !update.needs_norms() {
+            return vec![update; weights.len()];
+        }
+        let whole = Layout::new(self.layout.tensors().to_vec(), 1).expect("a model");
+        let chunks = (0..).map(ChunkId).zip(whole.chunks());
+        let measure = |(id, chunk): (ChunkId, &ChunkSpec)| {
+            let range = chunk.offset..chunk.offset + chunk.len;
+            let (weights, sum) = (weights[chunk.tensor].as_f32()?, sum[chunk.tensor].as_f32()?);
+            let slots: Vec<_> = slots[chunk.tensor].iter().map(|slot| &slot[range.clone()]).collect();
+            let squares = update.measure(&weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
+            (whole.tensor_of(id).role == Role::Parameter).then_some((id, squares))
+        };
+        let squares: Vec<_> = chunks.filter_map(measure).collect();
+        let first_of = |tensor| {
+            let of = |chunk: &ChunkSpec| chunk.tensor == tensor;
+            ChunkId(whole.chunks().iter().position(of).expect("every tensor has a chunk") as u32)
+        };
+        let tensors: Vec<_> = (0..weights.len()).map(first_of).collect();
+        update.with_norms(&whole, &squares, &tensors)
     }
 
     fn values(&self, seed: u64) -> Vec<Values> {

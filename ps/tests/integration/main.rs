@@ -6,6 +6,7 @@ mod faulty;
 mod harness;
 mod life;
 mod limits;
+mod norms;
 mod order;
 mod refusals;
 mod served;
