@@ -372,3 +372,31 @@ fn initial() -> proto::parameters::Push {
     let chunks = layout.members(PartitionId(0)).iter().map(chunk).collect();
     proto::parameters::Push { address: ADDRESS, target: Target::Initial, chunks }
 }
+
+#[test]
+fn a_push_outlives_the_worker_that_leaves() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (served, other, memory) = (Served::new(Some(memory())), Served::new(None), memory());
+    let leaving = runtime();
+    leaving.block_on(async {
+        for client in [served.client(&near(memory.clone()).0), other.client(&Connector::grpc(Dialer::tcp()))] {
+            client.push(Target::Initial, values(0)).await.unwrap();
+            client.push(leaf(0, 0), values(1)).await.unwrap();
+        }
+    });
+    // As in a worker that drains: what waits for the ps to let go of its memory ends first.
+    drop(leaving);
+    let trained = runtime().block_on(async {
+        let mut trained = Vec::new();
+        for served in [&served, &other] {
+            let client = served.client(&Connector::grpc(Dialer::tcp()));
+            for index in 1..OF {
+                client.push(leaf(0, index), values(1 + index)).await.unwrap();
+            }
+            trained.push(client.pull(Want::Exact(Version(1))).await.unwrap().unwrap());
+        }
+        trained
+    });
+    assert!(served.shared()[0] && *trained[0] == *trained[1], "other bits");
+    drop(memory);
+}

@@ -5,6 +5,7 @@
 //! memory altogether, or is gone.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -148,16 +149,16 @@ impl Drop for Attached {
     fn drop(&mut self) {
         self.attachment.leave();
         let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
-        match Handle::try_current() {
-            Ok(runtime) if !lost.is_empty() => {
-                let (attachment, metrics) = (self.attachment.clone(), self.metrics.clone());
-                runtime.spawn(async move {
-                    attachment.ended().await;
-                    metrics.push_bytes_lost.sub(bytes(&lost));
-                });
-            }
-            // Nobody is left to wait for the ps, so they are never used again.
-            _ => std::mem::forget(lost),
+        // What is given back reads as zeros. A ps may add that up: so when nobody waits for it any more, because this process is about
+        // to end, nothing is given back.
+        let lost = ManuallyDrop::new(lost);
+        if let (Ok(runtime), false) = (Handle::try_current(), lost.is_empty()) {
+            let (attachment, metrics) = (self.attachment.clone(), self.metrics.clone());
+            runtime.spawn(async move {
+                attachment.ended().await;
+                metrics.push_bytes_lost.sub(bytes(&lost));
+                drop(ManuallyDrop::into_inner(lost));
+            });
         }
     }
 }

@@ -153,7 +153,11 @@ impl Attachment {
     /// Waits until the other process has left, and then does not read this one's memory any more; or is gone.
     pub async fn ended(&self) {
         let stream = &self.0.stream;
-        while stream.readable().await.is_ok() {
+        loop {
+            // Not to be known any more when this runtime ends, which is not the end that is waited for.
+            if stream.readable().await.is_err() {
+                return std::future::pending().await;
+            }
             match stream.try_read(&mut [0]) {
                 Ok(1..) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
