@@ -28,9 +28,8 @@ pub fn keep_free_memory() {
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[expect(clippy::disallowed_methods, reason = "the C library's own variable")]
 fn keep_free_memory_of_c() {
-    let named = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
+    let named = crate::config::c_tunables();
     let options = [
         ("glibc.malloc.arena_max", libc::M_ARENA_MAX, 1),
         ("glibc.malloc.mmap_max", libc::M_MMAP_MAX, 0),

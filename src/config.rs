@@ -40,6 +40,12 @@ pub(crate) struct Environment {
     pub(crate) stores: Stores,
 }
 
+/// `GLIBC_TUNABLES`: what the user told the C library. Asked before anything else.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub(crate) fn c_tunables() -> String {
+    std::env::var("GLIBC_TUNABLES").unwrap_or_default()
+}
+
 impl Environment {
     /// Reads it.
     pub(crate) fn read() -> Self {
