@@ -375,11 +375,13 @@ fn initial() -> proto::parameters::Push {
 
 #[test]
 fn a_push_outlives_the_worker_that_leaves() {
-    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (served, other, memory) = (Served::new(Some(memory())), Served::new(None), memory());
     let leaving = runtime();
     leaving.block_on(async {
-        for client in [served.client(&near(memory.clone()).0), other.client(&Connector::grpc(Dialer::tcp()))] {
+        for client in [served.client(&near(memory.clone()).0), other.client(&Connector::grpc(Dialer::tcp()))]
+        {
             client.push(Target::Initial, values(0)).await.unwrap();
             client.push(leaf(0, 0), values(1)).await.unwrap();
         }
