@@ -71,14 +71,14 @@ impl Saver {
     }
 
     /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped, unless the master
-    /// asked for it.
+    /// asked for it or it is the job's last: those wait for their turn.
     pub(crate) fn begins(&self, plan: &Plan, version: Version) -> bool {
         let mut wishes = self.wishes();
         let asked = wishes.asked.take_if(|asked| *asked <= version) == Some(version);
         if wishes.begun == Some(version) || (!asked && !self.spec.saves(plan, version)) {
             return false;
         }
-        let begins = asked || !wishes.writing;
+        let begins = asked || version == plan.final_version() || !wishes.writing;
         if begins {
             wishes.begun = Some(version);
         }
