@@ -7,12 +7,11 @@ mod harness;
 
 use harness::{events, root, succeed};
 
-/// Runs a job with 2 ps, and compares the loss of each step. With one worker: of two, one may be lent a copy of what the other computes and find
-/// its weights gone; it then reports no loss for it, and the step's is the mean of the rest. The weights are the same.
+/// Runs a job with 2 workers and 2 ps, and compares the loss of each step.
 fn losses_agree(job: &str, sets: &[&str], expected: &serde_json::Value) {
     let out = tempfile::tempdir().unwrap();
     let mut args = vec!["run".to_owned(), root().join(job).display().to_string()];
-    args.extend(["--workers", "1", "--ps", "2", "--out"].map(str::to_owned));
+    args.extend(["--workers", "2", "--ps", "2", "--out"].map(str::to_owned));
     args.push(out.path().display().to_string());
     args.extend(sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]));
     succeed(args);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::failover::Failover;
@@ -36,6 +37,10 @@ use crate::ps_client::Connector;
 use crate::trainer::{self, Piece};
 use crate::weights::Weights;
 use crate::{engine, other_tasks};
+
+/// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
+/// knows none, so it reports only when nobody else has done so meanwhile.
+const LOSSES_COME: Duration = Duration::from_millis(200);
 
 /// What others see of a running worker.
 #[derive(Clone, Debug)]
@@ -146,7 +151,7 @@ pub async fn run(
 }
 
 /// Ends when the master has not known this worker for `patience`.
-async fn master_lost(session: &Session, url: &str, patience: std::time::Duration) -> Error {
+async fn master_lost(session: &Session, url: &str, patience: Duration) -> Error {
     let mut incarnations = session.incarnations();
     loop {
         let back = incarnations.wait_for(Option::is_some);
@@ -528,12 +533,20 @@ async fn finish(
         }
         result
     };
+    let reports = train.reports;
+    let unknown = reports.iter().any(|report| report.samples == 0);
+    let result = async {
+        let result = pushing.await;
+        if unknown && result.is_ok() {
+            tokio::time::sleep(LOSSES_COME).await;
+        }
+        result
+    };
     let result = tokio::select! {
         biased;
-        result = pushing => result,
+        result = result => result,
         () = held.lost(lease) => return Ok(()),
     };
-    let reports = train.reports;
     let result = result.map(|()| Report::Trained(pb::Trained { microbatches: reports }));
     report(&master, &held, incarnation, lease, result).await
 }
