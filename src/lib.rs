@@ -63,7 +63,7 @@ use proto::security::Keys;
 use tracing::Instrument as _;
 
 pub use ::proto::{random, security, spec, tensor};
-pub use ::worker::{Error, Result, data, device, model};
+pub use ::worker::{Error, Result, data, device, model, weights};
 
 use crate::args::{Cli, Command, Reach};
 use crate::client::Client;

@@ -11,8 +11,8 @@ use proto::bulk::{self, PULL, PUSH};
 use proto::channel::{Channel, Dialer, Listener, Purpose};
 use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
-use proto::memory::Memory;
 use proto::memory::attach::{Attachment, Offer};
+use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Outcome, Parameters as _, Pull, Target, Want};
 use proto::pb;
 use proto::pb::PartitionAddress;
@@ -235,6 +235,38 @@ async fn regions_that_are_none_are_refused_and_change_nothing() {
     assert!(applied.version == Some(Version(0)) && applied.ledger.duplicates_dropped() == 0);
     // The pushes that were refused left nothing behind.
     assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+}
+
+#[tokio::test]
+async fn gradients_in_the_memory_are_lent_without_a_copy_and_come_back() {
+    // No room for copies.
+    let bytes = 4 * LENS[0];
+    let memory = Memory::with_bytes(OF as usize * bytes.next_multiple_of(4 << 10)).unwrap();
+    let regions = Regions::new(memory.clone());
+    let steps = 20;
+    let reference = train(&Served::new(None).client(&Connector::grpc(Dialer::tcp())), steps).await;
+
+    let served = Served::new(Some(self::memory()));
+    served.client(&Connector::grpc(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
+    let client = served.client(&near(memory).0);
+    for step in 0..steps {
+        client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();
+        for index in [2, 0, 3, 1] {
+            let mut values = values(1 + 7 * step as u32 + index);
+            let mut shared = None;
+            until(|| {
+                shared = Values::shared(&regions, LENS[0]);
+                shared.is_some()
+            })
+            .await;
+            let mut shared = shared.unwrap();
+            shared.bytes_mut().copy_from_slice(values[0].bytes());
+            values[0] = shared;
+            assert_eq!(client.push(leaf(step, index), values).await.unwrap(), Outcome::Merged);
+        }
+    }
+    assert!(*client.pull(Want::Exact(Version(steps))).await.unwrap().unwrap() == *reference, "other bits");
+    assert_eq!(served.ps.metrics().push_bytes_shared.get(), steps * u64::from(OF) * bytes as u64);
 }
 
 #[tokio::test]

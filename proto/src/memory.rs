@@ -15,6 +15,7 @@
 
 pub mod attach;
 mod ranges;
+mod regions;
 #[cfg(target_os = "linux")]
 mod system;
 #[cfg(not(target_os = "linux"))]
@@ -30,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::pb;
 use ranges::Ranges;
+pub use regions::{Recycled, Regions};
 use system::Mapping;
 
 /// Values of fewer bytes are sent as bytes: a region is whole pages.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ChunkId;
+use crate::memory::{Recycled, Regions};
 
 /// Type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -100,12 +101,14 @@ impl TensorSpec {
 }
 
 /// The values of one tensor or chunk.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub enum Values {
     /// 32-bit floats.
     F32(Vec<f32>),
     /// 64-bit integers.
     I64(Vec<i64>),
+    /// 32-bit floats in memory that another process of this host may read.
+    Shared(Recycled),
 }
 
 impl Values {
@@ -117,24 +120,26 @@ impl Values {
         }
     }
 
+    /// `len` floats of any content, in memory of `regions`. `None`: too few for that, or there is no room.
+    pub fn shared(regions: &Regions, len: usize) -> Option<Self> {
+        regions.take(len * DType::F32.size()).map(Self::Shared)
+    }
+
     /// Element type.
     pub const fn dtype(&self) -> DType {
         match self {
-            Self::F32(_) => DType::F32,
+            Self::F32(_) | Self::Shared(_) => DType::F32,
             Self::I64(_) => DType::I64,
         }
     }
 
     /// Number of elements.
-    pub const fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::I64(values) => values.len(),
-        }
+    pub fn len(&self) -> usize {
+        self.bytes().len() / self.dtype().size()
     }
 
     /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
@@ -143,6 +148,7 @@ impl Values {
         match self {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
+            Self::Shared(region) => Some(bytemuck::cast_slice(region)),
         }
     }
 
@@ -151,6 +157,7 @@ impl Values {
         match self {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
+            Self::Shared(region) => Some(bytemuck::cast_slice_mut(region)),
         }
     }
 
@@ -159,16 +166,8 @@ impl Values {
     /// # Panics
     /// If they do not fit; receivers check lengths against the layout first.
     pub fn write_bytes(&mut self, offset: usize, bytes: &[u8]) {
-        match self {
-            Self::F32(values) => {
-                bytemuck::cast_slice_mut(&mut values[offset..offset + bytes.len() / 4])
-                    .copy_from_slice(bytes);
-            }
-            Self::I64(values) => {
-                bytemuck::cast_slice_mut(&mut values[offset..offset + bytes.len() / 8])
-                    .copy_from_slice(bytes);
-            }
-        }
+        let begin = offset * self.dtype().size();
+        self.bytes_mut()[begin..begin + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Reads little-endian elements from unaligned bytes.
@@ -184,6 +183,16 @@ impl Values {
         match self {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::I64(values) => bytemuck::cast_slice(values),
+            Self::Shared(region) => region,
+        }
+    }
+
+    /// The same, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice_mut(values),
+            Self::I64(values) => bytemuck::cast_slice_mut(values),
+            Self::Shared(region) => region,
         }
     }
 
@@ -204,15 +213,38 @@ impl Values {
     /// If types or lengths differ.
     pub fn merge(&mut self, other: &Self) {
         match (self, other) {
-            (Self::F32(left), Self::F32(right)) => {
-                assert_eq!(left.len(), right.len(), "merge of different lengths");
-                left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
-            }
             (Self::I64(left), Self::I64(right)) => {
                 assert_eq!(left.len(), right.len(), "merge of different lengths");
                 left.iter_mut().zip(right).for_each(|(left, right)| *left = (*left).max(*right));
             }
-            (left, right) => panic!("merge of {:?} with {:?}", left.dtype(), right.dtype()),
+            (left, right) => match (left.as_f32_mut(), right.as_f32()) {
+                (Some(left), Some(right)) => {
+                    assert_eq!(left.len(), right.len(), "merge of different lengths");
+                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+                }
+                _ => panic!("merge of floats with integers"),
+            },
+        }
+    }
+}
+
+impl Clone for Values {
+    /// In memory of its own.
+    fn clone(&self) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(values.clone()),
+            Self::I64(values) => Self::I64(values.clone()),
+            Self::Shared(region) => Self::F32(bytemuck::cast_slice(region).to_vec()),
+        }
+    }
+}
+
+impl PartialEq for Values {
+    /// Of the elements, wherever they lie.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::I64(left), Self::I64(right)) => left == right,
+            (left, right) => left.as_f32().is_some_and(|left| right.as_f32() == Some(left)),
         }
     }
 }

@@ -75,8 +75,7 @@ impl Block {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Heap(Values::F32(values)) => bytemuck::cast_slice_mut(values),
-            Self::Heap(Values::I64(values)) => bytemuck::cast_slice_mut(values),
+            Self::Heap(values) => values.bytes_mut(),
             Self::Shared(region) => region,
         }
     }

@@ -20,11 +20,11 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// The model with these weights, copied only when it has others.
+    /// The model with these weights, loaded only when it has others.
     pub(crate) fn with(&mut self, weights: &Weights) -> Result<&mut dyn Model> {
         if !self.weights.as_ref().is_some_and(|loaded| loaded.is(weights)) {
             self.weights = None;
-            self.model.load(weights)?;
+            self.model.load_shared(weights)?;
             self.weights = Some(weights.clone());
         }
         Ok(self.model.as_mut())

@@ -212,7 +212,8 @@ impl Fetcher {
         let job = match known {
             Some(job) => job,
             None => {
-                let open = Job::open(id, &reply, &self.options, self.device, &self.registry, &self.master);
+                let (options, registry, regions) = (&self.options, &self.registry, self.connector.regions());
+                let open = Job::open(id, &reply, options, self.device, registry, &self.master, regions);
                 let job = Arc::new(open.await?);
                 self.jobs.insert(id, job.clone());
                 job

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use proto::artifact::INITIAL;
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
+use proto::memory::Regions;
 use proto::pb;
 use proto::placement::Layout;
 use proto::plan::{Microbatch, Plan, RecordOrder};
@@ -47,7 +48,7 @@ pub(crate) struct Placed {
 }
 
 impl Job {
-    /// Opens the data and builds the model.
+    /// Opens the data and builds the model, whose gradients may lie in `regions`.
     pub(crate) async fn open(
         id: JobId,
         reply: &pb::JobReply,
@@ -55,6 +56,7 @@ impl Job {
         device: Device,
         registry: &Registry,
         master: &MasterClient,
+        regions: Option<Regions>,
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options).await?;
@@ -79,7 +81,12 @@ impl Job {
             threads: options.threads,
         };
         let registry = registry.clone();
-        let compute = Compute::start(options.inline, move || registry.build(&context)).await?;
+        let build = move || {
+            let mut model = registry.build(&context)?;
+            regions.into_iter().for_each(|regions| model.lend(regions));
+            Ok(model)
+        };
+        let compute = Compute::start(options.inline, build).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let job = Self {

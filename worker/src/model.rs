@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use proto::memory::Regions;
 use proto::spec::{JobSpec, Metrics};
 use proto::tensor::{Role, TensorSpec, Values};
 
@@ -15,6 +16,7 @@ use crate::data::Batch;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::export::Constant;
+use crate::weights::Weights;
 
 /// A network, its loss and its metrics.
 pub trait Model: Send {
@@ -33,6 +35,18 @@ pub trait Model: Send {
     /// # Errors
     /// They do not fit, or the device refuses them.
     fn load(&mut self, weights: &[Values]) -> Result<()>;
+
+    /// The same, of weights that a model may hold and compute with where they lie. Default: [`load`](Self::load), which copies them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        self.load(weights)
+    }
+
+    /// Memory that a ps of this host can read: what [`weighted_gradients`](Self::weighted_gradients) gives in it
+    /// ([`Values::shared`]) needs no copy on its way there. Default: not used.
+    fn lend(&mut self, _regions: Regions) {}
 
     /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of
     /// the job's seed and the microbatch.

@@ -4,15 +4,15 @@
 //! does not read it any more. When the call breaks instead, the region is *lost*: it rests until the ps has let go of this worker's
 //! memory altogether, or is gone.
 
-use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use proto::channel::Channel;
 use proto::memory::attach::{Attachment, Offer};
-use proto::memory::{Memory, REGION_BYTES_MIN, Region};
+use proto::memory::{Memory, Regions};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
 use proto::status::Failure;
@@ -30,10 +30,9 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is needed to share memory with one ps.
 pub(crate) struct Near {
-    memory: Memory,
+    regions: Regions,
     metrics: Arc<Metrics>,
     state: tokio::sync::Mutex<State>,
-    spare: Arc<Spare>,
 }
 
 enum State {
@@ -48,27 +47,21 @@ enum State {
 pub(crate) struct Attached {
     attachment: Attachment,
     /// What the ps may still read although its calls broke.
-    lost: Mutex<Vec<Region>>,
+    lost: Mutex<Vec<Bytes>>,
     metrics: Arc<Metrics>,
 }
 
-/// Regions that no ps was told of, by size.
-#[derive(Default)]
-struct Spare(Mutex<HashMap<usize, Vec<Region>>>);
-
-/// The regions of one push.
+/// What one push says lies in this worker's memory.
 pub(crate) struct Lent {
     attached: Arc<Attached>,
-    memory: Memory,
-    spare: Arc<Spare>,
-    regions: Mutex<Vec<Region>>,
+    regions: Regions,
+    kept: Mutex<Vec<Bytes>>,
     answered: AtomicBool,
 }
 
 impl Near {
-    pub(crate) fn new(memory: Memory, metrics: Arc<Metrics>) -> Self {
-        let state = tokio::sync::Mutex::new(State::Untried);
-        Self { memory, metrics, state, spare: Arc::default() }
+    pub(crate) fn new(regions: Regions, metrics: Arc<Metrics>) -> Self {
+        Self { regions, metrics, state: tokio::sync::Mutex::new(State::Untried) }
     }
 
     /// The attachment to the ps behind `channel`; makes one when it is a process of this host. `None`: use the connection.
@@ -78,7 +71,7 @@ impl Near {
         }
         let mut state = self.state.lock().await;
         if matches!(*state, State::Untried) {
-            *state = match tokio::time::timeout(TIMEOUT, attach(&self.memory, channel)).await {
+            *state = match tokio::time::timeout(TIMEOUT, attach(self.regions.memory(), channel)).await {
                 Ok(Ok(attachment)) => {
                     tracing::debug!("a ps of this host: by shared memory");
                     let metrics = self.metrics.clone();
@@ -105,15 +98,14 @@ impl Near {
         *self.state.lock().await = State::Untried;
     }
 
-    /// For the regions of one push. `None`: the ps still reads too many.
+    /// For one push. `None`: the ps still reads too many.
     pub(crate) fn lend(&self, attached: &Arc<Attached>) -> Option<Arc<Lent>> {
         let room = Arc::strong_count(attached) <= LENT_MAX;
         room.then(|| {
             Arc::new(Lent {
                 attached: attached.clone(),
-                memory: self.memory.clone(),
-                spare: self.spare.clone(),
-                regions: Mutex::default(),
+                regions: self.regions.clone(),
+                kept: Mutex::default(),
                 answered: AtomicBool::new(false),
             })
         })
@@ -139,9 +131,9 @@ impl Attached {
         &self.attachment
     }
 
-    fn lose(&self, regions: Vec<Region>) {
-        self.metrics.push_bytes_lost.add(bytes(&regions));
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(regions);
+    fn lose(&self, kept: Vec<Bytes>) {
+        self.metrics.push_bytes_lost.add(bytes(&kept));
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(kept);
     }
 }
 
@@ -163,35 +155,29 @@ impl Drop for Attached {
     }
 }
 
-impl Spare {
-    fn take(&self, bytes: usize) -> Option<Region> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()
-    }
-
-    fn put(&self, regions: Vec<Region>) {
-        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.into_iter().for_each(|region| spare.entry(region.len()).or_default().push(region));
-    }
-}
-
 impl Lent {
     pub(crate) fn attachment(&self) -> &Attachment {
         &self.attached.attachment
     }
 
-    /// How a chunk is sent: copied into a region, of which the ps is told, or as it is.
+    /// How a chunk is sent: the ps is told where it lies, for which it is copied unless it lies in the memory already; or as it is.
     pub(crate) fn lend(&self, chunk: Chunk) -> pb::Chunk {
-        let (id, bytes) = (chunk.id.get(), chunk.values.len());
-        let region = (bytes >= REGION_BYTES_MIN)
-            .then(|| self.spare.take(bytes).or_else(|| self.memory.take(bytes)))
-            .flatten();
-        let Some(mut region) = region else {
-            return pb::Chunk { id, values: chunk.values, region: None };
-        };
-        region.copy_from_slice(&chunk.values);
-        let at = self.memory.find(&region);
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region);
-        pb::Chunk { id, values: bytes::Bytes::new(), region: at }
+        let id = chunk.id.get();
+        let memory = self.regions.memory();
+        let mut values = chunk.values;
+        let mut region = memory.find(&values);
+        if region.is_none()
+            && let Some(mut copy) = self.regions.take(values.len())
+        {
+            copy.copy_from_slice(&values);
+            values = Bytes::from_owner(copy);
+            region = memory.find(&values);
+        }
+        if region.is_none() {
+            return pb::Chunk { id, values, region };
+        }
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(values);
+        pb::Chunk { id, values: Bytes::new(), region }
     }
 
     /// The ps has ended the call.
@@ -202,15 +188,13 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let regions = std::mem::take(&mut *self.regions.lock().unwrap_or_else(PoisonError::into_inner));
-        if self.answered.load(Ordering::Acquire) {
-            self.spare.put(regions);
-        } else if !regions.is_empty() {
-            self.attached.lose(regions);
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        if !self.answered.load(Ordering::Acquire) && !kept.is_empty() {
+            self.attached.lose(kept);
         }
     }
 }
 
-fn bytes(regions: &[Region]) -> u64 {
-    regions.iter().map(|region| region.len() as u64).sum()
+fn bytes(kept: &[Bytes]) -> u64 {
+    kept.iter().map(|values| values.len() as u64).sum()
 }

@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use proto::channel::{Dialer, Purpose};
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
-use proto::memory::Memory;
+use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb;
 use proto::placement::Layout;
@@ -25,7 +25,11 @@ use crate::weights::{Spare, Weights};
 
 /// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
 #[derive(Clone)]
-pub struct Connector(Arc<Connect>);
+pub struct Connector {
+    connect: Arc<Connect>,
+    /// That a ps of this host may read.
+    memory: Option<Memory>,
+}
 
 type Connect = dyn Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync;
 
@@ -40,7 +44,7 @@ impl Connector {
     pub fn new(
         connect: impl Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(connect))
+        Self { connect: Arc::new(connect), memory: None }
     }
 
     /// gRPC over bulk channels of `dialer`.
@@ -50,10 +54,19 @@ impl Connector {
 
     /// The same, and by `memory` to a ps of this host and this user, where `dialer` finds that it is one.
     pub fn near(dialer: Dialer, memory: Memory, metrics: Arc<Metrics>) -> Self {
-        Self::new(move |url| {
-            let near = Near::new(memory.clone(), metrics.clone());
-            Ok(Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, Some(near))))
-        })
+        let regions = Regions::new(memory.clone());
+        let connect = move |url: &str| {
+            let near = Near::new(regions.clone(), metrics.clone());
+            let ps: Arc<dyn Parameters> =
+                Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, Some(near)));
+            Ok(ps)
+        };
+        Self { connect: Arc::new(connect), memory: Some(memory) }
+    }
+
+    /// Memory for a model's gradients that need no copy on their way to a ps of this host. What the model leaves goes back to the system.
+    pub(crate) fn regions(&self) -> Option<Regions> {
+        self.memory.clone().map(Regions::new)
     }
 }
 
@@ -101,8 +114,8 @@ impl PsClient {
     ) -> Result<Self> {
         let connect = |(index, address): (usize, &pb::PartitionAddress)| {
             let name = format!("partition {index} on ps `{}` at {}", address.ps, address.url);
-            let ps =
-                (connector.0)(&address.url).map_err(|failure| Error::Call { what: name.clone(), failure })?;
+            let ps = (connector.connect)(&address.url)
+                .map_err(|failure| Error::Call { what: name.clone(), failure })?;
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
         let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;

@@ -37,6 +37,13 @@ impl Weights {
     }
 }
 
+impl From<Vec<Values>> for Weights {
+    /// Weights whose memory is used for nothing else.
+    fn from(values: Vec<Values>) -> Self {
+        Self::new(values, Spare::default())
+    }
+}
+
 impl Deref for Weights {
     type Target = [Values];
 

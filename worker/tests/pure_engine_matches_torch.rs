@@ -79,7 +79,7 @@ fn context(case: &Value, inputs: usize, batch: &Batch) -> Context {
     });
     let label_max = match &batch.labels {
         Values::I64(labels) => labels.iter().copied().max(),
-        Values::F32(_) => None,
+        _ => None,
     };
     Context {
         spec: Arc::new(JobSpec::from_json(&spec.to_string()).unwrap()),

@@ -52,8 +52,8 @@ fn check_to(tolerance: f64, name: &str, context: &Context, batch: &Batch) {
         let golden = &golden["values"][&tensor.name];
         assert!(golden.is_object(), "{what} is no tensor of PyTorch's");
         let values: Vec<f64> = match values {
-            Values::F32(values) => values.iter().map(|&value| value.into()).collect(),
             Values::I64(values) => values.iter().map(|&value| value as f64).collect(),
+            floats => floats.as_f32().unwrap().iter().map(|&value| value.into()).collect(),
         };
         let number = |key: &str| golden[key].as_f64().unwrap();
         let total = number("abs");

@@ -12,6 +12,7 @@ use torch::{batch, batch_of_values, bits, context, fixture, script_context, star
 use worker::device::Device;
 use worker::export::{Dtype, safetensors};
 use worker::model::{Context, Registry};
+use worker::weights::Weights;
 
 const SHAPE: [usize; 3] = [1, 8, 8];
 
@@ -163,6 +164,49 @@ fn a_training_forward_reports_new_state_and_keeps_the_loaded_one() {
     );
     let wrong = Values::F32(vec![1.0]);
     says(&model.load(&[wrong]).unwrap_err().to_string(), &["load weights"]);
+}
+
+#[test]
+fn weights_are_computed_with_where_they_lie_and_never_written_to() {
+    let (context, batch) = (script_context("batchnorm.pt", ""), batch(6, &SHAPE));
+    let (mut copying, mut sharing) = (start(&context), start(&context));
+    let scaled = |by: f32| {
+        let mut values = initial(&context);
+        values.iter_mut().filter_map(Values::as_f32_mut).flatten().for_each(|value| *value *= by);
+        values
+    };
+    let mut kept = Vec::new();
+    for by in [0.5, 2.0, 0.25] {
+        copying.load(&scaled(by)).unwrap();
+        let shared = Weights::from(scaled(by));
+        sharing.load_shared(&shared).unwrap();
+        assert!(
+            bits(&sharing.gradients(&batch, 3).unwrap()) == bits(&copying.gradients(&batch, 3).unwrap()),
+            "{by}"
+        );
+        kept.push((by, shared));
+    }
+    // What is copied now must not be written to the memory that is shared.
+    copying.load(&scaled(3.0)).unwrap();
+    sharing.load(&scaled(3.0)).unwrap();
+    assert!(bits(&sharing.gradients(&batch, 3).unwrap()) == bits(&copying.gradients(&batch, 3).unwrap()));
+    for (by, shared) in &kept {
+        assert_eq!(**shared, *scaled(*by), "{by}");
+    }
+    let (_, last) = kept.pop().unwrap();
+    sharing.load_shared(&last).unwrap();
+    assert!(sharing.load_shared(&Weights::from(vec![Values::F32(vec![1.0])])).is_err());
+    copying.load(&last).unwrap();
+    drop(last);
+    assert!(
+        bits(&sharing.gradients(&batch, 3).unwrap()) == bits(&copying.gradients(&batch, 3).unwrap()),
+        "after a failure"
+    );
+}
+
+/// The script's own values.
+fn initial(context: &Context) -> Vec<Values> {
+    start(context).initial(7).unwrap()
 }
 
 #[test]

@@ -155,6 +155,10 @@ impl<'a> Arena<'a> {
             eprintln!("\n== tensorflow: {error:#}\n   its rows are SKIPPED");
             self.tensorflow = None;
         }
+        // The first job of a fleet finds memory that it has never touched.
+        for way in 0..self.ways.len() {
+            self.job(way, WARMUP + 1)?;
+        }
         let steps = WARMUP + (3.0 * silent / PER_STEP as f64).ceil() as usize;
         // DDP between ours.
         let mut order: Vec<Who> = (0..self.ways.len()).map(Who::Ours).collect();

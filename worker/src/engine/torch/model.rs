@@ -2,11 +2,13 @@
 //! for a network of ours.
 //!
 //! **Always true:** between calls the network's tensors hold exactly the loaded weights. A training forward updates running
-//! statistics in place; they are read out as the microbatch's contribution, and put back.
+//! statistics in place; they are read out as the microbatch's contribution, and put back. A parameter's memory is the network's own, or
+//! that of weights in `shared`; a network never writes to its parameters.
 #![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
 
 use std::collections::BTreeMap;
 
+use proto::memory::Regions;
 use proto::spec::{Loss, Metric};
 use proto::tensor::{DType, Role, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
@@ -18,6 +20,7 @@ use crate::engine::loss::mismatch;
 use crate::error::{Error, Result};
 use crate::export::Constant;
 use crate::model::{Context, Evaluation, Gradients, Model};
+use crate::weights::Weights;
 
 /// A tensor of a network under its name.
 #[derive(Debug)]
@@ -72,6 +75,10 @@ pub(super) struct TorchModel<N> {
     network: N,
     /// State and counters as loaded, by their place among the tensors.
     loaded: Vec<(usize, Tensor)>,
+    /// Weights that parameters lie in.
+    shared: Vec<Weights>,
+    /// Memory for gradients.
+    regions: Option<Regions>,
     loss: Loss,
     metrics: Vec<Metric>,
     device: tch::Device,
@@ -96,6 +103,8 @@ impl<N: Network> TorchModel<N> {
         };
         Ok(Self {
             loaded: state.map(keep).collect::<tch::Result<_>>().map_err(failed("copy state"))?,
+            shared: Vec::new(),
+            regions: None,
             network,
             loss: context.spec.model.loss,
             metrics: context.spec.model.metrics.clone(),
@@ -125,7 +134,7 @@ impl<N: Network> TorchModel<N> {
         let mut gradients = gradients.into_iter();
         let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
             Role::Parameter => match gradients.next().filter(Tensor::defined) {
-                Some(gradient) => read_f32(&gradient, |value| value * weight).map(Values::F32),
+                Some(gradient) => read_weighted(&gradient, weight, self.regions.as_ref()),
                 // It took no part in the loss.
                 None => Ok(spec.zeros()),
             },
@@ -140,6 +149,41 @@ impl<N: Network> TorchModel<N> {
         let gradients = self.train(batch, key, weight);
         self.restore()?;
         gradients
+    }
+
+    /// Gives the network these values; with `share` parameters where they lie, if they can: then `shared` has them.
+    fn take_over(&mut self, weights: &[Values], share: bool) -> Result<()> {
+        settings::enter(self.threads)?;
+        let tensors = self.network.tensors();
+        let fits = |(named, values): (&Named, &Values)| {
+            (named.spec.dtype(), named.spec.len()) == (values.dtype(), values.len())
+        };
+        if tensors.len() != weights.len() || !tensors.iter().zip(weights).all(fits) {
+            return Err(Error::Engine {
+                what: "load weights".to_owned(),
+                reason: "their number, types or lengths differ from the model's tensors".to_owned(),
+            });
+        }
+        let failed = failed("load weights");
+        for (index, (Named { spec, tensor }, values)) in tensors.iter().zip(weights).enumerate() {
+            if share && spec.role == Role::Parameter && can_lie_in(tensor, values) {
+                // SAFETY: `shared` keeps them until the tensor has other memory.
+                unsafe { lay(tensor, values) }.map_err(failed)?;
+                continue;
+            }
+            let at = tensor.data_ptr().cast_const().cast();
+            let lies =
+                |weights: &Weights| weights.get(index).is_some_and(|values| values.bytes().as_ptr() == at);
+            if self.shared.iter().any(lies) {
+                let own = tensor.f_empty_like().map_err(failed)?;
+                tensor.shallow_clone().f_set_data(&own).map_err(failed)?;
+            }
+            fill(tensor, values).map_err(failed)?;
+        }
+        for (index, value) in &self.loaded {
+            copy(&tensors[*index].tensor, value).map_err(failed)?;
+        }
+        Ok(())
     }
 
     fn restore(&mut self) -> Result<()> {
@@ -158,25 +202,21 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn load(&mut self, weights: &[Values]) -> Result<()> {
-        settings::enter(self.threads)?;
-        let tensors = self.network.tensors();
-        let fits = |(named, values): (&Named, &Values)| {
-            (named.spec.dtype(), named.spec.len()) == (values.dtype(), values.len())
-        };
-        if tensors.len() != weights.len() || !tensors.iter().zip(weights).all(fits) {
-            return Err(Error::Engine {
-                what: "load weights".to_owned(),
-                reason: "their number, types or lengths differ from the model's tensors".to_owned(),
-            });
-        }
-        let failed = failed("load weights");
-        for (named, values) in tensors.iter().zip(weights) {
-            fill(&named.tensor, values).map_err(failed)?;
-        }
-        for (index, value) in &self.loaded {
-            copy(&tensors[*index].tensor, value).map_err(failed)?;
-        }
+        self.take_over(weights, false)?;
+        self.shared.clear();
         Ok(())
+    }
+
+    fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        // Those before are let go when no parameter lies in them any more.
+        self.shared.push(weights.clone());
+        self.take_over(weights, true)?;
+        self.shared.drain(..self.shared.len() - 1);
+        Ok(())
+    }
+
+    fn lend(&mut self, regions: Regions) {
+        self.regions = Some(regions);
     }
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
@@ -192,7 +232,7 @@ impl<N: Network> Model for TorchModel<N> {
         let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
         let failed = failed("evaluation");
         let loss = loss.f_double_value(&[]).map_err(failed)?;
-        let outputs = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs, |value| value));
+        let outputs = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
         let outputs = outputs.map_err(failed)?;
         loss::evaluate(self.loss, loss, &self.metrics, &outputs, batch)
     }
@@ -218,7 +258,7 @@ fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> 
     let features = Tensor::f_from_slice(&batch.features)?.f_view(shape.as_slice())?;
     let labels = match &batch.labels {
         Values::I64(classes) => Tensor::f_from_slice(classes)?,
-        Values::F32(values) => Tensor::f_from_slice(values)?.f_view([n, -1])?,
+        values => Tensor::f_from_slice(values.as_f32().unwrap_or_default())?.f_view([n, -1])?,
     };
     Ok((features.f_to_device(device)?, labels.f_to_device(device)?))
 }
@@ -228,22 +268,51 @@ fn copy(source: &Tensor, target: &Tensor) -> tch::Result<()> {
     tch::no_grad(|| target.shallow_clone().f_copy_(&source.f_view_as(target)?)).map(drop)
 }
 
+/// What libtorch aligns its own memory to. Code for vectors may take another path elsewhere, with other bits.
+const ALIGNMENT: usize = 64;
+
+/// Whether `values` can be the memory of a tensor like this one.
+fn can_lie_in(tensor: &Tensor, values: &Values) -> bool {
+    tensor.device() == tch::Device::Cpu
+        && tensor.is_contiguous()
+        && values.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT)
+        && !values.is_empty()
+}
+
+/// Makes `values` the memory of the tensor.
+///
+/// # Safety
+/// They must stay until the tensor has other memory, and nobody may write to it.
+unsafe fn lay(tensor: &Tensor, values: &Values) -> tch::Result<()> {
+    // SAFETY: the caller's promise.
+    let source = unsafe { view(values, &tensor.size(), &tensor.stride()) }?;
+    tensor.shallow_clone().f_set_data(&source)
+}
+
 /// `target = values`, which are as many.
 pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
+    // SAFETY: it is only read, and gone before they are.
+    let source = unsafe { view(values, &[values.len() as i64], &[1]) }?;
+    copy(&source, target)
+}
+
+/// A tensor whose memory are these values.
+///
+/// # Safety
+/// They must outlive it, nobody may write to it, and shape and strides must be of as many.
+unsafe fn view(values: &Values, shape: &[i64], strides: &[i64]) -> tch::Result<Tensor> {
     let kind = match values {
-        Values::F32(_) => Kind::Float,
+        Values::F32(_) | Values::Shared(_) => Kind::Float,
         Values::I64(_) => Kind::Int64,
     };
-    let (data, len) = (values.bytes().as_ptr(), values.len() as i64);
-    // SAFETY: so many elements of this type lie there, and the tensor, which is only read, goes before they do.
-    let source = unsafe { Tensor::f_from_blob(data, &[len], &[1], kind, tch::Device::Cpu) }?;
-    copy(&source, target)
+    // SAFETY: so many elements of this type lie there.
+    unsafe { Tensor::f_from_blob(values.bytes().as_ptr(), shape, strides, kind, tch::Device::Cpu) }
 }
 
 /// The elements, row-major.
 pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     if tensor.kind() == Kind::Float {
-        return read_f32(tensor, |value| value).map(Values::F32);
+        return read_f32(tensor).map(Values::F32);
     }
     let mut values = Values::zeros(DType::I64, tensor.numel());
     if let Values::I64(values) = &mut values {
@@ -252,19 +321,38 @@ pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     Ok(values)
 }
 
-/// The elements of a tensor of floats, row-major, each through `of`: one pass, whose memory is not cleared before.
-fn read_f32(tensor: &Tensor, of: impl Fn(f32) -> f32) -> tch::Result<Vec<f32>> {
+/// The elements times `weight`, in memory of `regions` where it has room: one pass, whose memory is not cleared before.
+fn read_weighted(tensor: &Tensor, weight: f32, regions: Option<&Regions>) -> tch::Result<Values> {
+    with_elements(tensor, |elements| {
+        let weighted = elements.iter().map(|value| value * weight);
+        let Some(mut shared) = regions.and_then(|regions| Values::shared(regions, elements.len())) else {
+            return Values::F32(weighted.collect());
+        };
+        if let Some(values) = shared.as_f32_mut() {
+            values.iter_mut().zip(weighted).for_each(|(value, weighted)| *value = weighted);
+        }
+        shared
+    })
+}
+
+/// The elements of a tensor of floats, row-major.
+fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
+    with_elements(tensor, <[f32]>::to_vec)
+}
+
+/// What `of` makes of the elements of a tensor of floats, row-major.
+fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Result<T> {
     let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
     let len = tensor.numel();
     if len == 0 {
-        return Ok(Vec::new());
+        return Ok(of(&[]));
     }
     if tensor.f_kind()? != Kind::Float {
         return Err(TchError::Kind(format!("expected floats, found {:?}", tensor.kind())));
     }
     // SAFETY: contiguous floats on the CPU, as many, for as long as the tensor lives; nobody writes to them meanwhile.
     let elements = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), len) };
-    Ok(elements.iter().map(|&value| of(value)).collect())
+    Ok(of(elements))
 }
 
 /// libtorch's name of a device.

@@ -1,0 +1,108 @@
+//! Regions that are used again: memory fresh from the system costs a page fault every 4 KiB.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Memory, REGION_BYTES_MIN, Region};
+
+/// Regions of one memory, kept for those who need as much; clones are the same ones.
+#[derive(Clone)]
+pub struct Regions(Arc<Shelf>);
+
+struct Shelf {
+    memory: Memory,
+    /// By size.
+    spare: Mutex<HashMap<usize, Vec<Region>>>,
+}
+
+/// A region that is used again when it is dropped.
+pub struct Recycled {
+    region: ManuallyDrop<Region>,
+    home: Regions,
+}
+
+impl Regions {
+    /// None yet.
+    pub fn new(memory: Memory) -> Self {
+        Self(Arc::new(Shelf { memory, spare: Mutex::default() }))
+    }
+
+    /// The memory that they are of.
+    pub fn memory(&self) -> &Memory {
+        &self.0.memory
+    }
+
+    /// `bytes` of any content, on a page of its own. `None`: too few for a region, or there is no room; use other memory.
+    pub fn take(&self, bytes: usize) -> Option<Recycled> {
+        if bytes < REGION_BYTES_MIN {
+            return None;
+        }
+        let spare =
+            self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes).and_then(Vec::pop);
+        let region = spare.or_else(|| self.0.memory.take(bytes))?;
+        Some(Recycled { region: ManuallyDrop::new(region), home: self.clone() })
+    }
+}
+
+impl fmt::Debug for Regions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Regions")
+    }
+}
+
+impl Deref for Recycled {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.region
+    }
+}
+
+impl DerefMut for Recycled {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.region
+    }
+}
+
+impl AsRef<[u8]> for Recycled {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Recycled {
+    fn drop(&mut self) {
+        // SAFETY: it is not used after this.
+        let region = unsafe { ManuallyDrop::take(&mut self.region) };
+        let mut spare = self.home.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.entry(region.len()).or_default().push(region);
+    }
+}
+
+impl fmt::Debug for Recycled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Recycled({} bytes)", self.len())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_used_again_for_as_many_bytes() {
+        let regions = Regions::new(Memory::with_bytes(4 * REGION_BYTES_MIN).unwrap());
+        let first = regions.take(REGION_BYTES_MIN).unwrap();
+        let at = first.as_ptr();
+        drop(first);
+        let other = regions.take(REGION_BYTES_MIN + 1).unwrap();
+        assert_ne!(other.as_ptr(), at, "another size");
+        let (again, new) = (regions.take(REGION_BYTES_MIN).unwrap(), regions.take(REGION_BYTES_MIN).unwrap());
+        assert!(again.as_ptr() == at && new.as_ptr() != at);
+        assert!(regions.take(REGION_BYTES_MIN - 1).is_none(), "too few");
+        assert!(regions.take(2 * REGION_BYTES_MIN).is_none(), "no room");
+    }
+}
