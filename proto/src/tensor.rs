@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ChunkId;
+use crate::wire::WireType;
 
 /// Type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -213,6 +214,19 @@ impl Values {
                 left.iter_mut().zip(right).for_each(|(left, right)| *left = (*left).max(*right));
             }
             (left, right) => panic!("merge of {:?} with {:?}", left.dtype(), right.dtype()),
+        }
+    }
+
+    /// The same, with sums rounded to `wire`.
+    ///
+    /// # Panics
+    /// If types or lengths differ.
+    pub fn merge_rounded(&mut self, other: &Self, wire: WireType) {
+        match (self, other) {
+            (Self::F32(left), Self::F32(right)) if wire.rounds() => {
+                wire.add_assign(left, bytemuck::cast_slice(right));
+            }
+            (left, right) => left.merge(right),
         }
     }
 }
