@@ -236,6 +236,8 @@ impl Values {
 pub struct Chunk {
     /// Its index in the job's layout.
     pub id: ChunkId,
+    /// Of its tensor.
+    pub role: Role,
     /// Raw little-endian elements.
     pub values: Bytes,
 }

@@ -25,7 +25,9 @@ fn model(consistency: &str) -> Arc<Model> {
 /// Values that begin one byte off alignment, as from the wire.
 fn chunks() -> Vec<Chunk> {
     let values = [100 * 4, 8].map(|len| Bytes::from(vec![0; len + 1]).slice(1..));
-    values.into_iter().enumerate().map(|(id, values)| Chunk { id: ChunkId(id as u32), values }).collect()
+    let roles = [Role::Parameter, Role::Counter];
+    let chunk = |(id, (role, values))| Chunk { id: ChunkId(id), role, values };
+    (0..).zip(roles.into_iter().zip(values)).map(chunk).collect()
 }
 
 fn arrived(target: Target) -> Arrived {
@@ -34,7 +36,7 @@ fn arrived(target: Target) -> Arrived {
 
 /// As from the wire, one chunk after the other.
 fn arrived_one_by_one(model: &Model, target: Target) -> Arrived {
-    let mut arrived = model.arriving(target);
+    let mut arrived = model.arriving(target, WireType::F32);
     chunks().into_iter().for_each(|chunk| model.arrive(&mut arrived, chunk));
     arrived
 }
