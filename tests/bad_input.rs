@@ -107,6 +107,10 @@ fn the_job_file_is_checked_before_anything_starts() {
     job.edit("builtin = \"softmax\"", "builtin = \"softmax\"\nscript = \"model.pt\"");
     job.says(&["epochs", "batch.effective = 2", "either `script`"]);
 
+    let job = Job::new();
+    job.edit("micro = 4", "micro = 4\n[exchange]\ndtype = \"bf61\"");
+    job.says(&["line 13", "unknown variant `bf61`", "did you mean `bf16`?"]);
+
     let said = fail(["run", "/nonexistent/job.toml"]);
     assert!(said.contains("/nonexistent/job.toml"), "{said}");
 }

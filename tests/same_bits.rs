@@ -67,7 +67,34 @@ fn norms_over_the_whole_model_do_not_depend_on_how_many_ps_hold_it() {
 
 #[test]
 fn embedded_tcp_unix_sockets_and_shared_memory_give_the_same_bits() {
-    let (reference, _) = run("2", "2", &[]);
+    every_way(&[]);
+}
+
+#[test]
+fn a_16_bit_exchange_has_its_own_bits_and_keeps_them() {
+    let f32 = run("1", "1", &[]).0;
+    let bf16 = every_way(&["--set", "exchange.dtype=bf16"]);
+    let f16 = ["--set", "exchange.dtype=f16"];
+    let (one, more) = (run("1", "1", &f16).0, run("3", "2", &f16).0);
+    assert!(one == more, "f16, 3 workers, 2 ps: other bits");
+    assert!(bf16 != f32 && one != f32 && one != bf16, "the type of the exchange must show in the weights");
+    for (workers, ps) in [("1", "1"), ("3", "1"), ("1", "3")] {
+        let found = run(workers, ps, &["--set", "exchange.dtype=bf16"]).0;
+        assert!(found == bf16, "bf16, {workers} workers, {ps} ps: other bits");
+    }
+    // A model that is exported has what the optimizer made, not what travelled.
+    let tensors = safetensors::SafeTensors::deserialize(&bf16).unwrap();
+    let upper_half = |value: &[u8; 4]| value[0] == 0 && value[1] == 0;
+    for (name, tensor) in tensors.tensors() {
+        assert_eq!(tensor.dtype(), safetensors::Dtype::F32, "{name}");
+        let values = tensor.data().as_chunks::<4>().0;
+        assert!(values.iter().any(|value| !upper_half(value)), "`{name}` was rounded");
+    }
+}
+
+/// Trains with all ways between workers and ps; answers the model, which is the same.
+fn every_way(more: &[&str]) -> Vec<u8> {
+    let (reference, _) = run("2", "2", more);
     let said = |cluster: &Cluster, worker: usize, what| cluster.workers[worker].log().contains(what);
     for sockets in [["tcp", "tcp"], ["unix", "unix"], ["nearest", "nearest"], ["nearest", "tcp"]] {
         let mut cluster = Cluster::start(2, 0);
@@ -76,9 +103,10 @@ fn embedded_tcp_unix_sockets_and_shared_memory_give_the_same_bits() {
             cluster.add_worker_with(&[("EBB_SOCKETS", sockets), ("EBB_LOG", log)]);
         }
         let out = cluster.dir.path().join("out");
-        let output = cluster.submit(&job(), &out, &["--set", "epochs=2", "--set", "fleet.ps=2"]);
+        let sets = [&["--set", "epochs=2", "--set", "fleet.ps=2"], more].concat();
+        let output = cluster.submit(&job(), &out, &sets);
         assert!(output.status.success(), "{}", text(&output));
-        assert!(model(&out) == reference, "{sockets:?}: other bits");
+        assert!(model(&out) == reference, "{sockets:?}, {more:?}: other bits");
         for (worker, sockets) in sockets.iter().enumerate() {
             let said = ["Unix socket", "by shared memory"].map(|what| said(&cluster, worker, what));
             let expected =
@@ -86,6 +114,7 @@ fn embedded_tcp_unix_sockets_and_shared_memory_give_the_same_bits() {
             assert_eq!(said, expected, "worker {worker} was told {sockets}");
         }
     }
+    reference
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Weights and gradients by shared memory: a worker's client and a ps, each with a memory and a thread of its own.
+//! Weights and gradients by shared memory, whole and in 16 bits: a worker's client and a ps, each with a memory and a thread of its own.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,9 +22,12 @@ use proto::pb::push_request::Part;
 use proto::placement::Layout;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{Role, TensorSpec, Values};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use worker::Metrics;
@@ -37,13 +41,14 @@ const OF: u32 = 4;
 /// Two chunks, and three values that are too few for a region.
 const LENS: [usize; 2] = [300_000, 3];
 
-fn spec() -> JobSpec {
+fn spec(wire: WireType) -> JobSpec {
     let text = format!(
         r#"{{
             "name": "test", "epochs": 1, "model": {{ "builtin": "linear" }},
             "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
             "batch": {{ "micro": 1, "effective": {OF} }},
-            "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }}
+            "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }},
+            "exchange": {{ "dtype": "{wire}" }}
         }}"#
     );
     JobSpec::from_json(&text).unwrap()
@@ -67,6 +72,7 @@ fn leaf(step: u64, index: u32) -> Target {
 /// A ps with one partition, which serves in a thread of its own until it is dropped.
 struct Served {
     ps: Ps,
+    wire: WireType,
     url: String,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
@@ -78,8 +84,12 @@ impl Served {
     }
 
     fn with(memory: Option<Memory>, options: Options) -> Self {
+        Self::exchanging(WireType::F32, memory, options)
+    }
+
+    fn exchanging(wire: WireType, memory: Option<Memory>, options: Options) -> Self {
         let ps = Ps::with(options, Stores::default(), memory).unwrap();
-        let spec = spec();
+        let spec = spec(wire);
         let plan = spec.plan(1 << 20);
         ps.open(Opening {
             address: ADDRESS,
@@ -104,7 +114,7 @@ impl Served {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let thread = Some(std::thread::spawn(move || runtime.block_on(serving)));
-        Self { ps, url: format!("http://{}", address.recv().unwrap()), stop, thread }
+        Self { ps, wire, url: format!("http://{}", address.recv().unwrap()), stop, thread }
     }
 
     fn channel(&self) -> Channel {
@@ -112,9 +122,14 @@ impl Served {
     }
 
     fn client(&self, connector: &Connector) -> PsClient {
+        self.client_at(connector, &self.url)
+    }
+
+    fn client_at(&self, connector: &Connector, url: &str) -> PsClient {
         let layout = Arc::new(Layout::new(tensors(), 1).unwrap());
-        let address = PartitionAddress { ps: "ps".to_owned(), url: self.url.clone() };
-        PsClient::new(connector, JOB, layout, &[address], spec().limits, 1).unwrap()
+        let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
+        let limits = spec(self.wire).limits;
+        PsClient::new(connector, JOB, layout, &[address], limits, 1).unwrap().exchanging(self.wire)
     }
 
     /// Bytes that were pushed and pulled without a socket.
@@ -149,12 +164,19 @@ async fn until(mut reached: impl FnMut() -> bool) {
 
 /// Pushes version 0 and `steps` steps, each as four leaves of which two pairs wait for each other; answers the last weights.
 async fn train(client: &PsClient, steps: u64) -> Weights {
+    train_in(WireType::F32, client, steps).await
+}
+
+/// The same with leaves that are rounded, as the trainer does.
+async fn train_in(wire: WireType, client: &PsClient, steps: u64) -> Weights {
     client.push(Target::Initial, values(0)).await.unwrap();
     for step in 0..steps {
         client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();
         for index in [2, 0, 3, 1] {
             let seed = 1 + 7 * step as u32 + index;
-            assert_eq!(client.push(leaf(step, index), values(seed)).await.unwrap(), Outcome::Merged);
+            let mut values = values(seed);
+            values.iter_mut().for_each(|values| wire.round(values.as_f32_mut().unwrap()));
+            assert_eq!(client.push(leaf(step, index), values).await.unwrap(), Outcome::Merged);
         }
     }
     client.pull(Want::Exact(Version(steps))).await.unwrap().unwrap()
@@ -162,7 +184,15 @@ async fn train(client: &PsClient, steps: u64) -> Weights {
 
 #[tokio::test]
 async fn every_way_gives_the_same_bits() {
-    let reference = train(&Served::new(None).client(&Connector::grpc(Dialer::tcp())), 5).await;
+    let reference = every_way(WireType::F32).await;
+    for wire in [WireType::Bf16, WireType::F16] {
+        assert!(*every_way(wire).await != *reference, "{wire} must show in the weights");
+    }
+}
+
+async fn every_way(wire: WireType) -> Weights {
+    let served = |memory| Served::exchanging(wire, memory, Options::default());
+    let reference = train_in(wire, &served(None).client(&Connector::grpc(Dialer::tcp())), 5).await;
     let small = Memory::with_bytes(8 << 10).unwrap();
     for (what, ps, worker, shared) in [
         ("shared memory", Some(memory()), Some(memory()), [true; 2]),
@@ -171,11 +201,71 @@ async fn every_way_gives_the_same_bits() {
         ("a ps whose memory is full", Some(small.clone()), Some(memory()), [true, false]),
         ("a worker whose memory is full", Some(memory()), Some(small), [false, true]),
     ] {
-        let served = Served::new(ps);
+        let served = served(ps);
         let connector = worker.map_or_else(|| Connector::grpc(Dialer::nearest()), |memory| near(memory).0);
-        let trained = train(&served.client(&connector), 5).await;
-        assert!(*trained == *reference, "{what}: other bits");
-        assert_eq!(served.shared(), shared, "{what}: pushes and pulls by shared memory");
+        let client = served.client(&connector);
+        let trained = train_in(wire, &client, 5).await;
+        assert!(*trained == *reference, "{what}, {wire}: other bits");
+        let pulled = client.pull_rounded(Want::Exact(Version(5))).await.unwrap().unwrap();
+        for (pulled, values) in pulled.iter().zip(&*reference) {
+            let mut expected = values.clone();
+            wire.round(expected.as_f32_mut().unwrap());
+            assert!(*pulled == expected, "{what}, {wire}: other bits in weights for training");
+        }
+        assert_eq!(served.shared(), shared, "{what}, {wire}: pushes and pulls by shared memory");
+    }
+    reference
+}
+
+/// Forwards connections to a server, and counts the bytes: up, down.
+async fn counted(url: &str) -> (String, Arc<[AtomicU64; 2]>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let counts = Arc::<[AtomicU64; 2]>::default();
+    let (here, to) = (format!("http://{}", listener.local_addr().unwrap()), url.replace("http://", ""));
+    let counting = counts.clone();
+    tokio::spawn(async move {
+        while let Ok((from, _)) = listener.accept().await {
+            let to = tokio::net::TcpStream::connect(&to).await.unwrap();
+            let ((up_from, down_to), (down_from, up_to)) = (from.into_split(), to.into_split());
+            tokio::spawn(forward(up_from, up_to, counting.clone(), 0));
+            tokio::spawn(forward(down_from, down_to, counting.clone(), 1));
+        }
+    });
+    (here, counts)
+}
+
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, counts: Arc<[AtomicU64; 2]>, way: usize) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(bytes @ 1..) = from.read(&mut buffer).await {
+        counts[way].fetch_add(bytes as u64, Ordering::Relaxed);
+        if to.write_all(&buffer[..bytes]).await.is_err() {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_16_bit_exchange_takes_half_of_the_bytes_of_a_connection() {
+    let whole = 4 * LENS.iter().sum::<usize>() as u64;
+    for (wire, bytes) in [(WireType::F32, whole), (WireType::Bf16, whole / 2), (WireType::F16, whole / 2)] {
+        let served = Served::exchanging(wire, None, Options::default());
+        let (url, counts) = counted(&served.url).await;
+        let client = served.client_at(&Connector::grpc(Dialer::tcp()), &url);
+        client.push(Target::Initial, values(0)).await.unwrap();
+        let taken = || [0, 1].map(|way| counts[way].swap(0, Ordering::Relaxed));
+        // With frames, headers and what the connection says of itself.
+        let about = |bytes: u64, taken: u64| (bytes..bytes + bytes / 20).contains(&taken);
+        let [up, _] = taken();
+        assert!(about(whole, up), "{wire}: version 0 takes {up} bytes");
+        client.push(leaf(0, 0), values(1)).await.unwrap();
+        let [up, _] = taken();
+        assert!(about(bytes, up), "{wire}: a push takes {up} bytes, the values have {bytes}");
+        client.pull_rounded(Want::Exact(Version(0))).await.unwrap().unwrap();
+        let [_, down] = taken();
+        assert!(about(bytes, down), "{wire}: a pull takes {down} bytes, the values have {bytes}");
+        client.pull(Want::Exact(Version(0))).await.unwrap().unwrap();
+        let [_, down] = taken();
+        assert!(about(whole, down), "{wire}: a pull for export takes {down} bytes");
     }
 }
 
@@ -318,7 +408,12 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
     let client = served.client(&Connector::grpc(Dialer::tcp()));
     client.push(Target::Initial, values(0)).await.unwrap();
     let (channel, attachment) = attached(&served, &memory).await;
-    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::from_secs(9) };
+    let pull = Pull {
+        address: ADDRESS,
+        want: Want::Exact(Version(0)),
+        wait: Duration::from_secs(9),
+        wire: WireType::F32,
+    };
     let mut request = pb::PullRequest::from(pull);
     request.attachment = attachment.name().clone();
     let (_reading, never) = oneshot::channel::<()>();
@@ -357,7 +452,12 @@ async fn a_version_is_held_as_long_as_it_is_read() {
     let trainer = served.client(&Connector::grpc(Dialer::tcp()));
     trainer.push(Target::Initial, values(0)).await.unwrap();
     let (channel, attachment) = attached(&served, &memory).await;
-    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::from_secs(9) };
+    let pull = Pull {
+        address: ADDRESS,
+        want: Want::Exact(Version(0)),
+        wait: Duration::from_secs(9),
+        wire: WireType::F32,
+    };
     let mut request = pb::PullRequest::from(pull);
     request.attachment = attachment.name().clone();
     let (reading, read) = oneshot::channel::<()>();
@@ -388,7 +488,8 @@ async fn a_version_is_held_as_long_as_it_is_read() {
 async fn a_ps_of_the_same_process_is_read_where_it_lies() {
     let served = Served::new(Some(memory()));
     served.ps.push(initial()).await.unwrap();
-    let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::ZERO };
+    let pull =
+        Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::ZERO, wire: WireType::F32 };
     let pulled = served.ps.pull(pull).await.unwrap();
     assert_eq!(pulled.chunks[0].values, values(0)[0].bytes()[..1 << 20]);
 }
@@ -399,10 +500,10 @@ fn initial() -> proto::parameters::Push {
     let chunk = |&id: &ChunkId| {
         let chunk = layout.chunk(id);
         let bytes = &values[chunk.tensor].bytes()[chunk.offset * 4..(chunk.offset + chunk.len) * 4];
-        proto::tensor::Chunk { id, values: Bytes::copy_from_slice(bytes) }
+        proto::tensor::Chunk { id, role: Role::Parameter, values: Bytes::copy_from_slice(bytes) }
     };
     let chunks = layout.members(PartitionId(0)).iter().map(chunk).collect();
-    proto::parameters::Push { address: ADDRESS, target: Target::Initial, chunks }
+    proto::parameters::Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use proto::placement::Layout;
 use proto::spec::JobSpec;
 use proto::tensor::{TensorSpec, Values};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::{Opening, Ps};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -28,14 +29,18 @@ pub(crate) struct Case {
     pub(crate) optimizer: &'static str,
     /// As many tensors of the same size.
     pub(crate) tensors: usize,
+    /// What is exchanged.
+    pub(crate) wire: WireType,
 }
 
 /// The optimizer off.
-pub(crate) const SUMS: Case = Case { optimizer: "sgd", tensors: 1 };
+pub(crate) const SUMS: Case = Case { optimizer: "sgd", tensors: 1, wire: WireType::F32 };
+/// The same in 16 bits.
+pub(crate) const NARROW: Case = Case { wire: WireType::Bf16, ..SUMS };
 /// Each push is a step of Adam.
-pub(crate) const ADAM: Case = Case { optimizer: "adam", tensors: 1 };
+pub(crate) const ADAM: Case = Case { optimizer: "adam", tensors: 1, wire: WireType::F32 };
 /// The same model in many small tensors.
-pub(crate) const TINY: Case = Case { optimizer: "adam", tensors: 10_000 };
+pub(crate) const TINY: Case = Case { tensors: 10_000, ..ADAM };
 
 impl Case {
     /// Microbatches of a step.
@@ -50,10 +55,12 @@ impl Case {
                 "name": "bench", "epochs": 1, "model": {{ "builtin": "linear" }},
                 "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
                 "batch": {{ "micro": 1, "effective": {} }},
-                "optimizer": {{ "kind": "{}", "learning_rate": 0.001 }}
+                "optimizer": {{ "kind": "{}", "learning_rate": 0.001 }},
+                "exchange": {{ "dtype": "{}" }}
             }}"#,
             self.of(),
-            self.optimizer
+            self.optimizer,
+            self.wire
         );
         JobSpec::from_json(&text).expect("a valid specification")
     }
@@ -115,6 +122,7 @@ impl Exchange {
         let layout = Arc::new(Layout::new(case.tensors(), 1).expect("a valid model"));
         let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
         let client = PsClient::new(connector, JOB, layout, &[address], case.spec().limits, 1).expect("a URL");
+        let client = client.exchanging(case.wire);
         let zeros = || case.tensors().iter().map(TensorSpec::zeros).collect::<Vec<_>>();
         runtime.block_on(client.push(Target::Initial, zeros())).expect("version 0");
         Self { case, client, gradients: Some(zeros()), next: 0 }
@@ -124,7 +132,8 @@ impl Exchange {
     pub(crate) fn pull(&self, runtime: &Runtime) -> f64 {
         let version = if self.case.of() == 1 { self.next.into() } else { 0 };
         let begin = Instant::now();
-        let weights = runtime.block_on(self.client.pull(Want::Exact(Version(version)))).expect("a pull");
+        let weights =
+            runtime.block_on(self.client.pull_rounded(Want::Exact(Version(version)))).expect("a pull");
         let took = begin.elapsed().as_secs_f64();
         assert_eq!(weights.expect("it is kept").len(), self.case.tensors);
         took

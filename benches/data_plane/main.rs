@@ -4,7 +4,8 @@
 //! time. *Pull*: 64 MiB from the ps's weights into the worker's tensors. *Push*: from the worker's tensors until the ps has
 //! acknowledged; with the optimizer off, of every two pushes of a step with many microbatches the second is added to the first.
 //! *Raw TCP*: a blocking write of 64 MiB, one reader into one buffer, an answer of one byte; same congestion control. *Raw ping-pong*:
-//! a blocking write and a blocking read of a request's bytes. *Embedded*: the worker's calls without a socket.
+//! a blocking write and a blocking read of a request's bytes. *Embedded*: the worker's calls without a socket. *bf16*: the same 64 MiB of f32 in memory,
+//! of which half as many bytes travel.
 //!
 //! Expected: the bytes cross the kernel once in (copy) and once out (copy), each bound by memory, so raw TCP is at most half of what two
 //! threads copy; pull and push add one pass each on the receiver's side (into the tensors; into the sum for every second push), from
@@ -24,7 +25,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use exchange::{ADAM, Exchange, SUMS, TINY};
+use exchange::{ADAM, Exchange, NARROW, SUMS, TINY};
 use proto::channel::Dialer;
 use proto::memory::Memory;
 use proto::parameters::Parameters;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
     ebbflow::allocator::keep_free_memory();
     match std::env::args().nth(1).as_deref() {
         Some("serve-sums") => SUMS.serve(),
+        Some("serve-narrow") => NARROW.serve(),
         Some("serve-adam") => ADAM.serve(),
         Some("serve-tiny") => TINY.serve(),
         Some("serve-requests") => requests::serve(),
@@ -135,6 +137,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
     let mut raw = raw();
     let mut remote = Exchange::new(SUMS, &Connector::grpc(Dialer::tcp()), &ps.url(), &runtime);
     let mut unix = Exchange::new(SUMS, &Connector::grpc(Dialer::nearest()), &nearby.url(), &runtime);
+    let halved = Served::start("serve-narrow");
+    let mut narrow = Exchange::new(NARROW, &Connector::grpc(Dialer::tcp()), &halved.url(), &runtime);
     let connector = match Memory::new() {
         Ok(memory) => Connector::near(Dialer::nearest(), memory, Arc::default()),
         Err(_) => Connector::grpc(Dialer::nearest()),
@@ -144,7 +148,7 @@ fn bulk(rounds: usize) -> Vec<Figure> {
     let connector = Connector::new(move |_| Ok(embedded.clone()));
     let mut local = Exchange::new(SUMS, &connector, "http://embedded", &runtime);
     let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
-    let mut rows: [Vec<f64>; 11] = Default::default();
+    let mut rows: [Vec<f64>; 13] = Default::default();
     // The first round warms up.
     for round in 0..=rounds {
         let raw_pull = raw.0.pull().expect("raw TCP");
@@ -164,6 +168,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
             raw_pull / local.pull(&runtime),
             memcpy / local.pull(&runtime),
             memcpy / local.push(&runtime),
+            raw_pull / narrow.pull(&runtime),
+            raw_push / narrow.push(&runtime),
         ];
         if round > 0 {
             rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
@@ -181,6 +187,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
         local_tcp,
         local_pull,
         local_push,
+        narrow_pull,
+        narrow_push,
     ] = rows;
     vec![
         Figure::new("raw TCP, 64 MiB from memory to memory", "GiB/s", raw, 0.0, None),
@@ -189,6 +197,8 @@ fn bulk(rounds: usize) -> Vec<Figure> {
         Figure::new("push over gRPC/TCP, of raw TCP", "ratio", push, 1.0, Some(Goal::AtLeast(0.95))),
         Figure::new("pull over a Unix socket, of raw TCP", "ratio", unix_pull, 0.0, None),
         Figure::new("push over a Unix socket, of raw TCP", "ratio", unix_push, 0.0, None),
+        Figure::new("pull of bf16 over gRPC/TCP, of raw TCP with f32", "ratio", narrow_pull, 0.0, None),
+        Figure::new("push of bf16 over gRPC/TCP, of raw TCP with f32", "ratio", narrow_push, 0.0, None),
         Figure::new("pull by shared memory, of raw TCP", "ratio", shared_pull, 0.0, Some(Goal::AtLeast(2.5))),
         Figure::new("push by shared memory, of raw TCP", "ratio", shared_push, 0.0, Some(Goal::AtLeast(2.5))),
         Figure::new("pull embedded, of raw TCP", "ratio", local_tcp, 0.0, None),

@@ -18,6 +18,7 @@ use crate::plan::Plan;
 use crate::spec::WORKERS_MAX;
 use crate::tensor::{Chunk, DType, Role, TensorSpec};
 use crate::tree::{Node, StepNode};
+use crate::wire::WireType;
 
 fn field(message: &'static str, field: &'static str, expected: &str, found: impl fmt::Display) -> Error {
     Error::Field { message, field, expected: expected.to_owned(), found: format!("{found}") }
@@ -160,6 +161,61 @@ pub fn check_node(plan: &Plan, node: StepNode, samples: u64) -> Result<()> {
     Ok(())
 }
 
+/// The type that the values of parameters travel in, of a field `wire`.
+///
+/// # Errors
+/// It is none that this version knows.
+pub fn wire_type(message: &'static str, value: i32) -> Result<WireType> {
+    match pb::WireType::try_from(value) {
+        Ok(pb::WireType::F32) => Ok(WireType::F32),
+        Ok(pb::WireType::Bf16) => Ok(WireType::Bf16),
+        Ok(pb::WireType::F16) => Ok(WireType::F16),
+        Err(_) => Err(field(message, "wire", "0 (f32), 1 (bf16) or 2 (f16)", value)),
+    }
+}
+
+impl From<WireType> for pb::WireType {
+    fn from(wire: WireType) -> Self {
+        match wire {
+            WireType::F32 => Self::F32,
+            WireType::Bf16 => Self::Bf16,
+            WireType::F16 => Self::F16,
+        }
+    }
+}
+
+/// Whether what a job exchanges as `job` may travel as `wire`: as that, or whole.
+///
+/// # Errors
+/// It may not.
+pub fn check_wire(message: &'static str, wire: WireType, job: WireType) -> Result<()> {
+    if !wire.rounds() || wire == job {
+        return Ok(());
+    }
+    let also = if job.rounds() { format!(" or {job}") } else { String::new() };
+    Err(field(message, "wire", &format!("f32{also} by the job's exchange.dtype"), wire))
+}
+
+/// Whether a push to a job that exchanges `job` may have this target and travel as `wire`.
+///
+/// # Errors
+/// Another type than the job's, version 0 in other than f32, or the sum of a step that the ps has to make.
+pub fn check_push_wire(target: Target, wire: WireType, job: WireType) -> Result<()> {
+    check_wire("PushHeader", wire, job)?;
+    match target {
+        Target::Initial if wire.rounds() => {
+            Err(field("PushHeader", "wire", "f32 for version 0, which is kept whole", wire))
+        }
+        Target::Node { node, .. } if !job.worker_sums(node.node, node.of) => {
+            let expected = format!(
+                "its two halves: with exchange.dtype = \"{job}\" the ps makes the sum of a whole step"
+            );
+            Err(field("Node", "range", &expected, node.node))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl TryFrom<pb::Node> for Target {
     type Error = Error;
 
@@ -215,6 +271,7 @@ impl From<(Address, Target)> for pb::PushHeader {
             partition: address.partition.get(),
             target: Some(target),
             attachment: Bytes::new(),
+            wire: pb::WireType::F32.into(),
         }
     }
 }
@@ -229,7 +286,8 @@ impl TryFrom<pb::PullRequest> for Pull {
         };
         let address =
             Address { job: JobId(pull.job), partition: PartitionId(pull.partition), era: Era(pull.era) };
-        Ok(Self { address, want, wait: Duration::from_millis(pull.wait_ms.into()) })
+        let wire = wire_type("PullRequest", pull.wire)?;
+        Ok(Self { address, want, wait: Duration::from_millis(pull.wait_ms.into()), wire })
     }
 }
 
@@ -246,6 +304,7 @@ impl From<Pull> for pb::PullRequest {
             want: Some(want),
             wait_ms: u32::try_from(pull.wait.as_millis()).unwrap_or(u32::MAX),
             attachment: Bytes::new(),
+            wire: pb::WireType::from(pull.wire).into(),
         }
     }
 }
@@ -339,33 +398,36 @@ impl<'a> ChunkCheck<'a> {
         Self { what, layout, partition, next: 0 }
     }
 
-    /// Checks the next chunk of the stream.
+    /// Checks the next chunk of the stream, in which values of parameters have the type `wire`, and so have those of the answer.
     ///
     /// # Errors
     /// Another chunk belongs here, or this one has the wrong size.
-    pub fn accept(&mut self, chunk: pb::Chunk) -> Result<Chunk> {
-        let chunk = Chunk { id: ChunkId(chunk.id), values: chunk.values };
-        self.check(chunk.id, &chunk.values)?;
-        Ok(chunk)
+    pub fn accept(&mut self, chunk: pb::Chunk, wire: WireType) -> Result<Chunk> {
+        let (id, values) = (ChunkId(chunk.id), chunk.values);
+        self.check(id, wire, &values)?;
+        Ok(Chunk { id, role: self.layout.tensor_of(id).role, values })
     }
 
     /// The same for a chunk that came without a wire.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
-    pub fn check(&mut self, chunk: ChunkId, values: &[u8]) -> Result<()> {
+    pub fn check(&mut self, chunk: ChunkId, wire: WireType, values: &[u8]) -> Result<()> {
         let expected = self.layout.members(self.partition).get(self.next).copied();
         if expected != Some(chunk) {
             return Err(self.wrong(expected, chunk.to_string()));
         }
-        let expected_bytes = self.layout.chunk_bytes(chunk);
+        let expected_bytes = self.layout.chunk_bytes_in(chunk, wire);
         if values.len() != expected_bytes {
+            let len = self.layout.chunk(chunk).len;
             return Err(Error::ChunkBytes {
                 what: self.what,
                 partition: self.partition.get(),
                 chunk: chunk.get(),
                 tensor: self.layout.tensor_of(chunk).name.clone(),
                 expected_bytes,
+                len,
+                bytes_each: expected_bytes / len,
                 found_bytes: values.len(),
             });
         }
@@ -392,7 +454,14 @@ impl<'a> ChunkCheck<'a> {
 
 /// Gathers chunks into messages of up to [`PAYLOAD_BYTES`] (a larger single chunk is a message of its own).
 pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb::Chunks> {
-    pack_as(chunks, |chunk| pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None })
+    pack_as(chunks, |chunk| encode(chunk, WireType::F32))
+}
+
+/// A chunk that is sent itself; `wire` is the type that the values of parameters travel in.
+pub fn encode(chunk: Chunk, wire: WireType) -> pb::Chunk {
+    let wire = wire.of(chunk.role);
+    let values = if wire.rounds() { wire.encode(&chunk.values).into() } else { chunk.values };
+    pb::Chunk { id: chunk.id.get(), values, region: None }
 }
 
 /// The same with chunks that are sent as `encode` says, which is asked when their message is made.
@@ -431,14 +500,19 @@ mod tests {
 
     fn chunks(layout: &Layout) -> Vec<Chunk> {
         let members = layout.members(PartitionId(0)).iter();
-        members.map(|&id| Chunk { id, values: Bytes::from(vec![7; layout.chunk_bytes(id)]) }).collect()
+        let chunk = |&id| Chunk {
+            id,
+            role: layout.tensor_of(id).role,
+            values: Bytes::from(vec![7; layout.chunk_bytes(id)]),
+        };
+        members.map(chunk).collect()
     }
 
     fn walk(layout: &Layout, messages: impl Iterator<Item = pb::Chunks>) -> Result<Vec<Chunk>> {
         let mut check = ChunkCheck::new("push to", layout, PartitionId(0));
         let out = messages
             .flat_map(|message| message.chunks)
-            .map(|chunk| check.accept(chunk))
+            .map(|chunk| check.accept(chunk, WireType::F32))
             .collect::<Result<_>>();
         out.and_then(|chunks| check.finish().map(|()| chunks))
     }
@@ -463,7 +537,73 @@ mod tests {
         assert!(refuse(&|list| list[1].id = ChunkId(9)).contains("chunk 9 where chunk 1"));
         assert!(refuse(&|list| list.push(list[0].clone())).contains("chunk 0 where chunk the end"));
         let short = refuse(&|list| list[2].values = Bytes::from_static(&[0; 8]));
-        assert!(short.contains("`bias` has 8 bytes, the layout says 12"), "{short}");
+        assert!(short.contains("`bias` has 8 bytes, the layout says 12 (3 values of 4 bytes)"), "{short}");
+    }
+
+    #[test]
+    fn narrow_parameters_have_two_bytes_a_value_and_all_others_are_whole() {
+        let tensors = vec![
+            TensorSpec::parameter("w", [3]),
+            TensorSpec::state("mean", [3]),
+            TensorSpec::counter("n", []),
+        ];
+        let layout = Layout::new(tensors, 1).unwrap();
+        let refuse = |wire, sizes: [usize; 3]| {
+            let mut check = ChunkCheck::new("push to", &layout, PartitionId(0));
+            let mut sizes = (0..).map(ChunkId).zip(sizes);
+            sizes
+                .find_map(|(id, bytes)| check.check(id, wire, &vec![0; bytes]).err())
+                .map(|error| error.to_string())
+        };
+        assert_eq!(refuse(WireType::Bf16, [6, 12, 8]), None);
+        assert_eq!(refuse(WireType::F32, [12, 12, 8]), None);
+        for (wire, sizes, part) in [
+            (WireType::Bf16, [12, 12, 8], "`w` has 12 bytes, the layout says 6 (3 values of 2 bytes)"),
+            (WireType::F16, [5, 12, 8], "`w` has 5 bytes, the layout says 6"),
+            (WireType::F16, [6, 6, 8], "`mean` has 6 bytes, the layout says 12"),
+            (WireType::F32, [6, 12, 8], "`w` has 6 bytes, the layout says 12 (3 values of 4 bytes)"),
+        ] {
+            let message = refuse(wire, sizes).expect("it does not fit");
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn types_that_the_job_does_not_exchange_are_refused() {
+        let node = |begin, end, of| Target::Node {
+            node: StepNode { step: Step(0), node: Node::new(begin, end), of },
+            samples: 1,
+        };
+        let (leaf, root) = (node(0, 1, 2), node(0, 2, 2));
+        let check = |target, wire, job| check_push_wire(target, wire, job).map_err(|error| error.to_string());
+        for job in [WireType::F32, WireType::Bf16] {
+            assert_eq!(check(Target::Initial, WireType::F32, job), Ok(()));
+            assert_eq!(check(leaf, job, job), Ok(()));
+            assert_eq!(check(leaf, WireType::F32, job), Ok(()), "through shared memory");
+            assert_eq!(check(node(0, 1, 1), job, job), Ok(()), "a step of one microbatch");
+        }
+        assert_eq!(check(root, WireType::F32, WireType::F32), Ok(()));
+        for (target, wire, job, part) in [
+            (
+                leaf,
+                WireType::Bf16,
+                WireType::F32,
+                "PushHeader.wire: expected f32 by the job's exchange.dtype, found bf16",
+            ),
+            (
+                leaf,
+                WireType::F16,
+                WireType::Bf16,
+                "PushHeader.wire: expected f32 or bf16 by the job's exchange.dtype, found f16",
+            ),
+            (Target::Initial, WireType::Bf16, WireType::Bf16, "PushHeader.wire: expected f32 for version 0"),
+            (root, WireType::F32, WireType::Bf16, "Node.range: expected its two halves"),
+        ] {
+            let message = check(target, wire, job).unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
+        let message = wire_type("PullRequest", 7).unwrap_err().to_string();
+        assert_eq!(message, "PullRequest.wire: expected 0 (f32), 1 (bf16) or 2 (f16), found 7");
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub enum Error {
     /// A chunk of the wrong size.
     #[error(
         "{what} partition {partition}: chunk {chunk} of tensor `{tensor}` has {found_bytes} bytes, the layout says \
-         {expected_bytes}; the sender has another model, restart it with this job's"
+         {expected_bytes} ({len} values of {bytes_each} bytes); the sender has another model or type of exchange, restart it with this job's"
     )]
     ChunkBytes {
         /// "push to" or "pull from".
@@ -67,6 +67,10 @@ pub enum Error {
         tensor: String,
         /// By the layout.
         expected_bytes: usize,
+        /// Its values.
+        len: usize,
+        /// Each of them.
+        bytes_each: usize,
         /// As sent.
         found_bytes: usize,
     },

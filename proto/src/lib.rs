@@ -1,8 +1,8 @@
 //! What two Ebbflow processes must agree on.
 //!
 //! The wire schema ([`pb`]), the job's specification ([`spec`]), the numbering of its work ([`plan`]), the order of
-//! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`channel`],
-//! [`convert`]), how a job's state rests ([`checkpoint`]), who may do what ([`security`]), and what errors mean ([`status`],
+//! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`wire`],
+//! [`channel`], [`convert`]), how a job's state rests ([`checkpoint`]), who may do what ([`security`]), and what errors mean ([`status`],
 //! [`retry`], [`failover`]). Roles meet here and nowhere else.
 
 pub mod artifact;
@@ -29,6 +29,7 @@ pub mod status;
 pub mod tensor;
 pub mod timeline;
 pub mod tree;
+pub mod wire;
 
 pub use error::{Error, Result};
 

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use crate::status::Failure;
 use crate::tensor::Chunk;
 use crate::tree::StepNode;
+use crate::wire::WireType;
 
 /// Who is spoken to, and in which era.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +50,9 @@ pub struct Push {
     pub address: Address,
     /// What for.
     pub target: Target,
-    /// The values.
+    /// What the values of parameters are rounded to: they may travel in this type.
+    pub wire: WireType,
+    /// The values; those of parameters are f32 here.
     pub chunks: Vec<Chunk>,
 }
 
@@ -93,6 +94,8 @@ pub struct Pull {
     pub want: Want,
     /// Longest time to wait for them.
     pub wait: Duration,
+    /// What the receiver rounds the values of parameters to: they may travel in this type.
+    pub wire: WireType,
 }
 
 /// Answer to a pull: all chunks of the partition at one version.
@@ -104,8 +107,9 @@ pub struct Pulled {
     pub chunks: Vec<Chunk>,
 }
 
-/// Who gets the chunks of a pull, one after the other. The values may be another process's memory and are there only during the call.
-pub type Take<'a> = dyn FnMut(ChunkId, &[u8]) -> Result<(), Failure> + Send + 'a;
+/// Who gets the chunks of a pull, one after the other: the type that the values of parameters came in, and the values. They may be another
+/// process's memory and are there only during the call.
+pub type Take<'a> = dyn FnMut(ChunkId, WireType, &[u8]) -> Result<(), Failure> + Send + 'a;
 
 /// A ps as a worker sees it.
 #[async_trait::async_trait]
@@ -123,18 +127,4 @@ pub trait Parameters: Send + Sync + 'static {
     /// [`Kind::NotYet`](crate::status::Kind::NotYet) when it did not come in time, [`Kind::Gone`](crate::status::Kind::Gone)
     /// when an exact version is no longer kept, which means that its steps are applied; and what `take` answers.
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure>;
-
-    /// The same, copies of all chunks at once.
-    ///
-    /// # Errors
-    /// As [`pull_into`](Self::pull_into).
-    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
-        let mut chunks = Vec::new();
-        let mut take = |id, values: &[u8]| {
-            chunks.push(Chunk { id, values: Bytes::copy_from_slice(values) });
-            Ok(())
-        };
-        let version = self.pull_into(pull, &mut take).await?;
-        Ok(Pulled { version, chunks })
-    }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, PartitionId};
 use crate::tensor::TensorSpec;
+use crate::wire::WireType;
 
 /// Elements of a full chunk: 1 MiB of f32 (2 MiB of i64; counters are scalars in practice).
 pub const CHUNK_LEN: usize = 262_144;
@@ -102,6 +103,13 @@ impl Layout {
         self.chunk(id).len * self.tensor_of(id).dtype().size()
     }
 
+    /// Bytes of a chunk's values when those of parameters have this type.
+    pub fn chunk_bytes_in(&self, id: ChunkId, wire: WireType) -> usize {
+        let tensor = self.tensor_of(id);
+        let wire = wire.of(tensor.role);
+        if wire.rounds() { self.chunk(id).len * wire.size() } else { self.chunk_bytes(id) }
+    }
+
     /// Number of partitions.
     pub const fn partitions(&self) -> usize {
         self.partitions.len()
@@ -114,7 +122,12 @@ impl Layout {
 
     /// Bytes of one partition's weights.
     pub fn partition_bytes(&self, partition: PartitionId) -> usize {
-        self.members(partition).iter().map(|&id| self.chunk_bytes(id)).sum()
+        self.partition_bytes_in(partition, WireType::F32)
+    }
+
+    /// The same when those of parameters have this type.
+    pub fn partition_bytes_in(&self, partition: PartitionId, wire: WireType) -> usize {
+        self.members(partition).iter().map(|&id| self.chunk_bytes_in(id, wire)).sum()
     }
 }
 

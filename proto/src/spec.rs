@@ -21,6 +21,7 @@ pub use self::records::Records;
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
+use crate::wire::WireType;
 
 /// A whole job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,9 +54,9 @@ pub struct JobSpec {
     /// Time-outs and how often to try.
     #[serde(default)]
     pub limits: LimitsSpec,
-    /// How values travel.
-    #[serde(default)]
-    pub wire: WireSpec,
+    /// How values are exchanged.
+    #[serde(default, alias = "wire")]
+    pub exchange: ExchangeSpec,
 }
 
 /// The network.
@@ -357,25 +358,13 @@ impl Default for LimitsSpec {
     }
 }
 
-/// How values travel between worker and ps.
+/// How values are exchanged between workers and ps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct WireSpec {
-    /// Type of gradients and weights on the wire. Default: f32.
-    pub value: WireValue,
-}
-
-/// Type of gradients and weights on the wire.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WireValue {
-    /// 32-bit IEEE float.
-    #[default]
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// 16-bit IEEE float.
-    F16,
+pub struct ExchangeSpec {
+    /// Type that gradients, and weights for training, are rounded to: half of the bytes for other bits. Default: f32, not rounded.
+    #[serde(alias = "value")]
+    pub dtype: WireType,
 }
 
 impl JobSpec {

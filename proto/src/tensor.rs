@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::ChunkId;
 use crate::memory::{Recycled, Regions};
+use crate::wire::WireType;
 
 /// Type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -226,6 +227,17 @@ impl Values {
             },
         }
     }
+
+    /// The same, with sums rounded to `wire`.
+    ///
+    /// # Panics
+    /// If types or lengths differ.
+    pub fn merge_rounded(&mut self, other: &Self, wire: WireType) {
+        match (self.as_f32_mut(), other.as_f32()) {
+            (Some(left), Some(right)) if wire.rounds() => wire.add_assign(left, bytemuck::cast_slice(right)),
+            _ => self.merge(other),
+        }
+    }
 }
 
 impl Clone for Values {
@@ -254,6 +266,8 @@ impl PartialEq for Values {
 pub struct Chunk {
     /// Its index in the job's layout.
     pub id: ChunkId,
+    /// Of its tensor.
+    pub role: Role,
     /// Raw little-endian elements.
     pub values: Bytes,
 }

@@ -31,8 +31,9 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
 use tokio::runtime::Runtime;
 
@@ -65,10 +66,11 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
     .expect("a valid opening");
     let chunk = |&id| {
         let values = Bytes::from(vec![0; layout.chunk_bytes(id) + 1]).slice(1..);
-        Chunk { id, values }
+        Chunk { id, role: Role::Parameter, values }
     };
     let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
-    let initial = Push { address: ADDRESS, target: Target::Initial, chunks: chunks.clone() };
+    let initial =
+        Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks: chunks.clone() };
     runtime.block_on(ps.push(initial)).expect("version 0");
     (ps, chunks)
 }
@@ -90,7 +92,8 @@ fn step(criterion: &mut Criterion) {
                             node: StepNode { step, node, of: 4 },
                             samples: u64::from(node.len()),
                         };
-                        let push = Push { address: ADDRESS, target, chunks: chunks.clone() };
+                        let push =
+                            Push { address: ADDRESS, target, wire: WireType::F32, chunks: chunks.clone() };
                         black_box(runtime.block_on(ps.push(push)).expect("the next step"));
                     }
                 });
@@ -105,7 +108,12 @@ fn pull(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pull");
     for (size, bytes) in SIZES {
         let (ps, _) = partition(&runtime, bytes);
-        let pull = Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::ZERO };
+        let pull = Pull {
+            address: ADDRESS,
+            want: Want::Exact(Version(0)),
+            wait: Duration::ZERO,
+            wire: WireType::F32,
+        };
         group.bench_function(BenchmarkId::from_parameter(format!("partition={size}")), |bencher| {
             bencher.iter(|| black_box(runtime.block_on(ps.pull(pull)).expect("version 0")));
         });

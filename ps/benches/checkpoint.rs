@@ -18,8 +18,9 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::checkpoint::Report;
 use ps::{Opening, Options, Ps};
 use report::{Figure, Target as Goal};
@@ -175,9 +176,11 @@ impl Training {
             homes: Vec::new(),
         };
         ps.open(opening).expect("a valid opening");
-        let chunk = |&id| Chunk { id, values: Bytes::from(vec![0; layout.chunk_bytes(id)]) };
+        let chunk =
+            |&id| Chunk { id, role: Role::Parameter, values: Bytes::from(vec![0; layout.chunk_bytes(id)]) };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
-        let initial = Push { address: ADDRESS, target: Target::Initial, chunks: chunks.clone() };
+        let initial =
+            Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks: chunks.clone() };
         ps.push(initial).await.expect("version 0");
         Self { ps, chunks, next: 0 }
     }
@@ -188,7 +191,7 @@ impl Training {
         for _ in 0..count {
             let node = StepNode { step: Step(self.next), node: Node::root(1), of: 1 };
             let target = Target::Node { node, samples: 1 };
-            let push = Push { address: ADDRESS, target, chunks: self.chunks.clone() };
+            let push = Push { address: ADDRESS, target, wire: WireType::F32, chunks: self.chunks.clone() };
             let begin = Instant::now();
             self.ps.push(push).await.expect("the next step");
             times.push(begin.elapsed());

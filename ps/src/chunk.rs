@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use proto::memory::{Memory, REGION_BYTES_MIN, Region};
-use proto::tensor::{DType, Role, Values, add_assign, max_assign};
+use proto::tensor::{DType, Role, Values, max_assign};
+use proto::wire::WireType;
 
 use crate::optim::norm::Squares;
 use crate::optim::{self, Optimizer, Slot, Update, state};
@@ -209,11 +210,11 @@ impl Buffer {
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
-    /// Adds the values of another node: the sum, and for counters the maximum.
-    fn take_up(&mut self, bytes: &[u8]) {
-        match self.dtype() {
-            DType::F32 => add_assign(self.floats_mut(), bytes),
-            DType::I64 => max_assign(bytemuck::cast_slice_mut(self.bytes_mut()), bytes),
+    /// Adds the values of another node.
+    fn take_up(&mut self, bytes: &[u8], merge: Merge) {
+        match merge {
+            Merge::Sum(wire) => wire.add_assign(self.floats_mut(), bytes),
+            Merge::Max => max_assign(bytemuck::cast_slice_mut(self.bytes_mut()), bytes),
         }
     }
 }
@@ -236,6 +237,40 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// How the values of two nodes become those of their parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Their sum, rounded to this type.
+    Sum(WireType),
+    /// The larger one, for counters.
+    Max,
+}
+
+impl Merge {
+    /// For a tensor of this role at a node below the root, in a job that exchanges `wire`.
+    pub const fn of(role: Role, wire: WireType) -> Self {
+        match role {
+            Role::Counter => Self::Max,
+            Role::Parameter | Role::State => Self::Sum(wire.of(role)),
+        }
+    }
+
+    /// At the root of a step's tree: its sum is not rounded.
+    pub const fn root(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::Sum(WireType::F32),
+            DType::I64 => Self::Max,
+        }
+    }
+
+    const fn dtype(self) -> DType {
+        match self {
+            Self::Sum(_) => DType::F32,
+            Self::Max => DType::I64,
+        }
+    }
+}
+
 /// What a node of the reduction tree says about one chunk; clones share the values.
 #[derive(Clone, Debug)]
 pub enum Sum {
@@ -246,17 +281,29 @@ pub enum Sum {
 }
 
 impl Sum {
+    /// Values of a parameter that were received as `wire`, which rounds: as f32 in memory of their own.
+    ///
+    /// # Panics
+    /// If they end within a value.
+    pub fn widened(encoded: &[u8], wire: WireType, pool: &Pool) -> Self {
+        let mut values = pool.take(Use::Own, DType::F32, encoded.len() / wire.size());
+        wire.decode(encoded, values.floats_mut());
+        Self::Merged(Arc::new(values))
+    }
+
     /// `left + right` at a node of the tree, for counters the maximum, in memory of its own: one pass over three buffers.
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn of(left: &[u8], right: &[u8], dtype: DType, pool: &Pool) -> Self {
+    pub fn of(left: &[u8], right: &[u8], merge: Merge, pool: &Pool) -> Self {
+        let dtype = merge.dtype();
         let mut sum = pool.take(Use::Own, dtype, left.len() / dtype.size());
-        match dtype {
-            DType::F32 => optim::sum::add(left, right, sum.floats_mut()),
-            DType::I64 => {
+        match merge {
+            Merge::Sum(wire) if wire.rounds() => wire.add(left, right, sum.floats_mut()),
+            Merge::Sum(_) => optim::sum::add(left, right, sum.floats_mut()),
+            Merge::Max => {
                 sum.bytes_mut().copy_from_slice(left);
-                sum.take_up(right);
+                sum.take_up(right, merge);
             }
         }
         Self::Merged(Arc::new(sum))
@@ -264,16 +311,16 @@ impl Sum {
 
     /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one chunk may be done in
     /// either's memory, as `left + right` and `right + left` are the same bits; memory that somebody else reads is left alone.
-    pub fn merge(&mut self, mut right: Self, dtype: DType, pool: &Pool) {
+    pub fn merge(&mut self, mut right: Self, merge: Merge, pool: &Pool) {
         if let Some(left) = self.alone() {
-            return left.take_up(right.bytes());
+            return left.take_up(right.bytes(), merge);
         }
         if let Some(sum) = right.alone() {
-            sum.take_up(self.bytes());
+            sum.take_up(self.bytes(), merge);
             *self = right;
             return;
         }
-        *self = Self::of(self.bytes(), right.bytes(), dtype, pool);
+        *self = Self::of(self.bytes(), right.bytes(), merge, pool);
     }
 
     /// The values for writing, if nobody else has them.
@@ -306,7 +353,7 @@ impl Total {
     /// Makes it one sum, for whoever needs that before the update.
     pub fn add_up(&mut self, dtype: DType, pool: &Pool) {
         if let Self::Halves(left, right) = self {
-            *self = Self::Sum(Sum::of(left.bytes(), right.bytes(), dtype, pool));
+            *self = Self::Sum(Sum::of(left.bytes(), right.bytes(), Merge::root(dtype), pool));
         }
     }
 
@@ -434,6 +481,8 @@ mod tests {
 
     use super::*;
 
+    const PLAIN: Merge = Merge::Sum(WireType::F32);
+
     fn floats_of(sum: &Sum) -> Vec<f32> {
         sum.bytes().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
     }
@@ -500,7 +549,7 @@ mod tests {
         let merged = |values: &[f32], shift| {
             let mut sum = received(values, shift);
             // Minus zero is neutral for every float, zero included.
-            sum.merge(received(&zero, 1), DType::F32, &pool);
+            sum.merge(received(&zero, 1), PLAIN, &pool);
             assert!(matches!(sum, Sum::Merged(_)));
             sum
         };
@@ -508,7 +557,7 @@ mod tests {
             for mut left in [received(&a, shift), merged(&a, shift)] {
                 for right in [received(&b, 3), merged(&b, 3)] {
                     let mut sum = std::mem::replace(&mut left, received(&a, shift));
-                    sum.merge(right, DType::F32, &pool);
+                    sum.merge(right, PLAIN, &pool);
                     assert_eq!(floats_of(&sum), expected);
                 }
             }
@@ -516,12 +565,47 @@ mod tests {
     }
 
     #[test]
+    fn rounded_sums_are_the_same_wherever_both_halves_come_from() {
+        let pool = Pool::new(1 << 20, None);
+        for (wire, expected) in
+            [(WireType::Bf16, [1.0, 258.0, 3.0]), (WireType::F16, [1.0009765625, 257.0, 3.0])]
+        {
+            // Above the middle of two values of either type; the last one is exact.
+            let (a, b) = ([1.0f32, 256.0, 1.0], [0.0009, 1.01, 2.0]);
+            let plain = [0, 1, 2].map(|at| a[at] + b[at]);
+            let halves = |values: &[f32]| {
+                let shared = Arc::new(buffer_of(values, &pool));
+                [
+                    received(values, 1),
+                    Sum::Merged(Arc::new(buffer_of(values, &pool))),
+                    Sum::Merged(shared.clone()),
+                    Sum::Merged(shared),
+                ]
+            };
+            for mut left in halves(&a) {
+                for right in halves(&b) {
+                    left.merge(right, Merge::of(Role::Parameter, wire), &pool);
+                    assert_eq!(floats_of(&left), expected, "{wire}");
+                    left = received(&a, 3);
+                }
+            }
+            let mut total = Total::Halves(received(&a, 1), received(&b, 1));
+            total.add_up(DType::F32, &pool);
+            let Total::Sum(sum) = total else { panic!("it was added up") };
+            assert_eq!(floats_of(&sum), plain, "the sum of a whole step is not rounded");
+            let mut state = received(&a, 1);
+            state.merge(received(&b, 1), Merge::of(Role::State, wire), &pool);
+            assert_eq!(floats_of(&state), plain, "nor is state");
+        }
+    }
+
+    #[test]
     fn a_sum_that_somebody_reads_is_left_alone() {
         let pool = Pool::new(1 << 20, None);
-        let held = Sum::of(received(&[1.0], 1).bytes(), received(&[2.0], 2).bytes(), DType::F32, &pool);
+        let held = Sum::of(received(&[1.0], 1).bytes(), received(&[2.0], 2).bytes(), PLAIN, &pool);
         let reader = held.clone();
         for (mut left, right) in [(held.clone(), received(&[4.0], 3)), (received(&[4.0], 3), held)] {
-            left.merge(right, DType::F32, &pool);
+            left.merge(right, PLAIN, &pool);
             assert_eq!(floats_of(&left), [7.0]);
             assert_eq!(floats_of(&reader), [3.0]);
         }
@@ -561,7 +645,7 @@ mod tests {
         for role in [Role::Parameter, Role::State] {
             let (left, right) = (received(&values(2), 1), received(&values(3), 2));
             let mut sum = left.clone();
-            sum.merge(right.clone(), DType::F32, &pool);
+            sum.merge(right.clone(), PLAIN, &pool);
             let next = [Total::Sum(sum), Total::Halves(left, right)].map(|total| {
                 let mut slots = Slots::new(role, 5000, &optimizer, &pool);
                 let mut next = buffer_of(&[f32::NAN; 5000], &pool);

@@ -17,6 +17,7 @@ use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
 use proto::status::Failure;
 use proto::tensor::Chunk;
+use proto::wire::WireType;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -183,11 +184,11 @@ impl Ps {
     ///
     /// # Errors
     /// Whatever is wrong with the push apart from its values, or no memory for them now.
-    pub(crate) fn admit(&self, address: Address, target: Target) -> Result<Admission> {
+    pub(crate) fn admit(&self, address: Address, target: Target, wire: WireType) -> Result<Admission> {
         let model = self.model(address)?;
-        model.check(address.era, target)?;
+        model.check(address.era, target, wire)?;
         let reserved = Reserved::new(self, &model)?;
-        Ok(Admission { model, era: address.era, target, reserved })
+        Ok(Admission { model, era: address.era, target, wire, reserved })
     }
 
     /// Counts how a push ended.
@@ -206,14 +207,25 @@ impl Ps {
         pushed
     }
 
+    /// Reads a partition at a version, waiting until it exists: the weights themselves, in f32 whatever they may travel in; no copies.
+    ///
+    /// # Errors
+    /// As [`pull_into`](Parameters::pull_into).
+    #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
+    pub async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
+        let pulled = self.pull_from(pull).await;
+        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
+    }
+
     async fn pull_from(&self, pull: Pull) -> Result<Pulled> {
         let model = self.model(pull.address)?;
+        proto::convert::check_wire("PullRequest", pull.wire, model.wire())?;
         let metrics = &self.0.metrics;
         metrics.pulls_waiting.add(1);
         let _waiting = Defer(|| metrics.pulls_waiting.sub(1));
         let pulled = model.pull(pull.address.era, pull.want, pull.wait).await.inspect_err(checks::refused)?;
         metrics.pulls.add(1);
-        metrics.pull_bytes.add(model.bytes() as u64);
+        metrics.pull_bytes.add(model.layout().partition_bytes_in(pull.address.partition, pull.wire) as u64);
         Ok(pulled)
     }
 
@@ -351,9 +363,10 @@ impl Ps {
 impl Parameters for Ps {
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         let pushed = async {
-            let admission = self.admit(push.address, push.target)?;
+            // Nothing travels: the values are what they are rounded to.
+            let admission = self.admit(push.address, push.target, WireType::F32)?;
             let mut check = admission.check();
-            push.chunks.iter().try_for_each(|chunk| check.check(chunk.id, &chunk.values))?;
+            push.chunks.iter().try_for_each(|chunk| check.check(chunk.id, WireType::F32, &chunk.values))?;
             check.finish()?;
             // Nothing has to be waited for: what meets its sibling is added up by all threads at once.
             let arrived = Arrived::at_once(push.target, push.chunks);
@@ -363,16 +376,9 @@ impl Parameters for Ps {
     }
 
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let Pulled { version, chunks } = self.pull(pull).await?;
-        chunks.iter().try_for_each(|chunk| take(chunk.id, &chunk.values))?;
+        let Pulled { version, chunks } = self.pull(Pull { wire: WireType::F32, ..pull }).await?;
+        chunks.iter().try_for_each(|chunk| take(chunk.id, WireType::F32, &chunk.values))?;
         Ok(version)
-    }
-
-    /// The weights themselves, no copies.
-    #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
-    async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
-        let pulled = self.pull_from(pull).await;
-        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
     }
 }
 
@@ -383,6 +389,8 @@ pub(crate) struct Admission {
     /// Of the sender.
     era: Era,
     target: Target,
+    /// As which the values of parameters come.
+    wire: WireType,
     reserved: Reserved,
 }
 
@@ -398,15 +406,15 @@ impl Admission {
         ChunkCheck::new("push to", self.model.layout(), self.model.opening().address.partition)
     }
 
-    /// For chunks that lie in memory already: nothing is gained by adding them up one after the other.
+    /// For chunks that lie in memory already, in f32: nothing is gained by adding them up one after the other.
     pub(crate) fn kept(&self) -> Arriving {
         Arriving::Here { model: self.model.clone(), arrived: Arrived::at_once(self.target, Vec::new()) }
     }
 
     /// For the chunks of the push, as they come.
     pub(crate) fn arriving(&self) -> Arriving {
-        let mut arrived = self.model.arriving(self.target);
-        if !arrived.is_added_up() || self.model.bytes() <= INLINE_BYTES_MAX {
+        let mut arrived = self.model.arriving(self.target, self.wire);
+        if !arrived.is_worked_on() || self.model.bytes() <= INLINE_BYTES_MAX {
             return Arriving::Here { model: self.model.clone(), arrived };
         }
         let (model, (chunks, received)) = (self.model.clone(), std::sync::mpsc::channel());
@@ -421,11 +429,12 @@ impl Admission {
     /// answer.
     #[tracing::instrument(level = "debug", skip_all, fields(place = %self.place(), target = ?self.target))]
     pub(crate) async fn push(self, arrived: Arrived) -> Result<Pushed> {
-        let Self { model, era, reserved, .. } = self;
+        let Self { model, era, wire, reserved, .. } = self;
         let inline = model.bytes() <= INLINE_BYTES_MAX;
         let take_up = move || {
             let pushed = model.push(era, arrived);
-            reserved.metrics.push_bytes.add(reserved.bytes);
+            let Address { partition, .. } = model.opening().address;
+            reserved.metrics.push_bytes.add(model.layout().partition_bytes_in(partition, wire) as u64);
             pushed
         };
         if inline { take_up() } else { tokio::task::spawn_blocking(take_up).await? }
@@ -442,7 +451,7 @@ pub(crate) enum Arriving {
         /// Those that came.
         arrived: Arrived,
     },
-    /// They are added up by another thread, so that the socket is read meanwhile.
+    /// They are widened and added up by another thread, so that the socket is read meanwhile.
     Elsewhere {
         /// To that thread.
         chunks: std::sync::mpsc::Sender<Chunk>,

@@ -6,12 +6,12 @@ proto::metrics! {
     pushes_completed: counter "ebb_ps_push_completed_total", "Pushes that completed their step, or version 0.";
     pushes_duplicate: counter "ebb_ps_push_duplicate_total", "Pushes that brought nothing new and were dropped.";
     pushes_refused: counter "ebb_ps_push_refused_total", "Pushes that were answered with an error.";
-    push_bytes: counter "ebb_ps_push_bytes_total", "Values of all pushes that arrived whole.";
+    push_bytes: counter "ebb_ps_push_bytes_total", "Values of all pushes that arrived whole, in the type that they came in.";
     push_bytes_shared: counter "ebb_ps_push_shared_bytes_total", "Values of pushes that were read where they lie in the worker's memory.";
     push_bytes_in_flight: gauge "ebb_ps_push_in_flight_bytes", "Values of pushes that are being received or taken up.";
     pulls: counter "ebb_ps_pull_total", "Pulls that were answered with weights.";
     pulls_refused: counter "ebb_ps_pull_refused_total", "Pulls that were answered with an error, waits that ended included.";
-    pull_bytes: counter "ebb_ps_pull_bytes_total", "Values of all pulls that were answered with weights.";
+    pull_bytes: counter "ebb_ps_pull_bytes_total", "Values of all pulls that were answered with weights, in the type that they were sent in.";
     pull_bytes_shared: counter "ebb_ps_pull_shared_bytes_total", "Values of pulls that the worker could read where they lie.";
     pulls_waiting: gauge "ebb_ps_pull_waiting", "Pulls that wait for a version.";
     updates: counter "ebb_ps_update_total", "Steps applied, over all partitions.";

@@ -26,6 +26,7 @@ use proto::spec::{Consistency, JobSpec, Order};
 use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::timeline::{self, Mark};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -35,7 +36,7 @@ use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
 use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
-use crate::chunk::{Advance, Buffer, Pool, Slots, Sum, Total, Use};
+use crate::chunk::{Advance, Buffer, Merge, Pool, Slots, Sum, Total, Use};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
@@ -95,6 +96,8 @@ type Totals = Vec<Total>;
 #[derive(Debug)]
 pub(crate) struct Arrived {
     target: Target,
+    /// As which values of parameters come.
+    wire: WireType,
     /// What they are added to as they come, and the node that the sums belong to.
     sibling: Option<(StepNode, Sums)>,
     sums: Sums,
@@ -112,6 +115,8 @@ pub(crate) struct Model {
     layout: Layout,
     bytes: usize,
     consistency: Consistency,
+    /// What is exchanged: the sums below the root of a step's tree are rounded to it.
+    wire: WireType,
     optimizer: Optimizer,
     steps_in_progress_max: usize,
     threads: usize,
@@ -133,15 +138,15 @@ pub(crate) struct Model {
 }
 
 impl Arrived {
-    /// Whether its chunks are added to others as they come.
-    pub(crate) const fn is_added_up(&self) -> bool {
-        self.sibling.is_some()
+    /// Whether its chunks are widened, or added to others, as they come.
+    pub(crate) const fn is_worked_on(&self) -> bool {
+        self.sibling.is_some() || self.wire.rounds()
     }
 
     /// All chunks of a push at once.
     pub(crate) fn at_once(target: Target, chunks: Vec<Chunk>) -> Self {
         let sums = chunks.into_iter().map(|chunk| Sum::Received(chunk.values)).collect();
-        Self { target, sibling: None, sums, mark: Mark::current() }
+        Self { target, wire: WireType::F32, sibling: None, sums, mark: Mark::current() }
     }
 }
 
@@ -238,7 +243,7 @@ impl Model {
             measured: VecDeque::new(),
             restore_error: None,
         };
-        let ended = CancellationToken::new();
+        let (ended, wire) = (CancellationToken::new(), opening.spec.exchange.dtype);
         let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
         let saver = opening.spec.checkpoint.clone().map(|spec| {
             Arc::new(Saver {
@@ -263,6 +268,7 @@ impl Model {
             layout,
             bytes,
             consistency,
+            wire,
             optimizer,
             steps_in_progress_max: options.steps_in_progress_max,
             threads: parallel::threads_for(bytes, options.threads),
@@ -296,7 +302,12 @@ impl Model {
         self.consistency.order == Order::Arrival
     }
 
-    /// Bytes of the weights, and of each push.
+    /// What the job exchanges.
+    pub(crate) const fn wire(&self) -> WireType {
+        self.wire
+    }
+
+    /// Bytes of the weights, and in memory of each push.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -410,7 +421,8 @@ impl Model {
     }
 
     /// Checks everything about a push but its values. Nothing is changed.
-    pub(crate) fn check(&self, era: Era, target: Target) -> Result<()> {
+    pub(crate) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
+        proto::convert::check_push_wire(target, wire, self.wire)?;
         if let Target::Node { node, samples } = target {
             proto::convert::check_node(&self.opening.plan, node, samples)?;
         }
@@ -431,7 +443,7 @@ impl Model {
     }
 
     /// For the chunks of a push: they are added to the sibling's as they come, when it is here.
-    pub(crate) fn arriving(&self, target: Target) -> Arrived {
+    pub(crate) fn arriving(&self, target: Target, wire: WireType) -> Arrived {
         let sibling = match target {
             Target::Initial => None,
             Target::Node { node, .. } => {
@@ -439,19 +451,24 @@ impl Model {
                 state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
             }
         };
-        Arrived { target, sibling, sums: Vec::new(), mark: Mark::current() }
+        Arrived { target, wire, sibling, sums: Vec::new(), mark: Mark::current() }
     }
 
     /// Takes the next chunk of a push, which was checked.
     pub(crate) fn arrive(&self, arrived: &mut Arrived, chunk: Chunk) {
         let index = arrived.sums.len();
-        let sum = match &arrived.sibling {
-            Some((_, sibling)) => {
-                let dtype = self.layout.tensor_of(chunk.id).dtype();
-                Sum::of(sibling[index].bytes(), &chunk.values, dtype, &self.pool)
-            }
-            None => Sum::Received(chunk.values),
+        let wire = arrived.wire.of(chunk.role);
+        let mut sum = match wire.rounds() {
+            true => Sum::widened(&chunk.values, wire, &self.pool),
+            false => Sum::Received(chunk.values),
         };
+        if let Some((parent, sibling)) = &arrived.sibling {
+            let merge = match parent.node == Node::root(parent.of) {
+                true => Merge::root(chunk.role.dtype()),
+                false => Merge::of(chunk.role, self.wire),
+            };
+            sum.merge(sibling[index].clone(), merge, &self.pool);
+        }
         arrived.sums.push(sum);
     }
 
@@ -470,7 +487,11 @@ impl Model {
             changed.as_mut().enable();
             if let Some((version, weights)) = self.find(era, want)? {
                 let members = self.layout.members(self.opening.address.partition).iter();
-                let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk { id, values: buffer.view() };
+                let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk {
+                    id,
+                    role: self.layout.tensor_of(id).role,
+                    values: buffer.view(),
+                };
                 return Ok(Pulled { version, chunks: members.zip(weights.iter()).map(chunk).collect() });
             }
             if timeout_at(deadline, changed).await.is_err() {
@@ -636,7 +657,7 @@ impl Model {
         let members = self.layout.members(self.opening.address.partition).iter();
         let chunks = members.zip(left.iter_mut().zip(right));
         parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
-            left.merge(right, self.layout.tensor_of(id).dtype(), &self.pool);
+            left.merge(right, Merge::of(self.layout.tensor_of(id).role, self.wire), &self.pool);
         });
         left
     }

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
 use proto::bulk::{self, Incoming, PULL, PUSH};
 use proto::channel::MESSAGE_BYTES_MAX;
-use proto::convert::{pack_as, required, tensors};
+use proto::convert::{encode, pack_as, required, tensors, wire_type};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::memory::Memory;
-use proto::parameters::{Address, Parameters, Pull, Pulled, Pushed, Target, Want};
+use proto::parameters::{Address, Pull, Pulled, Pushed, Target, Want};
 use proto::pb;
 use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
 use proto::pb::{pull_reply, push_request};
@@ -22,6 +22,7 @@ use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::Chunk;
 use proto::timeline;
+use proto::wire::WireType;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
@@ -60,15 +61,21 @@ impl Service {
         let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
         let Some(push_request::Part::Header(mut header)) = first else { return Err(misplaced("header")) };
         let name = std::mem::take(&mut header.attachment);
+        let wire = wire_type("PushHeader", header.wire)?;
         let (address, target) = header.try_into()?;
         record(address);
         if let Target::Node { node, .. } = target {
             Span::current().record("step", node.step.get());
         }
-        let admission = self.ps.admit(address, target)?;
+        let admission = self.ps.admit(address, target, wire)?;
         let attachment = self.ps.attachments().get(&name);
         if attachment.is_none() && !name.is_empty() {
             return Err(Error::NotAttached { place: admission.place() });
+        }
+        if wire.rounds() && !name.is_empty() {
+            let expected = "f32 with an attachment".to_owned();
+            let (message, field, found) = ("PushHeader", "wire", wire.to_string());
+            return Err(Error::Message(proto::Error::Field { message, field, expected, found }));
         }
         let mut check = admission.check();
         let mut arriving = if attachment.is_some() { admission.kept() } else { admission.arriving() };
@@ -84,7 +91,7 @@ impl Service {
                         chunk.values = attachment.share(region, held.clone())?;
                         self.ps.metrics().push_bytes_shared.add(region.bytes);
                     }
-                    arriving.take(check.accept(chunk)?);
+                    arriving.take(check.accept(chunk, wire)?);
                 }
             }
             check.finish()?;
@@ -133,21 +140,21 @@ impl Service {
         match self.ps.memory().filter(|_| self.ps.attachments().get(&name).is_some()) {
             Some(memory) => {
                 let until = self.hold(stream, pulled.chunks.clone());
-                Ok(bulk::respond_until(replies(pulled, self.tell(memory)), Box::pin(until)))
+                Ok(bulk::respond_until(replies(pulled, self.tell(memory, pull.wire)), Box::pin(until)))
             }
-            None => Ok(bulk::respond(Ok(replies(pulled, inline)))),
+            None => Ok(bulk::respond(Ok(replies(pulled, move |chunk| encode(chunk, pull.wire))))),
         }
     }
 
     /// How a chunk is sent to a worker that reads this ps's memory: by telling where it lies.
-    fn tell(&self, memory: &Memory) -> impl FnMut(Chunk) -> pb::Chunk + Send + 'static {
+    fn tell(&self, memory: &Memory, wire: WireType) -> impl FnMut(Chunk) -> pb::Chunk + Send + 'static {
         let (ps, memory) = (self.ps.clone(), memory.clone());
         move |chunk| match memory.find(&chunk.values) {
             Some(region) => {
                 ps.metrics().pull_bytes_shared.add(region.bytes);
                 pb::Chunk { id: chunk.id.get(), values: Bytes::new(), region: Some(region) }
             }
-            None => inline(chunk),
+            None => encode(chunk, wire),
         }
     }
 
@@ -191,20 +198,15 @@ macro_rules! served {
     }};
 }
 
-/// A chunk that is sent itself.
-fn inline(chunk: Chunk) -> pb::Chunk {
-    pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None }
-}
-
 /// What a pull answers, one after the other.
 fn replies(
     pulled: Pulled,
-    encode: impl FnMut(Chunk) -> pb::Chunk + Send + Unpin + 'static,
+    send: impl FnMut(Chunk) -> pb::Chunk + Send + Unpin + 'static,
 ) -> impl Iterator<Item = pb::PullReply> + Send + Unpin + 'static {
     let part = |part| pb::PullReply { part: Some(part) };
     let (version, chunks) = (pulled.version.get(), pulled.chunks.len() as u64);
     let header = pull_reply::Part::Header(pb::PullHeader { version, chunks });
-    let chunks = pack_as(pulled.chunks, encode).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
+    let chunks = pack_as(pulled.chunks, send).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
     std::iter::once(part(header)).chain(chunks)
 }
 

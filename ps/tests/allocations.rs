@@ -10,8 +10,9 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
 
 /// Smaller ones are no buffers of a chunk, which has 256 KiB here.
@@ -78,9 +79,9 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
 
     let members = layout.members(PARTITION.partition);
     let values = members.iter().map(|&id| (id, Bytes::from(vec![0; 4 * layout.chunk(id).len])));
-    let chunks: Vec<_> = values.map(|(id, values)| Chunk { id, values }).collect();
+    let chunks: Vec<_> = values.map(|(id, values)| Chunk { id, role: Role::Parameter, values }).collect();
     let push = |target| {
-        let push = Push { address: PARTITION, target, chunks: chunks.clone() };
+        let push = Push { address: PARTITION, target, wire: WireType::F32, chunks: chunks.clone() };
         runtime.block_on(ps.push(push)).unwrap()
     };
     push(Target::Initial);
@@ -93,8 +94,9 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
         });
         assert_eq!(outcomes[3], Outcome::Completed);
         let want = Want::Exact(Version(step + 1));
-        let pulled =
-            runtime.block_on(ps.pull(Pull { address: PARTITION, want, wait: Duration::ZERO })).unwrap();
+        let pulled = runtime
+            .block_on(ps.pull(Pull { address: PARTITION, want, wait: Duration::ZERO, wire: WireType::F32 }))
+            .unwrap();
         assert_eq!(pulled.chunks.len(), chunks.len());
         counts.push(BUFFERS.load(Ordering::Relaxed) - before);
     }

@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     pub(crate) delay: Option<u64>,
     /// Norm that steps are clipped at: over the whole model, so that several ps must tell each other theirs.
     pub(crate) clip_norm: Option<f64>,
+    /// Type that is exchanged.
+    pub(crate) dtype: &'static str,
     /// Part of the records measures the model after each epoch.
     pub(crate) evaluates: bool,
     /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process ends.
@@ -122,6 +124,8 @@ impl Plan {
             false if dice.one_in(3) && plan.ps == 1 => plan.clip_norm = Some(clips[2]),
             _ => {}
         }
+        let mut dice = Dice(Keyed::new(seed, "exchange", 0));
+        plan.dtype = ["f32", "f32", "bf16", "f16"][dice.range(0, 3) as usize];
         plan
     }
 
@@ -143,6 +147,7 @@ impl Plan {
             mode,
             delay,
             clip_norm: None,
+            dtype: "f32",
             evaluates: dice.one_in(3),
             lease_secs: dice.range(2, 5),
             death_secs: if dice.one_in(3) { 5 } else { dice.range(10, 30) },
@@ -230,7 +235,7 @@ impl Plan {
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
-        let Self { lease_secs, pull_attempts_max, .. } = self;
+        let Self { lease_secs, pull_attempts_max, dtype, .. } = self;
         let checkpoint = self.saves.map(|Saves { every, count, keep }| {
             format!("[checkpoint]\nurl = \"memory://checkpoints\"\nevery_{every} = {count}\nkeep = {keep}")
         });
@@ -262,6 +267,8 @@ mode = "{mode}"
 [fleet]
 workers = {{ min = 1, max = {workers} }}
 ps = {ps}
+[exchange]
+dtype = "{dtype}"
 [limits]
 lease = "{lease_secs}s"
 deaths_max = 1000

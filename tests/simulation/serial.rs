@@ -21,7 +21,9 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
     let mut model = Oracle::new(records as usize);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
     for step in (0..plan.steps()).map(Step) {
-        model.load(&versions[step.get().saturating_sub(delay) as usize]).expect("weights fit");
+        let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();
+        round(spec, &mut weights);
+        model.load(&weights).expect("weights fit");
         let leaf = |model: &mut Oracle, index: u32| {
             let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
             let microbatch = plan.microbatch(id);
@@ -36,7 +38,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
             }
             values
         };
-        let sum = reduce(&mut model, Node::root(plan.of(step)), &leaf);
+        let sum = reduce(spec, &mut model, Node::root(plan.of(step)), plan.of(step), &leaf);
         let scale = 1.0 / plan.samples_of(step) as f32;
         let current = versions.last().expect("version 0");
         let update = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum);
@@ -64,9 +66,30 @@ fn with_norms(model: &Oracle, update: Update, weights: &[Values], sum: &[Values]
     update.with_norms(&layout, &squares, &[ChunkId(0)])[0]
 }
 
-fn reduce(model: &mut Oracle, node: Node, leaf: &impl Fn(&mut Oracle, u32) -> Vec<Values>) -> Vec<Values> {
-    let Some((left, right)) = node.children() else { return leaf(model, node.begin) };
-    let (mut sum, right) = (reduce(model, left, leaf), reduce(model, right, leaf));
-    sum.iter_mut().zip(&right).for_each(|(left, right)| left.merge(right));
-    sum
+fn reduce(
+    spec: &JobSpec,
+    model: &mut Oracle,
+    node: Node,
+    of: u32,
+    leaf: &impl Fn(&mut Oracle, u32) -> Vec<Values>,
+) -> Vec<Values> {
+    let mut values = match node.children() {
+        None => leaf(model, node.begin),
+        Some((left, right)) => {
+            let (mut sum, right) =
+                (reduce(spec, model, left, of, leaf), reduce(spec, model, right, of, leaf));
+            sum.iter_mut().zip(&right).for_each(|(left, right)| left.merge(right));
+            sum
+        }
+    };
+    // The sum of a whole step is what the update takes, not what travels.
+    if of == 1 || node != Node::root(of) {
+        round(spec, &mut values);
+    }
+    values
+}
+
+/// To the type that the job exchanges; the model has parameters only.
+fn round(spec: &JobSpec, values: &mut [Values]) {
+    values.iter_mut().for_each(|values| spec.exchange.dtype.round(values.as_f32_mut().unwrap()));
 }

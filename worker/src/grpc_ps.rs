@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proto::bulk::{self, PULL, PUSH, Until};
 use proto::channel::Channel;
-use proto::convert::{pack, pack_as, required};
+use proto::convert::{encode, pack_as, required};
 use proto::ids::{ChunkId, Version};
 use proto::memory::REGION_BYTES_MIN;
 use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
@@ -12,6 +12,7 @@ use proto::pb;
 use proto::pb::pull_reply::Part as Reply;
 use proto::pb::push_request::Part as Request;
 use proto::status::{Failure, Kind};
+use proto::wire::WireType;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
@@ -49,8 +50,12 @@ impl Parameters for GrpcPs {
             let gone = |_| Failure::new(Kind::Internal, "a push ended without an answer");
             return replied.await.map_err(gone)?;
         }
-        let header = part(Request::Header((push.address, push.target).into()));
-        let chunks = pack(push.chunks).map(|chunks| part(Request::Chunks(chunks)));
+        let wire = push.wire;
+        let mut header = pb::PushHeader::from((push.address, push.target));
+        header.wire = pb::WireType::from(wire).into();
+        let header = part(Request::Header(header));
+        let chunks = pack_as(push.chunks, move |chunk| encode(chunk, wire))
+            .map(|chunks| part(Request::Chunks(chunks)));
         let mut replies = bulk::call(&self.channel, PUSH, std::iter::once(header).chain(chunks)).await?;
         let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
         // Its end says whether it is one.
@@ -75,7 +80,7 @@ fn part(part: Request) -> pb::PushRequest {
     pb::PushRequest { part: Some(part) }
 }
 
-/// A push by memory: answers the caller, then waits until the ps does not read it any more.
+/// A push by memory, where values stay f32: answers the caller, then waits until the ps does not read it any more.
 async fn push_near(
     channel: Channel,
     near: Arc<Near>,
@@ -120,7 +125,9 @@ async fn pull_by(
     pull: Pull,
     take: &mut Take<'_>,
 ) -> Result<Version, Failure> {
-    let mut request = pb::PullRequest::from(pull);
+    // Memory is read where it lies: f32.
+    let wire = if attached.is_some() { WireType::F32 } else { pull.wire };
+    let mut request = pb::PullRequest::from(Pull { wire, ..pull });
     let (mut reading, read) = (None, attached.map(|_| oneshot::channel::<()>()));
     let until = read.map(|(sender, read)| {
         reading = Some(sender);
@@ -147,7 +154,7 @@ async fn pull_by(
                         (Some(region), Some(attached)) => attached.attachment().read(region)?,
                         _ => &chunk.values,
                     };
-                    take(ChunkId(chunk.id), values)?;
+                    take(ChunkId(chunk.id), wire, values)?;
                     left = left.saturating_sub(1);
                 }
             }

@@ -114,7 +114,8 @@ impl Job {
         // Workers that retry must not knock in step.
         let seed = proto::random::key(self.spec.seed, &self.worker, 0);
         let ps =
-            PsClient::new(connector, self.id, layout.clone(), &placement.partitions, self.spec.limits, seed)?;
+            PsClient::new(connector, self.id, layout.clone(), &placement.partitions, self.spec.limits, seed)?
+                .exchanging(self.spec.exchange.dtype);
         let number = placement.number;
         let mut placed = self.placed.write().unwrap_or_else(PoisonError::into_inner);
         if placed.as_ref().is_none_or(|placed| placed.number < number) {

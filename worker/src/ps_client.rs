@@ -15,6 +15,7 @@ use proto::retry::Retry;
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::{Chunk, Values};
+use proto::wire::WireType;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -79,6 +80,8 @@ pub struct PsClient {
     partitions: Arc<[Partition]>,
     limits: LimitsSpec,
     seed: u64,
+    /// What the job exchanges.
+    wire: WireType,
     spare: Spare,
 }
 
@@ -119,7 +122,13 @@ impl PsClient {
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
         let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;
-        Ok(Self { job, era: Era(0), layout, partitions, limits, seed, spare: Spare::default() })
+        let (era, wire, spare) = (Era(0), WireType::F32, Spare::default());
+        Ok(Self { job, era, layout, partitions, limits, seed, wire, spare })
+    }
+
+    /// The same partitions, of a job that exchanges `wire`: what is pushed for a node and [pulled for training](Self::pull_rounded) travels in it.
+    pub fn exchanging(self, wire: WireType) -> Self {
+        Self { wire, ..self }
     }
 
     /// The same partitions, spoken to in `era`.
@@ -127,20 +136,26 @@ impl PsClient {
         Self { era, ..self.clone() }
     }
 
-    /// Sends the values of `target` to every partition. Ends when all have acknowledged: `Duplicate` only if all say so.
+    /// Sends the values of `target` to every partition; those of a node's parameters are rounded to what the job exchanges, version 0 is
+    /// not. Ends when all have acknowledged: `Duplicate` only if all say so.
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
     pub async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
+        let wire = match target {
+            Target::Initial => WireType::F32,
+            Target::Node { .. } => self.wire,
+        };
         let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
         let pushes = self.partitions.iter().map(|partition| {
             let chunks = self.layout.members(partition.id).iter().map(|&id| {
                 let chunk = self.layout.chunk(id);
-                let size = self.layout.tensor_of(id).dtype().size();
+                let role = self.layout.tensor_of(id).role;
+                let size = role.dtype().size();
                 let bytes = chunk.offset * size..(chunk.offset + chunk.len) * size;
-                Chunk { id, values: tensors[chunk.tensor].slice(bytes) }
+                Chunk { id, role, values: tensors[chunk.tensor].slice(bytes) }
             });
-            let push = Push { address: self.address(partition), target, chunks: chunks.collect() };
+            let push = Push { address: self.address(partition), target, wire, chunks: chunks.collect() };
             self.retry(partition, "push to", move || partition.ps.push(push.clone()))
         });
         let pushed = try_join_all(pushes).await?;
@@ -148,16 +163,29 @@ impl PsClient {
         Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
     }
 
-    /// Reads the whole model; waits on each partition until it has what is wanted. `None`: an exact version is gone, its
-    /// steps are applied.
+    /// Reads the whole model as the ps keep it, for measuring and exporting; waits on each partition until it has what is wanted. `None`:
+    /// an exact version is gone, its steps are applied.
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
     pub async fn pull(&self, want: Want) -> Result<Option<Weights>> {
+        self.pull_as(WireType::F32, want).await
+    }
+
+    /// The same for training: the values of parameters are rounded to what the job exchanges.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull).
+    pub async fn pull_rounded(&self, want: Want) -> Result<Option<Weights>> {
+        self.pull_as(self.wire, want).await
+    }
+
+    async fn pull_as(&self, wire: WireType, want: Want) -> Result<Option<Weights>> {
         // The partitions write different parts of it, one after the other: they are polled by one task.
         let values = Mutex::new(self.spare.take(&self.layout));
         let pulls = self.partitions.iter().map(async |partition| {
-            let pull = Pull { address: self.address(partition), want, wait: self.limits.pull_timeout };
+            let (address, wait) = (self.address(partition), self.limits.pull_timeout);
+            let pull = Pull { address, want, wait, wire };
             loop {
                 match self.retry(partition, "pull from", || self.fill(partition, pull, &values)).await {
                     // Waiting for the others' gradients is the barrier, not a failure.
@@ -190,11 +218,21 @@ impl PsClient {
         values: &Mutex<Vec<Values>>,
     ) -> Result<(), Failure> {
         let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
-        let mut take = |id: ChunkId, bytes: &[u8]| {
-            check.check(id, bytes)?;
-            let place = self.layout.chunk(id);
+        let mut take = |id: ChunkId, came: WireType, bytes: &[u8]| {
+            check.check(id, came, bytes)?;
+            let (place, role) = (self.layout.chunk(id), self.layout.tensor_of(id).role);
             let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
-            values[place.tensor].write_bytes(place.offset, bytes);
+            let values = &mut values[place.tensor];
+            match values.as_f32_mut().filter(|_| pull.wire.of(role).rounds()) {
+                Some(values) => {
+                    let values = &mut values[place.offset..place.offset + place.len];
+                    match came.rounds() {
+                        true => came.decode(bytes, values),
+                        false => pull.wire.round_to(bytes, values),
+                    }
+                }
+                None => values.write_bytes(place.offset, bytes),
+            }
             Ok(())
         };
         partition.ps.pull_into(pull, &mut take).await?;

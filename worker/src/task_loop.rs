@@ -345,7 +345,7 @@ impl TaskLoop {
             None => {
                 let client = job.placed()?.ps.at(train.era);
                 let _timer = metrics.pull_nanos.time();
-                let pull = client.pull(want).instrument(part!("pull", calls, work.span, step));
+                let pull = client.pull_rounded(want).instrument(part!("pull", calls, work.span, step));
                 tokio::pin!(pull);
                 loop {
                     tokio::select! {

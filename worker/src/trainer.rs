@@ -1,7 +1,8 @@
 //! From a step's weights to pushed nodes: pull -> gradients -> reduce what is adjacent -> push.
 //!
 //! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced on a stack along the
-//! canonical tree as they are computed; a node is pushed as soon as its parent reaches beyond the piece.
+//! canonical tree as they are computed; a node is pushed as soon as its parent reaches beyond the piece. In a job that exchanges a 16-bit type
+//! every node is rounded to it, and the sum of a whole step is left to the ps, so that it is the same wherever the others were made.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use proto::random;
 use proto::spec::{Consistency, Order};
 use proto::tensor::{TensorSpec, Values};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -38,6 +40,7 @@ pub(crate) struct Piece {
     of: u32,
     indices: Range<u32>,
     era: Era,
+    wire: WireType,
     tensors: Arc<[TensorSpec]>,
     /// Nodes left to right, none the sibling of the next.
     stack: Vec<(Node, u64, Vec<Values>)>,
@@ -46,7 +49,8 @@ pub(crate) struct Piece {
 impl Piece {
     pub(crate) fn new(job: &Job, step: Step, indices: Range<u32>, era: Era) -> Result<Self> {
         let tensors = job.placed()?.layout.tensors().into();
-        Ok(Self { step, of: job.plan.of(step), indices, era, tensors, stack: Vec::new() })
+        let (of, wire) = (job.plan.of(step), job.spec.exchange.dtype);
+        Ok(Self { step, of, indices, era, wire, tensors, stack: Vec::new() })
     }
 
     /// Computes one microbatch on the model's thread and reduces it with what is there.
@@ -81,8 +85,10 @@ impl Piece {
     /// The nodes that cannot grow any more within this piece, ready to be pushed; `all`: also those that could.
     pub(crate) fn take(&mut self, all: bool) -> Vec<(Target, Vec<Values>)> {
         let piece = Node::new(self.indices.start, self.indices.end);
-        let grows =
-            |node: Node| node.parent_and_sibling(self.of).is_some_and(|(parent, _)| piece.covers(parent));
+        let grows = |node: Node| {
+            let parent = node.parent_and_sibling(self.of).map(|(parent, _)| parent);
+            parent.is_some_and(|parent| piece.covers(parent) && self.wire.worker_sums(parent, self.of))
+        };
         let (keep, ready): (Vec<_>, Vec<_>) = self.stack.drain(..).partition(|entry| !all && grows(entry.0));
         self.stack = keep;
         let target =
@@ -94,15 +100,25 @@ impl Piece {
         self.era
     }
 
-    fn reduce(&mut self, leaf: Node, samples: u64, values: Vec<Values>) {
+    fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
+        for (tensor, values) in self.tensors.iter().zip(&mut values) {
+            if let Some(values) = values.as_f32_mut() {
+                self.wire.of(tensor.role).round(values);
+            }
+        }
         let mut right = (leaf, samples, values);
         while let Some((parent, sibling)) = right.0.parent_and_sibling(self.of) {
+            if !self.wire.worker_sums(parent, self.of) {
+                break;
+            }
             let Some(left) = self.stack.pop_if(|left| left.0 == sibling && sibling.begin < right.0.begin)
             else {
                 break;
             };
             let (_, left_samples, mut sum) = left;
-            sum.iter_mut().zip(&right.2).for_each(|(left, right)| left.merge(right));
+            for ((left, right), tensor) in sum.iter_mut().zip(&right.2).zip(&*self.tensors) {
+                left.merge_rounded(right, self.wire.of(tensor.role));
+            }
             right = (parent, left_samples + right.1, sum);
         }
         self.stack.push(right);
@@ -149,16 +165,16 @@ mod tests {
 
     use super::*;
 
-    fn piece(of: u32, indices: Range<u32>) -> Piece {
+    fn piece(of: u32, indices: Range<u32>, wire: WireType) -> Piece {
         let tensors = [TensorSpec::parameter("w", [1]), TensorSpec::counter("n", [1])].into();
-        Piece { step: Step(3), of, indices, era: Era(0), tensors, stack: Vec::new() }
+        Piece { step: Step(3), of, indices, era: Era(0), wire, tensors, stack: Vec::new() }
     }
 
     proptest! {
         #[test]
         fn a_piece_pushes_exactly_its_cover(of in 1u32..40, a in 0u32..40, b in 0u32..40) {
             let (begin, end) = (a.min(b).min(of - 1), (a.max(b) + 1).min(of));
-            let mut piece = piece(of, begin..end);
+            let mut piece = piece(of, begin..end, WireType::F32);
             let mut pushed = Vec::new();
             for index in begin..end {
                 let values = vec![Values::F32(vec![index as f32]), Values::I64(vec![i64::from(index)])];
@@ -177,6 +193,57 @@ mod tests {
                 prop_assert_eq!(values, &vec![Values::F32(vec![sum as f32]), counter]);
                 let same_samples = matches!(target, Target::Node { samples, .. } if *samples == u64::from(2 * node.len()));
                 prop_assert!(same_samples);
+            }
+        }
+    }
+
+    proptest! {
+        /// A worker that has all of a step pushes its two halves; any two workers push nodes that the ps makes the same two halves of.
+        #[test]
+        fn a_piece_of_a_16_bit_job_pushes_rounded_nodes_below_the_root(
+            of in 1u32..40, cut in 0u32..40, values in proptest::collection::vec(-1e4f32..1e4, 40),
+        ) {
+            for wire in [WireType::Bf16, WireType::F16] {
+                let pushed = |indices: Range<u32>| {
+                    let mut piece = piece(of, indices.clone(), wire);
+                    let mut pushed = Vec::new();
+                    for index in indices {
+                        let values = vec![Values::F32(vec![values[index as usize]]), Values::I64(vec![i64::from(index)])];
+                        piece.reduce(Node::leaf(index), 2, values);
+                        pushed.extend(piece.take(false));
+                    }
+                    assert!(piece.stack.is_empty());
+                    let node = |(target, values): (Target, Vec<Values>)| match target {
+                        Target::Node { node, .. } => (node.node, values[0].as_f32().unwrap()[0]),
+                        Target::Initial => unreachable!(),
+                    };
+                    pushed.into_iter().map(node).collect::<Vec<_>>()
+                };
+                let rounded = |value: f32| {
+                    let mut value = [value];
+                    wire.round(&mut value);
+                    value[0]
+                };
+                let sum = |node: Node, all: &[(Node, f32)]| -> f32 {
+                    fn of(node: Node, all: &[(Node, f32)], rounded: &dyn Fn(f32) -> f32) -> f32 {
+                        if let Some((_, value)) = all.iter().find(|(pushed, _)| *pushed == node) {
+                            return *value;
+                        }
+                        let (left, right) = node.children().expect("a leaf that nobody pushed");
+                        rounded(of(left, all, rounded) + of(right, all, rounded))
+                    }
+                    of(node, all, &rounded)
+                };
+                let alone = pushed(0..of);
+                let halves = Node::root(of).children();
+                let nodes: Vec<_> = alone.iter().map(|(node, _)| *node).collect();
+                prop_assert_eq!(nodes, halves.map_or_else(|| vec![Node::root(of)], |(left, right)| vec![left, right]));
+                let cut = cut.min(of);
+                let both = [pushed(0..cut), pushed(cut..of)].concat();
+                for (node, value) in &alone {
+                    prop_assert_eq!(value.to_bits(), rounded(*value).to_bits());
+                    prop_assert_eq!(sum(*node, &both).to_bits(), value.to_bits());
+                }
             }
         }
     }

@@ -92,6 +92,7 @@ mod tests {
 
     use super::*;
     use crate::spec::{Mode, Order};
+    use crate::wire::WireType;
 
     const JOB: &str = r#"
 name = "digits"
@@ -166,10 +167,26 @@ learning_rate = 1e-3
     }
 
     #[test]
+    fn the_type_of_exchange_is_f32_unless_it_is_said() {
+        let exchange = |text: &str| read(&format!("{JOB}{text}")).unwrap().exchange.dtype;
+        assert_eq!(exchange(""), WireType::F32);
+        assert_eq!(exchange("[exchange]\ndtype = \"bf16\"\n"), WireType::Bf16);
+        // As it was called while it was reserved: it is in journals.
+        assert_eq!(exchange("[wire]\nvalue = \"f32\"\n"), WireType::F32);
+        let message = error(&format!("{JOB}[exchange]\ndtype = \"bf61\"\n"));
+        for part in ["line 18", "unknown variant `bf61`", "`f32`", "did you mean `bf16`?"] {
+            assert!(message.contains(part), "{part} missing in {message}");
+        }
+        let message = error(&format!("{JOB}[exchange]\ntype = \"bf16\"\n"));
+        assert!(message.contains("did you mean `dtype`?"), "{message}");
+    }
+
+    #[test]
     fn overrides_win_and_bad_ones_are_named() {
         let set = |pair: &str| parse(JOB, Path::new("digits.toml"), &[pair.to_owned()]);
         assert_eq!(set("batch.micro=16").unwrap().batch.micro, 16);
         assert_eq!(set("consistency.mode=pipelined").unwrap().consistency.resolve().order, Order::Canonical);
+        assert_eq!(set("exchange.dtype=f16").unwrap().exchange.dtype, WireType::F16);
         assert_eq!(set("fleet.workers.max=3").unwrap().fleet.workers.max, 3);
         assert!(set("batch.mikro=16").unwrap_err().to_string().contains("did you mean `micro`?"));
         assert!(set("nonsense").unwrap_err().to_string().contains("--set nonsense"));

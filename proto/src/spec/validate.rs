@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, Order, WORKERS_MAX,
-    WireValue, WorkersSpec,
+    WorkersSpec,
 };
 use crate::error::{Error, Result};
 
@@ -112,7 +112,6 @@ impl JobSpec {
             attempts_max > 0 && deaths_max > 0 && (1..=10_000).contains(&pull_attempts_max),
             "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more, pull_attempts_max at most 10000".to_owned(),
         );
-        check(self.wire.value == WireValue::F32, "wire.value: this version sends f32 only".to_owned());
         if wrong.is_empty() { Ok(()) } else { Err(Error::Invalid(wrong)) }
     }
 }

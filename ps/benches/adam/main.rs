@@ -23,8 +23,9 @@ use proto::ids::{Era, JobId, PartitionId, Step};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
 use report::{Figure, Target as Goal, median};
 use tokio::runtime::Runtime;
@@ -163,10 +164,11 @@ impl Training {
             let len = layout.chunk_bytes(id) / 4;
             let values: Vec<u8> =
                 (0..len).flat_map(|index| ((index % 1000) as f32 * 1e-3 - 0.5).to_le_bytes()).collect();
-            Chunk { id, values: Bytes::from(values) }
+            Chunk { id, role: Role::Parameter, values: Bytes::from(values) }
         };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
-        let initial = Push { address: ADDRESS, target: Target::Initial, chunks: chunks.clone() };
+        let initial =
+            Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks: chunks.clone() };
         runtime.block_on(ps.push(initial)).expect("version 0");
         Self { ps, chunks, next: 0 }
     }
@@ -174,7 +176,7 @@ impl Training {
     fn step(&mut self, runtime: &Runtime) {
         let node = StepNode { step: Step(self.next), node: Node::root(1), of: 1 };
         let target = Target::Node { node, samples: 1 };
-        let push = Push { address: ADDRESS, target, chunks: self.chunks.clone() };
+        let push = Push { address: ADDRESS, target, wire: WireType::F32, chunks: self.chunks.clone() };
         runtime.block_on(self.ps.push(push)).expect("the next step");
         self.next += 1;
     }

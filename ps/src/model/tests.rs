@@ -25,7 +25,9 @@ fn model(consistency: &str) -> Arc<Model> {
 /// Values that begin one byte off alignment, as from the wire.
 fn chunks() -> Vec<Chunk> {
     let values = [100 * 4, 8].map(|len| Bytes::from(vec![0; len + 1]).slice(1..));
-    values.into_iter().enumerate().map(|(id, values)| Chunk { id: ChunkId(id as u32), values }).collect()
+    let roles = [Role::Parameter, Role::Counter];
+    let chunk = |(id, (role, values))| Chunk { id: ChunkId(id), role, values };
+    (0..).zip(roles.into_iter().zip(values)).map(chunk).collect()
 }
 
 fn arrived(target: Target) -> Arrived {
@@ -34,7 +36,7 @@ fn arrived(target: Target) -> Arrived {
 
 /// As from the wire, one chunk after the other.
 fn arrived_one_by_one(model: &Model, target: Target) -> Arrived {
-    let mut arrived = model.arriving(target);
+    let mut arrived = model.arriving(target, WireType::F32);
     chunks().into_iter().for_each(|chunk| model.arrive(&mut arrived, chunk));
     arrived
 }
@@ -46,7 +48,7 @@ fn node(step: u64, begin: u32, end: u32) -> Target {
 
 fn push(model: &Arc<Model>, step: u64, begin: u32, end: u32) -> Outcome {
     let target = node(step, begin, end);
-    model.check(Era(0), target).unwrap();
+    model.check(Era(0), target, WireType::F32).unwrap();
     model.push(Era(0), arrived_one_by_one(model, target)).unwrap().outcome
 }
 
@@ -72,7 +74,7 @@ fn a_push_that_was_on_its_way_at_a_rewind_changes_nothing() {
     push(&model, 0, 0, 2);
     let target = node(0, 2, 4);
     // Its header is fine, then the partition of the next era takes the place, then its values are there.
-    model.check(Era(0), target).unwrap();
+    model.check(Era(0), target, WireType::F32).unwrap();
     model.end(Life::Rewound(Era(1)));
     for target in [target, Target::Initial] {
         let refused = model.push(Era(0), arrived(target)).unwrap_err();

@@ -6,6 +6,7 @@ use proto::parameters::{Outcome, Parameters, Want};
 use proto::placement::CHUNK_LEN;
 use proto::tensor::TensorSpec;
 use proto::tree::Node;
+use proto::wire::WireType;
 use serde_json::json;
 
 use crate::harness::{Job, Shape, covers, opened, options};
@@ -22,8 +23,9 @@ fn shapes() -> impl Strategy<Value = Shape> {
         list.into_iter().enumerate().map(tensor).collect()
     });
     let kinds = prop_oneof![Just("sgd"), Just("momentum"), Just("adamw"), Just("adagrad")];
-    (tensors, 1u32..4, 1u32..9, 2u64..40, kinds).prop_map(
-        |(tensors, partitions, microbatches_per_step, records, kind)| Shape {
+    let wires = prop_oneof![Just(WireType::F32), Just(WireType::Bf16), Just(WireType::F16)];
+    (tensors, 1u32..4, 1u32..9, 2u64..40, kinds, wires).prop_map(
+        |(tensors, partitions, microbatches_per_step, records, kind, wire)| Shape {
             tensors,
             partitions,
             microbatches_per_step,
@@ -33,6 +35,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
             optimizer: json!({ "kind": kind, "learning_rate": 0.05, "schedule": { "kind": "cosine" } }),
             evaluates: false,
             checkpoint: json!(null),
+            wire,
         },
     )
 }
@@ -40,7 +43,17 @@ fn shapes() -> impl Strategy<Value = Shape> {
 /// A job and the nodes that are pushed of each of its steps.
 fn jobs() -> impl Strategy<Value = (Job, Vec<Vec<Node>>)> {
     shapes().prop_map(Job::new).prop_flat_map(|job| {
-        let nodes: Vec<_> = (0..job.plan.steps()).map(|step| covers(job.plan.of(Step(step)))).collect();
+        let wire = job.spec.exchange.dtype;
+        // With 16 bits the sum of a whole step is left to the ps.
+        let pushable = move |node: Node, of| match node.children() {
+            Some((left, right)) if !wire.worker_sums(node, of) => vec![left, right],
+            _ => vec![node],
+        };
+        let of = (0..job.plan.steps()).map(|step| job.plan.of(Step(step)));
+        let nodes = |of| {
+            covers(of).prop_map(move |nodes| nodes.into_iter().flat_map(|node| pushable(node, of)).collect())
+        };
+        let nodes: Vec<_> = of.map(nodes).collect();
         (Just(job), nodes)
     })
 }

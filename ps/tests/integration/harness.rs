@@ -14,6 +14,7 @@ use proto::random::Keyed;
 use proto::spec::JobSpec;
 use proto::tensor::{Chunk, DType, Role, TensorSpec, Values};
 use proto::tree::{Node, StepNode, cover};
+use proto::wire::WireType;
 use ps::optim::{Optimizer, Update, state};
 use ps::{Opening, Options, Ps};
 use serde_json::json;
@@ -43,6 +44,8 @@ pub(crate) struct Shape {
     pub(crate) optimizer: serde_json::Value,
     pub(crate) evaluates: bool,
     pub(crate) checkpoint: serde_json::Value,
+    /// What is exchanged.
+    pub(crate) wire: WireType,
 }
 
 impl Default for Shape {
@@ -63,6 +66,7 @@ impl Default for Shape {
             optimizer: json!({ "kind": "adam", "learning_rate": 0.01 }),
             evaluates: false,
             checkpoint: json!(null),
+            wire: WireType::F32,
         }
     }
 }
@@ -81,6 +85,7 @@ impl Job {
             "consistency": shape.consistency,
             "fleet": { "ps": shape.partitions },
             "checkpoint": shape.checkpoint,
+            "exchange": { "dtype": shape.wire },
         });
         let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
         let layout = Layout::new(shape.tensors, shape.partitions).expect("a valid model");
@@ -128,19 +133,25 @@ impl Job {
             let spec = self.layout.chunk(id);
             let size = self.layout.tensor_of(id).dtype().size();
             let range = spec.offset * size..(spec.offset + spec.len) * size;
-            Chunk { id, values: Bytes::copy_from_slice(&values[spec.tensor].bytes()[range]) }
+            let (role, values) = (self.layout.tensor_of(id).role, &values[spec.tensor].bytes()[range]);
+            Chunk { id, role, values: Bytes::copy_from_slice(values) }
         };
         members.map(chunk).collect()
     }
 
     pub(crate) fn push_initial(&self, partition: PartitionId) -> Push {
         let chunks = self.chunks(partition, &self.initial());
-        Push { address: self.address(partition), target: Target::Initial, chunks }
+        Push { address: self.address(partition), target: Target::Initial, wire: WireType::F32, chunks }
     }
 
     pub(crate) fn push(&self, partition: PartitionId, step: Step, node: Node) -> Push {
         let chunks = self.chunks(partition, &self.sum(step, node));
-        Push { address: self.address(partition), target: self.target(step, node), chunks }
+        Push {
+            address: self.address(partition),
+            target: self.target(step, node),
+            wire: self.spec.exchange.dtype,
+            chunks,
+        }
     }
 
     pub(crate) fn push_step(&self, partition: PartitionId, step: Step) -> Push {
@@ -153,7 +164,7 @@ impl Job {
     }
 
     pub(crate) const fn pull(&self, partition: PartitionId, want: Want) -> Pull {
-        Pull { address: self.address(partition), want, wait: Duration::ZERO }
+        Pull { address: self.address(partition), want, wait: Duration::ZERO, wire: WireType::F32 }
     }
 
     /// Asserts that a pull brought these bits.
@@ -178,10 +189,27 @@ impl Job {
 
     /// What a node brings: the tree as a recursion.
     pub(crate) fn sum(&self, step: Step, node: Node) -> Vec<Values> {
-        let Some((left, right)) = node.children() else { return self.leaf(step, node.begin) };
-        let mut sum = self.sum(step, left);
-        sum.iter_mut().zip(&self.sum(step, right)).for_each(|(left, right)| left.merge(right));
-        sum
+        let of = self.plan.of(step);
+        let mut values = match node.children() {
+            None => self.leaf(step, node.begin),
+            Some((left, right)) => {
+                let mut sum = self.sum(step, left);
+                sum.iter_mut().zip(&self.sum(step, right)).for_each(|(left, right)| left.merge(right));
+                sum
+            }
+        };
+        if of == 1 || node != Node::root(of) {
+            self.round(&mut values);
+        }
+        values
+    }
+
+    /// Rounds the parameters to what the job exchanges.
+    pub(crate) fn round(&self, values: &mut [Values]) {
+        let parameters =
+            self.layout.tensors().iter().zip(values).filter(|(tensor, _)| tensor.role == Role::Parameter);
+        parameters
+            .for_each(|(_, values)| self.spec.exchange.dtype.round(values.as_f32_mut().expect("floats")));
     }
 
     /// The weights of every version up to `last`, computed on whole tensors, one step after the other.

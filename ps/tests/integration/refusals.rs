@@ -7,7 +7,7 @@ use proto::parameters::{Outcome, Parameters, Push, Target, Want};
 use proto::pb;
 use proto::pb::push_request::Part;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Chunk, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
 use ps::Ps;
 
@@ -161,7 +161,11 @@ proptest! {
             let ps = opened(&job, options());
             ps.push(job.push_initial(PARTITION)).await.unwrap();
             let before = seen(&ps, &job).await;
-            let chunk = |&(id, words): &(u32, usize)| Chunk { id: ChunkId(id), values: vec![0; words * 4].into() };
+            let chunk = |&(id, words): &(u32, usize)| {
+                let role = [Role::Parameter, Role::Counter, Role::State].get(id as usize).copied();
+                let values = vec![0; words * 4].into();
+                Chunk { id: ChunkId(id), role: role.unwrap_or(Role::Parameter), values }
+            };
             let push = Push { chunks: chunks.iter().map(chunk).collect(), ..job.push_step(PARTITION, Step(0)) };
             assert_eq!(ps.push(push).await.is_ok(), right);
             assert_eq!(seen(&ps, &job).await == before, !right);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
-use proto::convert::{ChunkCheck, pack};
+use proto::convert::{ChunkCheck, encode, pack_as};
 use proto::ids::Version;
 use proto::parameters::{Pull, Pulled, Push, Pushed};
 use proto::pb;
@@ -62,7 +62,7 @@ impl Served {
         let in_flight = || self.ps.metrics().push_bytes_in_flight.get();
         let before = in_flight();
         let (sender, receiver) = mpsc::channel(9);
-        let header = Part::Header((push.address, push.target).into());
+        let header = header(push);
         sender.send(pb::PushRequest { part: Some(header) }).await.expect("room for it");
         let mut client = self.client.0.clone();
         let call = tokio::spawn(async move { client.push(ReceiverStream::new(receiver)).await });
@@ -81,13 +81,19 @@ pub(crate) struct Begun {
 impl Begun {
     /// Sends the chunks.
     pub(crate) async fn finish(self, push: &Push) -> Result<Pushed, Failure> {
-        for chunks in pack(push.chunks.clone()) {
+        for chunks in pack_as(push.chunks.clone(), |chunk| encode(chunk, push.wire)) {
             // When the ps has ended the call, its answer says why.
             let _ = self.sender.send(pb::PushRequest { part: Some(Part::Chunks(chunks)) }).await;
         }
         drop(self.sender);
         Ok(self.call.await.expect("no panic")?.into_inner().try_into()?)
     }
+}
+
+/// What a push begins with.
+pub(crate) fn header(push: &Push) -> Part {
+    let wire = pb::WireType::from(push.wire).into();
+    Part::Header(pb::PushHeader { wire, ..(push.address, push.target).into() })
 }
 
 /// The wire as a worker uses it.
@@ -101,8 +107,9 @@ impl Client {
     }
 
     pub(crate) async fn push(&self, push: Push) -> Result<Pushed, Failure> {
-        let header = Part::Header((push.address, push.target).into());
-        self.push_parts(std::iter::once(header).chain(pack(push.chunks).map(Part::Chunks)).collect()).await
+        let header = header(&push);
+        let chunks = pack_as(push.chunks, |chunk| encode(chunk, push.wire)).map(Part::Chunks);
+        self.push_parts(std::iter::once(header).chain(chunks).collect()).await
     }
 
     pub(crate) async fn push_parts(&self, parts: Vec<Part>) -> Result<Pushed, Failure> {
@@ -120,7 +127,7 @@ impl Client {
                 pb::pull_reply::Part::Header(header) => version = Some(Version(header.version)),
                 pb::pull_reply::Part::Chunks(message) => {
                     for chunk in message.chunks {
-                        chunks.push(check.accept(chunk)?);
+                        chunks.push(check.accept(chunk, pull.wire)?);
                     }
                 }
             }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use proto::channel::{Dialer, Purpose};
+use proto::convert::{encode, pack, pack_as};
 use proto::ids::{PartitionId, Step, Version};
-use proto::parameters::{Outcome, Pull, Want};
+use proto::parameters::{Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb;
+use proto::pb::push_request::Part;
 use proto::placement::CHUNK_LEN;
 use proto::status::Kind;
-use proto::tensor::TensorSpec;
+use proto::tensor::{Chunk, TensorSpec, Values};
 use proto::tree::Node;
+use proto::wire::WireType;
 use serde_json::json;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -20,12 +24,16 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use crate::harness::{Job, Shape, options, soon, until};
-use crate::served::Served;
+use crate::served::{Served, header};
 
 const PARTITION: PartitionId = PartitionId(0);
 
 /// 7 MiB in two partitions, one of them waiting for a wake-up on a pipelined version.
 fn large() -> Job {
+    large_in(WireType::F32)
+}
+
+fn large_in(wire: WireType) -> Job {
     Job::new(Shape {
         tensors: vec![
             TensorSpec::parameter("embedding", [4 * CHUNK_LEN + 3]),
@@ -36,8 +44,118 @@ fn large() -> Job {
         partitions: 2,
         records: 8,
         consistency: json!({ "mode": "pipelined" }),
+        wire,
         ..Shape::default()
     })
+}
+
+#[tokio::test]
+async fn what_travels_in_16_bits_is_half_of_the_bytes_and_has_the_bits_of_what_does_not_travel() {
+    for wire in [WireType::Bf16, WireType::F16] {
+        let job = large_in(wire);
+        let served = Served::initialized(&job, options()).await;
+        let reference = job.reference(Version(2));
+        let metrics = served.ps.metrics();
+        for partition in job.partitions() {
+            let whole = job.layout.partition_bytes(partition) as u64;
+            let narrow = job.layout.partition_bytes_in(partition, wire) as u64;
+            assert!(narrow < whole * 6 / 10, "{narrow} of {whole}");
+            // Some come over the connection, others from a worker of this process; leaves 0 and 1 meet on their way in.
+            let pushes = [
+                (0, Node::leaf(0), true),
+                (0, Node::leaf(1), true),
+                (0, Node::new(2, 4), false),
+                (1, Node::new(2, 4), true),
+                (1, Node::leaf(0), false),
+                (1, Node::leaf(1), true),
+            ];
+            for (step, node, travels) in pushes {
+                let (push, before) = (job.push(partition, Step(step), node), metrics.push_bytes.get());
+                if travels {
+                    served.client.push(push).await.unwrap();
+                } else {
+                    served.ps.push(push).await.unwrap();
+                }
+                assert_eq!(metrics.push_bytes.get() - before, if travels { narrow } else { whole });
+            }
+            let mut rounded = reference[2].clone();
+            job.round(&mut rounded);
+            assert!(rounded != reference[2], "rounding must show");
+            let pull = job.pull(partition, Want::AtLeast(Version(2)));
+            for (pull, expected, bytes) in
+                [(pull, &reference[2], whole), (Pull { wire, ..pull }, &rounded, narrow)]
+            {
+                let before = metrics.pull_bytes.get();
+                let mut pulled = served.client.pull(&job, pull).await.unwrap();
+                for chunk in &mut pulled.chunks {
+                    chunk.values = widened(chunk, pull.wire);
+                }
+                job.assert_pulled(partition, &pulled, expected);
+                assert_eq!(metrics.pull_bytes.get() - before, bytes);
+            }
+        }
+    }
+}
+
+/// The values of a chunk that came in 16 bits, as f32.
+fn widened(chunk: &Chunk, wire: WireType) -> Bytes {
+    let wire = wire.of(chunk.role);
+    if !wire.rounds() {
+        return chunk.values.clone();
+    }
+    let mut values = vec![0.0f32; chunk.values.len() / 2];
+    wire.decode(&chunk.values, &mut values);
+    Values::F32(values).into_bytes()
+}
+
+#[tokio::test]
+async fn what_does_not_fit_the_type_of_exchange_is_refused_whole() {
+    let job = Job::new(Shape { wire: WireType::Bf16, ..Shape::default() });
+    let served = Served::initialized(&job, options()).await;
+    let push = job.push(PARTITION, Step(0), Node::new(0, 2));
+    let (node, initial) = (header(&push), job.push_initial(PARTITION));
+    let whole = || pack(push.chunks.clone()).map(Part::Chunks);
+    let edited = |edit: &dyn Fn(&mut pb::PushHeader)| {
+        let Part::Header(mut header) = node.clone() else { unreachable!("made just now") };
+        edit(&mut header);
+        Part::Header(header)
+    };
+    let root = Node::root(4);
+    let Target::Node { node: of_root, samples } = job.target(Step(0), root) else { unreachable!("a node") };
+    let of_root = pb::Node { step: 0, begin: 0, end: 4, of: of_root.of, samples };
+    for (first, message) in [
+        (node.clone(), "`weight` has 60 bytes, the layout says 30 (15 values of 2 bytes)"),
+        (
+            edited(&|header| header.wire = 2),
+            "PushHeader.wire: expected f32 or bf16 by the job's exchange.dtype, found f16",
+        ),
+        (
+            edited(&|header| header.wire = 9),
+            "PushHeader.wire: expected 0 (f32), 1 (bf16) or 2 (f16), found 9",
+        ),
+        (
+            edited(&|header| header.target = Some(pb::push_header::Target::Node(of_root))),
+            "expected its two halves",
+        ),
+        (header(&Push { wire: WireType::Bf16, ..initial }), "expected f32 for version 0"),
+    ] {
+        let parts = std::iter::once(first).chain(whole()).collect();
+        let failure = served.client.push_parts(parts).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::Malformed, "{failure}");
+        assert!(failure.message.contains(message), "{failure}");
+    }
+    let narrow = pack_as(push.chunks.clone(), |chunk| encode(chunk, push.wire)).map(Part::Chunks);
+    let parts = std::iter::once(edited(&|header| header.wire = 0)).chain(narrow).collect();
+    let failure = served.client.push_parts(parts).await.unwrap_err();
+    assert!(
+        failure.message.contains("`weight` has 30 bytes, the layout says 60 (15 values of 4 bytes)"),
+        "{failure}"
+    );
+    let pull = Pull { wire: WireType::F16, ..job.pull(PARTITION, Want::Exact(Version(0))) };
+    let failure = served.client.pull(&job, pull).await.unwrap_err();
+    assert!(failure.message.contains("PullRequest.wire: expected f32 or bf16"), "{failure}");
+    assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+    assert_eq!(served.client.push(push).await.unwrap().outcome, Outcome::Merged, "nothing had changed");
 }
 
 #[tokio::test]
