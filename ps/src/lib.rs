@@ -3,7 +3,7 @@
 //! One gradient on its way through this crate: [`service`](server::serve) decodes and checks it, [`Ps`] finds its
 //! partition and reserves memory for it, the partition's model offers it to the [`aggregator`] (which only decides), makes the
 //! sums, writes them into the [`ledger`], and lets the [optimizer](optim) turn weights of version v into those of v + 1 in
-//! recycled [memory](chunk). Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
+//! recycled [memory](pool). Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
 //!
 //! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`], so that workers of the
 //! same process use it without a socket and without a copy.
@@ -21,6 +21,7 @@ pub mod metrics;
 mod model;
 pub mod optim;
 mod parallel;
+pub mod pool;
 pub mod server;
 mod service;
 mod versions;

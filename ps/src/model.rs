@@ -36,7 +36,7 @@ use crate::aggregator::{Aggregator, Offer};
 use crate::checkpoint::restore::Restored;
 use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
-use crate::chunk::{Advance, Buffer, Merge, Pool, Slots, Sum, Total, Use};
+use crate::chunk::{Advance, Merge, Slots, Sum, Total};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
@@ -44,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::model::norms::{Measured, Others};
 use crate::optim::{Optimizer, Update};
 use crate::parallel;
+use crate::pool::{Buffer, Pool, Use};
 use crate::versions::{Kept, Versions};
 
 /// What a partition is opened with.

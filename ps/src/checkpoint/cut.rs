@@ -9,8 +9,9 @@ use proto::ids::{PartitionId, Version};
 use proto::placement::Layout;
 
 use super::INLINE_BYTES_MAX;
-use crate::chunk::{Buffer, Slots};
+use crate::chunk::Slots;
 use crate::model::Weights;
+use crate::pool::Buffer;
 
 /// A partition between two updates.
 #[derive(Debug)]

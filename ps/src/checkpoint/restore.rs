@@ -18,8 +18,9 @@ use proto::parameters::Restore;
 use proto::placement::Layout;
 use proto::tensor::Role;
 
-use crate::chunk::{Buffer, Slots, Use};
+use crate::chunk::Slots;
 use crate::model::{Model, Opening, Weights};
+use crate::pool::{Buffer, Use};
 
 /// Chunks that are read at once.
 const CHUNKS_AT_ONCE: usize = 4;
