@@ -427,7 +427,7 @@ impl<'a> ChunkCheck<'a> {
                 tensor: self.layout.tensor_of(chunk).name.clone(),
                 expected_bytes,
                 len,
-                bytes_each: expected_bytes / len,
+                bytes_each: expected_bytes.checked_div(len).unwrap_or(0),
                 found_bytes: values.len(),
             });
         }
