@@ -316,7 +316,7 @@ mod tests {
     fn rounded_sums_are_the_same_wherever_both_halves_come_from() {
         let pool = Pool::new(1 << 20, None);
         for (wire, expected) in
-            [(WireType::Bf16, [1.0, 258.0, 3.0]), (WireType::F16, [1.0009765625, 257.0, 3.0])]
+            [(WireType::Bf16, [1.0, 258.0, 3.0]), (WireType::F16, [1.0 + 1.0 / 1024.0, 257.0, 3.0])]
         {
             // Above the middle of two values of either type; the last one is exact.
             let (a, b) = ([1.0f32, 256.0, 1.0], [0.0009, 1.01, 2.0]);

@@ -123,7 +123,7 @@ fn reduce(wire: WireType, node: Node, of: u32, who: u64, seed: u32) -> Vec<f32> 
     if node == Node::root(of) {
         return left.iter().zip(&right).map(|(left, right)| left + right).collect();
     }
-    if who >> (node.begin * 7 + node.end) % 64 & 1 == 0 {
+    if (who >> ((node.begin * 7 + node.end) % 64)) & 1 == 0 {
         let mut sum = Values::F32(left);
         sum.merge_rounded(&Values::F32(right), wire);
         return sum.as_f32().unwrap().to_vec();
@@ -149,7 +149,7 @@ fn values_are_rounded_as_pytorch_does() {
             let ours = u16::from_le_bytes([ours[0], ours[1]]);
             match torch {
                 Some(torch) => {
-                    assert_eq!(ours, torch, "{value:e} ({bits:#x}) in {wire}: torch has {torch:#x}")
+                    assert_eq!(ours, torch, "{value:e} ({bits:#x}) in {wire}: torch has {torch:#x}");
                 }
                 None => assert!(float_of(wire, ours).is_nan(), "{bits:#x} in {wire}: torch has no number"),
             }
