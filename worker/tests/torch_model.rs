@@ -170,8 +170,9 @@ fn a_training_forward_reports_new_state_and_keeps_the_loaded_one() {
 fn weights_are_computed_with_where_they_lie_and_never_written_to() {
     let (context, batch) = (script_context("batchnorm.pt", ""), batch(6, &SHAPE));
     let (mut copying, mut sharing) = (start(&context), start(&context));
+    let initial = copying.initial(7).unwrap();
     let scaled = |by: f32| {
-        let mut values = initial(&context);
+        let mut values = initial.clone();
         values.iter_mut().filter_map(Values::as_f32_mut).flatten().for_each(|value| *value *= by);
         values
     };
@@ -202,11 +203,6 @@ fn weights_are_computed_with_where_they_lie_and_never_written_to() {
         bits(&sharing.gradients(&batch, 3).unwrap()) == bits(&copying.gradients(&batch, 3).unwrap()),
         "after a failure"
     );
-}
-
-/// The script's own values.
-fn initial(context: &Context) -> Vec<Values> {
-    start(context).initial(7).unwrap()
 }
 
 #[test]
