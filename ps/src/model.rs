@@ -9,40 +9,40 @@
 //! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
 
 pub(crate) mod norms;
+mod push;
+mod update;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use proto::checkpoint::manifest::oldest;
 use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
 use proto::memory::Memory;
-use proto::parameters::{Address, Outcome, Pulled, Pushed, Restore, Target, Want};
+use proto::parameters::{Address, Pulled, Restore, Want};
 use proto::placement::Layout;
 use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
 use proto::tensor::{Chunk, Role, TensorSpec};
-use proto::timeline::{self, Mark};
-use proto::tree::{Node, StepNode};
+use proto::timeline::Mark;
 use proto::wire::WireType;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tracing::Span;
 
-use crate::aggregator::{Aggregator, Offer};
+use crate::aggregator::Aggregator;
 use crate::checkpoint::restore::Restored;
-use crate::checkpoint::{Cut, INLINE_BYTES_MAX, Reports, Saver};
+use crate::checkpoint::{INLINE_BYTES_MAX, Reports, Saver};
 use crate::checks;
-use crate::chunk::{Advance, Merge, Slots, Sum, Total};
+use crate::chunk::{Slots, Sum, Total};
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::model::norms::{Measured, Others};
-use crate::optim::{Optimizer, Update};
+pub(crate) use crate::model::push::Arrived;
+use crate::optim::Optimizer;
 use crate::parallel;
 use crate::pool::{Buffer, Pool, Use};
 use crate::versions::{Kept, Versions};
@@ -81,9 +81,6 @@ pub struct Applied {
     pub restore_error: Option<String>,
 }
 
-/// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.
-const STREAMED_BYTES_MIN: usize = 16 << 20;
-
 /// The weights of one version, in the order of the partition's chunks.
 pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 
@@ -92,19 +89,6 @@ type Sums = Vec<Sum>;
 
 /// What a whole step says about each chunk of the partition.
 type Totals = Vec<Total>;
-
-/// The chunks of a push that have come.
-#[derive(Debug)]
-pub(crate) struct Arrived {
-    target: Target,
-    /// As which values of parameters come.
-    wire: WireType,
-    /// What they are added to as they come, and the node that the sums belong to.
-    sibling: Option<(StepNode, Sums)>,
-    sums: Sums,
-    /// The push's span.
-    mark: Option<Mark>,
-}
 
 /// One job's partition on this ps.
 #[derive(Debug)]
@@ -138,19 +122,6 @@ pub(crate) struct Model {
     ended: CancellationToken,
 }
 
-impl Arrived {
-    /// Whether its chunks are widened, or added to others, as they come.
-    pub(crate) const fn is_worked_on(&self) -> bool {
-        self.sibling.is_some() || self.wire.rounds()
-    }
-
-    /// All chunks of a push at once.
-    pub(crate) fn at_once(target: Target, chunks: Vec<Chunk>) -> Self {
-        let sums = chunks.into_iter().map(|chunk| Sum::Received(chunk.values)).collect();
-        Self { target, wire: WireType::F32, sibling: None, sums, mark: Mark::current() }
-    }
-}
-
 /// What a partition shares with the others of its ps, and who holds the others of its job.
 #[derive(Debug, Default)]
 pub(crate) struct Surroundings {
@@ -180,18 +151,6 @@ struct State {
     measured: VecDeque<(Step, Measured)>,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
-}
-
-/// A step that is being applied.
-#[derive(Debug)]
-struct Begun {
-    step: Step,
-    /// Of the weights before it.
-    version: Version,
-    weights: Weights,
-    totals: Totals,
-    /// As the timeline shows it.
-    span: Span,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -421,58 +380,6 @@ impl Model {
         self.changed.notify_waiters();
     }
 
-    /// Checks everything about a push but its values. Nothing is changed.
-    pub(crate) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
-        proto::convert::check_push_wire(target, wire, self.wire)?;
-        if let Target::Node { node, samples } = target {
-            proto::convert::check_node(&self.opening.plan, node, samples)?;
-        }
-        let state = self.state();
-        self.check_era(&state, era)?;
-        self.check_progress(&state, target)
-    }
-
-    /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
-        match arrived.target {
-            Target::Initial => self.push_initial(era, &arrived.sums),
-            Target::Node { node, .. } => {
-                let node = arrived.sibling.map_or(node, |(parent, _)| parent);
-                self.push_node(era, node, arrived.sums, arrived.mark)
-            }
-        }
-    }
-
-    /// For the chunks of a push: they are added to the sibling's as they come, when it is here.
-    pub(crate) fn arriving(&self, target: Target, wire: WireType) -> Arrived {
-        let sibling = match target {
-            Target::Initial => None,
-            Target::Node { node, .. } => {
-                let state = self.state();
-                state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
-            }
-        };
-        Arrived { target, wire, sibling, sums: Vec::new(), mark: Mark::current() }
-    }
-
-    /// Takes the next chunk of a push, which was checked.
-    pub(crate) fn arrive(&self, arrived: &mut Arrived, chunk: Chunk) {
-        let index = arrived.sums.len();
-        let wire = arrived.wire.of(chunk.role);
-        let mut sum = match wire.rounds() {
-            true => Sum::widened(&chunk.values, wire, &self.pool),
-            false => Sum::Received(chunk.values),
-        };
-        if let Some((parent, sibling)) = &arrived.sibling {
-            let merge = match parent.node == Node::root(parent.of) {
-                true => Merge::root(chunk.role.dtype()),
-                false => Merge::of(chunk.role, self.wire),
-            };
-            sum.merge(sibling[index].clone(), merge, &self.pool);
-        }
-        arrived.sums.push(sum);
-    }
-
     /// All chunks at a version; waits for it.
     pub(crate) async fn pull(&self, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
         let last = self.opening.plan.final_version();
@@ -533,268 +440,6 @@ impl Model {
             Life::Open if sender > here => Err(Error::EraAhead { place, sender, here }),
             Life::Open => Ok(()),
         }
-    }
-
-    /// Whether a step may be worked on now: the bound of the steps in progress.
-    fn check_progress(&self, state: &State, target: Target) -> Result<()> {
-        let Target::Node { node: StepNode { step, .. }, .. } = target else { return Ok(()) };
-        let (place, steps_max) = (self.place, self.steps_in_progress_max);
-        let Some(version) = state.version() else { return Err(Error::NoWeights { place, step }) };
-        match self.consistency {
-            // It was computed from version step - delay or a later one, which the sender pulled here.
-            Consistency { order: Order::Canonical, delay } => {
-                let ahead = step.get() > version.get() + u64::from(delay.unwrap_or(0));
-                if ahead { Err(Error::StepAhead { place, step, version }) } else { Ok(()) }
-            }
-            Consistency { order: Order::Arrival, .. } => {
-                let room = state.aggregator.steps() < steps_max
-                    || state.aggregator.has(step)
-                    || state.ledger.is_applied(step);
-                if room { Ok(()) } else { Err(Error::StepsFull { place, step, steps_max }) }
-            }
-        }
-    }
-
-    fn push_initial(&self, era: Era, values: &[Sum]) -> Result<Pushed> {
-        if let Some(repeated) = self.initial_repeated(era, &mut self.state())? {
-            return Ok(repeated);
-        }
-        let members = || self.layout.members(self.opening.address.partition).iter();
-        let weights: Weights = members()
-            .zip(values)
-            .map(|(&id, values)| {
-                let (dtype, len) = (self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
-                let mut buffer = self.pool.take(Use::Weights, dtype, len);
-                buffer.bytes_mut().copy_from_slice(values.bytes());
-                Arc::new(buffer)
-            })
-            .collect();
-        let slots = members()
-            .map(|&id| {
-                let (role, len) = (self.layout.tensor_of(id).role, self.layout.chunk(id).len);
-                Slots::new(role, len, &self.optimizer, &self.pool)
-            })
-            .collect();
-        let mut state = self.state();
-        // Another one may have been faster. It brought the same values.
-        if let Some(repeated) = self.initial_repeated(era, &mut state)? {
-            return Ok(repeated);
-        }
-        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
-        drop(state.versions.insert(Version(0), weights));
-        drop(state);
-        self.changed.notify_waiters();
-        Ok(Pushed { outcome: Outcome::Completed, version: Version(0) })
-    }
-
-    fn initial_repeated(&self, era: Era, state: &mut State) -> Result<Option<Pushed>> {
-        self.check_era(state, era)?;
-        // A partition that loads a checkpoint gets its weights from there, and has no use for version 0.
-        let restored = self.opening.restore.as_ref().map(|restore| restore.version);
-        let Some(version) = state.version().or(restored) else { return Ok(None) };
-        state.ledger.drop_duplicate();
-        Ok(Some(Pushed { outcome: Outcome::Duplicate, version }))
-    }
-
-    fn push_node(
-        self: &Arc<Self>,
-        era: Era,
-        node: StepNode,
-        sums: Sums,
-        mark: Option<Mark>,
-    ) -> Result<Pushed> {
-        let mut offer = {
-            let mut state = self.state();
-            self.check_era(&state, era)?;
-            let delay = self.consistency.delay;
-            checks::taken_up(self.opening.address, era, node.step, &state.ledger, delay);
-            if state.ledger.is_applied(node.step) {
-                Offer::Duplicate(sums)
-            } else {
-                let offer = state.aggregator.offer(node, sums);
-                if let (Some(mark), false) = (mark, matches!(offer, Offer::Duplicate(_))) {
-                    state.marks.entry(node.step).or_default().push(mark);
-                }
-                offer
-            }
-        };
-        let outcome = loop {
-            match offer {
-                Offer::Duplicate(_) => {
-                    self.state().ledger.drop_duplicate();
-                    break Outcome::Duplicate;
-                }
-                Offer::Held | Offer::Superseded(_) => break Outcome::Merged,
-                // The update adds them up, so nobody does before.
-                Offer::Merge { parent, left, right } if parent.node == Node::new(0, parent.of) => {
-                    let mut state = self.state();
-                    self.check_era(&state, era)?;
-                    let whole = state.aggregator.merged(parent, Sums::new());
-                    drop(state);
-                    if !matches!(whole, Offer::Complete(_)) {
-                        break Outcome::Merged;
-                    }
-                    let halves = left.into_iter().zip(right).map(|(left, right)| Total::Halves(left, right));
-                    self.complete(node.step, halves.collect());
-                    break Outcome::Completed;
-                }
-                Offer::Merge { parent, left, right } => {
-                    let sums = self.merge(left, right);
-                    let mut state = self.state();
-                    self.check_era(&state, era)?;
-                    offer = state.aggregator.merged(parent, sums);
-                }
-                Offer::Complete(sums) => {
-                    self.complete(node.step, sums.into_iter().map(Total::Sum).collect());
-                    break Outcome::Completed;
-                }
-            }
-        };
-        let version = self.state().ledger.version();
-        Ok(Pushed { outcome, version })
-    }
-
-    fn merge(&self, mut left: Sums, right: Sums) -> Sums {
-        let members = self.layout.members(self.opening.address.partition).iter();
-        let chunks = members.zip(left.iter_mut().zip(right));
-        parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
-            left.merge(right, Merge::of(self.layout.tensor_of(id).role, self.wire), &self.pool);
-        });
-        left
-    }
-
-    /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
-    fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
-        let mut state = self.state();
-        state.ready.insert(step, totals);
-        if !std::mem::replace(&mut state.updating, true) {
-            drop(state);
-            self.apply_ready();
-        }
-    }
-
-    fn apply_ready(self: &Arc<Self>) {
-        while let Some(mut begun) = self.begin() {
-            let update = self.prepare(&begun);
-            if !update.needs_norms() {
-                let updates = vec![update; begun.totals.len()];
-                self.apply(begun, updates);
-                continue;
-            }
-            let span = begun.span.clone();
-            let own = span.in_scope(|| self.measure(&update, &mut begun));
-            if self.others.is_some() {
-                // Goes on when it knows what they have measured; until then it is the update that is under way.
-                return self.ask_others(begun, update, own);
-            }
-            let updates = self.with_norms(&update, vec![own]);
-            self.apply(begun, updates);
-        }
-    }
-
-    /// The next step that may be applied; when there is none, nobody updates any more.
-    fn begin(&self) -> Option<Begun> {
-        let mut state = self.state();
-        let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
-        let Some(step) = state.ready.keys().copied().find(may_apply) else {
-            state.updating = false;
-            return None;
-        };
-        let totals = state.ready.remove(&step).expect("found just now");
-        let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
-        let weights = weights.clone();
-        let gone = state.versions.make_room();
-        let marks = state.marks.remove(&step).unwrap_or_default();
-        drop(state);
-        // Their buffers become those of the next version.
-        drop(gone);
-        let span = self.apply_span(step, version);
-        timeline::join(&span, marks);
-        Some(Begun { step, version, weights, totals, span })
-    }
-
-    /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it then.
-    fn apply(&self, begun: Begun, updates: Vec<Update>) {
-        let (step, version) = (begun.step, begun.version);
-        let span = begun.span.clone();
-        let next = span.in_scope(|| self.advance(begun, updates));
-
-        let mut state = self.state();
-        if !matches!(state.life, Life::Open) {
-            return;
-        }
-        let gone = state.versions.insert(version.next(), next);
-        state.ledger.apply(step);
-        state.aggregator.forget(step);
-        checks::applied(self.opening.address, step, version.next());
-        let cut = self.maybe_cut(&state);
-        state.updates += 1;
-        let reserves = state.updates == self.settled_after;
-        drop(state);
-        self.changed.notify_waiters();
-        if reserves {
-            self.reserve();
-        }
-        if let Some((saver, cut)) = cut {
-            saver.save(cut);
-        }
-        // Now, outside the lock, their buffers go back to the pool.
-        drop(gone);
-    }
-
-    fn apply_span(&self, step: Step, version: Version) -> Span {
-        let Address { job, partition, .. } = self.opening.address;
-        let (job, partition, step) = (job.get(), partition.get(), step.get());
-        tracing::debug_span!(
-            target: timeline::TARGET, parent: None, "apply", job, partition, step, version = version.next().get()
-        )
-    }
-
-    /// The partition as it is now, when this version is to be saved. Only between two updates: by whoever updates, or while nobody
-    /// does.
-    fn maybe_cut(&self, state: &State) -> Option<(&Arc<Saver>, Cut)> {
-        let (version, saver) = (state.version()?, self.saver.as_ref()?);
-        if !saver.begins(&self.opening.plan, version) {
-            return None;
-        }
-        let Consistency { order, delay } = self.consistency;
-        let versions = (oldest(order, delay, version).get()..=version.get()).map(Version);
-        let weights = versions.map(|version| match state.versions.get(version) {
-            Kept::Here(weights) => (version, weights),
-            other => panic!("version {version} is needed by the next steps, and {other:?}"),
-        });
-        let weights: Vec<_> = weights.collect();
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let (partition, applied) = (self.opening.address.partition, state.ledger.applied_steps());
-        let cut = Cut::new(&self.layout, partition, &weights, &slots, self.optimizer.slot_names(), applied);
-        Some((saver, cut))
-    }
-
-    /// The scalars of a step's update.
-    fn prepare(&self, begun: &Begun) -> Update {
-        let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
-        let update = self.optimizer.prepare(begun.version.get(), scale);
-        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
-    }
-
-    /// The update: weights of one version and what a step says in, weights of the next version out.
-    fn advance(&self, begun: Begun, updates: Vec<Update>) -> Weights {
-        let begin = Instant::now();
-        let Begun { step, weights, totals, .. } = begun;
-        let microbatches = self.opening.plan.of(step);
-        let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
-        // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
-        parallel::for_each(self.threads, chunks, |((((slots, weights), total), next), update)| {
-            let advance = Advance { update, microbatches, pool: &self.pool };
-            let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
-            slots.advance(&advance, weights, total, &mut buffer);
-            *next = Some(Arc::new(buffer));
-        });
-        self.metrics.updates.add(1);
-        self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -25,7 +25,8 @@ use proto::status::{Failure, Kind};
 use proto::tensor::Role;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Begun, Model, Opening};
+use super::update::Begun;
+use super::{Model, Opening};
 use crate::error::{Error, Result};
 use crate::handle::{INLINE_BYTES_MAX, asks_others};
 use crate::optim::Update;

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 use proto::ids::JobId;
+use proto::parameters::{Outcome, Target};
+use proto::tree::StepNode;
 
 use super::*;
 
