@@ -80,9 +80,12 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
 
     // Busy for so long that it is told.
     proxy.set(Fault::Busy);
-    wait("a busy server is told", &|| said("503"));
-    let lines = fs::read_to_string(&log).unwrap();
-    let line = lines.lines().find(|line| line.contains("503")).unwrap();
+    let busy = || {
+        let log = fs::read_to_string(&log).unwrap();
+        log.lines().find(|line| line.contains("503 Service Unavailable")).map(str::to_owned)
+    };
+    wait("a busy server is told", &|| busy().is_some());
+    let line = busy().unwrap();
     for part in ["no checkpoint of version", &url, "; training goes on"] {
         assert!(line.contains(part), "`{part}` missing in: {line}");
     }
