@@ -344,12 +344,14 @@ pub fn summary(out: &Path) -> serde_json::Value {
     serde_json::from_str(&text).expect("summary.json is JSON")
 }
 
-/// The lines of `metrics.jsonl` with this `event`.
+/// The lines of `metrics.jsonl` with this `event`. The file may still grow: a line that is not whole yet is left out.
 pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics.jsonl is there");
-    let lines =
-        text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a JSON line"));
-    lines.filter(|line| line["event"] == event).collect()
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let parse = |line: &str| -> serde_json::Value {
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("metrics.jsonl: {error} in {line:?}"))
+    };
+    whole.lines().map(parse).filter(|line| line["event"] == event).collect()
 }
 
 /// The model file's bytes.
