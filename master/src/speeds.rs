@@ -23,6 +23,9 @@ const TIMES: usize = 5;
 /// An idle slow worker is tried again after this many of its microbatches.
 const TRUST: u32 = 32;
 
+/// Groups of like speed, for a quick look at all workers.
+const GROUPS: usize = 32;
+
 /// A worker is late after this many times its usual duration, even if it has taken longer lately.
 const PATIENCE: u32 = 3;
 
@@ -104,17 +107,21 @@ impl Speeds {
         self.workers.contains_key(&worker)
     }
 
-    /// How many take part and are expected to take at most so long for a microbatch, and how long the fastest of them takes.
-    pub(crate) fn within(&self, at_most: Duration, usual: Duration) -> (usize, Duration) {
-        let fastest = self.warm.first().map_or(usual, |(median, _)| like(*median, usual).min(usual));
-        let count = match usual <= at_most {
-            true => self.workers.len(),
-            false => self.fast(at_most, usual).count(),
-        };
-        (count, fastest)
+    /// At most so many microbatches all together can do in `time`, were all of them free: the workers are taken in a few groups of like
+    /// speed, each worker as the fastest of its group.
+    pub(crate) fn capacity(&self, time: Duration, usual: Duration) -> u64 {
+        let of_each = |expected: Duration| (time.as_nanos() / expected.as_nanos().max(1)) as u64;
+        let group = self.warm.len().div_ceil(GROUPS).max(1);
+        let warm = self.warm.chunks(group).map(|group| {
+            let (fastest, _) = group[0];
+            of_each(like(fastest, usual)).saturating_mul(group.len() as u64)
+        });
+        // Of the others nothing is known.
+        let cold = of_each(usual).saturating_mul((self.workers.len() - self.warm.len()) as u64);
+        warm.fold(cold, u64::saturating_add)
     }
 
-    /// Those workers, and what a microbatch of theirs is expected to take.
+    /// Those who are expected to take at most so long for a microbatch, and what one of theirs is expected to take.
     pub(crate) fn each_within(
         &self,
         at_most: Duration,
@@ -221,4 +228,35 @@ fn median(times: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();
     times.get(times.len().saturating_sub(1) / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    proptest! {
+        #[test]
+        fn no_fleet_does_more_than_its_capacity(
+            times in proptest::collection::vec(proptest::collection::vec(1u32..2000, 0..4), 1..200),
+            free in 0u32..5000,
+        ) {
+            let crew: Vec<_> = (1..).map(IncarnationId).take(times.len()).collect();
+            let mut speeds = Speeds::default();
+            speeds.follow(Duration::ZERO, &crew);
+            for (&worker, times) in crew.iter().zip(&times) {
+                times.iter().for_each(|&time| speeds.completed(Duration::ZERO, worker, time * MS));
+            }
+            let (free, usual) = (free * MS, speeds.usual().unwrap_or(MS));
+            let exact = |worker| (free.as_nanos() / speeds.expected(worker, usual).as_nanos()) as u64;
+            let done = crew.iter().map(|&worker| exact(worker)).sum::<u64>();
+            let capacity = speeds.capacity(free, usual);
+            prop_assert!(done <= capacity, "{done} of {capacity}");
+            // Groups of one.
+            prop_assert!(crew.len() > GROUPS || done == capacity, "{done} of {capacity}");
+        }
+    }
 }

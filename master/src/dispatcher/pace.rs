@@ -58,8 +58,8 @@ impl Dispatcher {
         // Nobody is free before the first nanosecond.
         let Some(longest) = end.checked_sub(1) else { return left == 0 };
         let at_most = Duration::from_nanos(longest);
-        let (count, fastest) = self.speeds.within(at_most, usual);
-        if (longest / nanos(fastest)).saturating_mul(count as u64) < left {
+        // Mostly that is enough to know; to look at each of thousands of workers for each lease is not cheap.
+        if self.speeds.capacity(at_most, usual) < left {
             return false;
         }
         let mut done = 0;
