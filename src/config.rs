@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use proto::channel::{Dialer, Listener};
@@ -11,6 +12,7 @@ use proto::memory::Memory;
 use proto::security::{self, Keys};
 
 use crate::args::{KeyFiles, Locks};
+use crate::export::Batches;
 
 /// Where a master listens unless told otherwise.
 const MASTER: &str = "127.0.0.1:4700";
@@ -28,6 +30,8 @@ pub(crate) struct Environment {
     pub(crate) log: Option<String>,
     /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
     pub(crate) otlp: bool,
+    /// `OTEL_BSP_SCHEDULE_DELAY`, `OTEL_BSP_MAX_QUEUE_SIZE`, `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how spans are sent.
+    pub(crate) batches: Batches,
     /// `EBB_METRICS`: where a role shows its numbers.
     metrics: Option<String>,
     /// `EBB_SOCKETS`: `tcp`, `unix`, or the default `nearest`.
@@ -44,6 +48,17 @@ pub(crate) struct Environment {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn c_tunables() -> String {
     std::env::var("GLIBC_TUNABLES").unwrap_or_default()
+}
+
+/// What is no number above zero counts as not set, as OpenTelemetry wants it.
+fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
+    let number = |name: &str| get(name)?.trim().parse::<u32>().ok().filter(|&number| number > 0);
+    let size = |name: &str, default: usize| number(name).map_or(default, |number| number as usize);
+    let default = Batches::default();
+    let delay = number("OTEL_BSP_SCHEDULE_DELAY").map(|millis| Duration::from_millis(millis.into()));
+    let queue_max = size("OTEL_BSP_MAX_QUEUE_SIZE", default.queue_max);
+    let batch_max = size("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default.batch_max).min(queue_max);
+    Batches { delay: delay.unwrap_or(default.delay), queue_max, batch_max }
 }
 
 impl Environment {
@@ -72,6 +87,7 @@ impl Environment {
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some(),
+            batches: batches(get),
             program: program.unwrap_or_else(|| "ebb".to_owned()),
             stores: Stores::new(
                 std::env::vars_os()
@@ -262,6 +278,23 @@ mod tests {
         assert_eq!(master(Some("http://m:1/"), None), "http://m:1");
         assert_eq!(master(Some("http://m:1"), Some("10.0.0.7:2")), "http://10.0.0.7:2");
         assert_eq!(master(Some("m:1, http://n:1/"), None), "http://m:1,http://n:1");
+    }
+
+    #[test]
+    fn batches_are_as_the_environment_has_them() {
+        let set = |name: &str| {
+            let value = match name {
+                "OTEL_BSP_SCHEDULE_DELAY" => "100",
+                "OTEL_BSP_MAX_QUEUE_SIZE" => " 50 ",
+                "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" => "60",
+                _ => panic!("{name} is not asked for"),
+            };
+            Some(value.to_owned())
+        };
+        let delay = Duration::from_millis(100);
+        assert_eq!(batches(set), Batches { delay, queue_max: 50, batch_max: 50 });
+        assert_eq!(batches(|_| None), Batches::default());
+        assert_eq!(batches(|_| Some("-1".to_owned())), Batches::default());
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod checkpoint;
 mod client;
 mod completions;
 mod config;
+mod export;
 #[cfg(test)]
 mod fake;
 mod fetch;
@@ -44,9 +45,11 @@ mod run;
 mod scale;
 mod screen;
 mod signals;
+mod spans;
 mod status;
 mod submit;
 mod telemetry;
+mod timeline;
 mod watch;
 mod worker;
 
@@ -164,8 +167,7 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
     let mut runtime = match cli.command {
         // A worker's gradients are computed by a thread of their own. What is left is sockets, and between the threads of a larger
         // runtime each message would change cores twice, which costs about a quarter of a transfer's speed.
-        // Not with a collector of traces, which the last spans reach while nothing is waited for any more.
-        Command::Worker(_) if !environment.otlp => tokio::runtime::Builder::new_current_thread(),
+        Command::Worker(_) => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
     let runtime = runtime.enable_all().build().context("start the runtime")?;

@@ -6,39 +6,40 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use opentelemetry::metrics::{Meter, MeterProvider as _};
-use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
-use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::SdkTracerProvider;
 use proto::timeline;
+use tokio::runtime::Runtime;
 use tracing::Level;
-use tracing_chrome::{ChromeLayerBuilder, FlushGuard, TraceStyle};
+use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::args::LogFormat;
 use crate::config::Environment;
+use crate::export::{Batches, Sending};
 use crate::screen::Screen;
+use crate::spans::Spans;
+use crate::timeline::{Ending, Timeline};
 
 /// What the program's scope of spans and numbers is called.
 const SCOPE: &str = "ebbflow";
 
-/// Sends the last spans and numbers, and writes the last of the timeline, when it is dropped; drop it before the runtime.
+/// Sends the last spans and numbers, and writes the last of the timeline, when it is dropped.
 #[must_use = "spans are sent until it is dropped"]
 pub(crate) struct Telemetry {
-    spans: Option<SdkTracerProvider>,
+    sending: Option<Sending>,
     numbers: Option<SdkMeterProvider>,
-    _timeline: Option<FlushGuard>,
+    /// Carries the connections to the collector, so that they take no turns of the one that trains.
+    exporting: Option<Runtime>,
+    _timeline: Option<Ending>,
 }
 
 /// Starts all of it. `trace` is the file of the timeline. `level` is what is logged when the environment does not say; `service` names this process in traces.
-/// Call it inside the runtime that carries the exporter's connection.
 ///
 /// # Errors
-/// A filter that is none, or a collector's address that is none.
+/// A filter that is none, a collector's address that is none, or a timeline's file that cannot be written.
 pub(crate) fn start(
     environment: &Environment,
     format: LogFormat,
@@ -54,48 +55,39 @@ pub(crate) fn start(
         LogFormat::Text => lines.with_ansi(false).compact().boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    let (spans, numbers) = match environment.otlp {
-        true => (Some(span_exporter(service)?), Some(number_exporter(service)?)),
-        false => (None, None),
+    let exporting = environment.otlp.then(exporting).transpose()?;
+    let (sending, numbers) = match &exporting {
+        None => (None, None),
+        Some(runtime) => {
+            let _in_runtime = runtime.enter();
+            (Some(sending(service, environment.batches, runtime)?), Some(number_exporter(service)?))
+        }
     };
-    let span_layer = match &spans {
-        None => None,
-        Some(provider) => {
-            opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
-            // Where a span stands in the code, and on which thread, says nothing to who reads traces, and would be most of a span's bytes.
-            let layer = tracing_opentelemetry::layer()
-                .with_location(false)
-                .with_threads(false)
-                .with_target(false)
-                .with_tracked_inactivity(false)
-                .with_tracer(provider.tracer(SCOPE));
+    let (file, _timeline) = trace.map(|path| timeline(path, service)).transpose()?.unzip();
+    let export = sending.as_ref().map(Sending::export);
+    let wanted = match &export {
+        None => Targets::new().with_target(timeline::TARGET, Level::DEBUG),
+        Some(_) => {
             // The exporter's own transport must not be traced: each export would cause the next.
             let quiet = "h2=off,hyper=off,tonic=off,tower=off,opentelemetry=off";
             let level = environment.log.as_deref().unwrap_or("info");
-            let filter = self::filter(&format!("{level},{}=debug,{quiet}", timeline::TARGET))?;
-            Some(layer.with_filter(filter))
+            self::filter(&format!("{level},{}=debug,{quiet}", timeline::TARGET))?
         }
     };
-    let (timeline_layer, _timeline) = match trace.map(timeline_file).transpose()? {
-        None => (None, None),
-        Some(file) => {
-            let builder =
-                ChromeLayerBuilder::new().writer(file).trace_style(TraceStyle::Async).include_args(true);
-            let (layer, guard) = builder.build();
-            let only = Targets::new().with_target(timeline::TARGET, Level::DEBUG);
-            (Some(layer.with_filter(only)), Some(guard))
-        }
-    };
+    let spans = (export.is_some() || file.is_some()).then(|| Spans { file, export }.with_filter(wanted));
     // A user's own program may have a subscriber already; then its wishes count.
     let lines = lines.with_filter(filter);
-    let _ = tracing_subscriber::registry().with(lines).with(span_layer).with(timeline_layer).try_init();
-    Ok(Telemetry { spans, numbers, _timeline })
+    let _ = tracing_subscriber::registry().with(lines).with(spans).try_init();
+    Ok(Telemetry { sending, numbers, exporting, _timeline })
 }
 
-fn filter(directives: &str) -> Result<EnvFilter> {
-    EnvFilter::try_new(directives).with_context(|| {
+/// By target and level alone, which a span's place in the code decides once: a filter that looks at the spans around it would be asked at every turn
+/// of every future that has one.
+fn filter(directives: &str) -> Result<Targets> {
+    let filter = directives.parse().ok().filter(|_| !directives.contains('['));
+    filter.with_context(|| {
         format!(
-            "EBB_LOG (or RUST_LOG): `{directives}` is no filter; expected e.g. `info` or `warn,master=debug`"
+            "EBB_LOG (or RUST_LOG): `{directives}` is no filter; expected targets and levels, e.g. `info` or `warn,master=debug`"
         )
     })
 }
@@ -103,9 +95,9 @@ fn filter(directives: &str) -> Result<EnvFilter> {
 /// What is said where the collector's address is none.
 const ADDRESS: &str = "OTEL_EXPORTER_OTLP_ENDPOINT: expected e.g. http://localhost:4317";
 
-fn span_exporter(service: &'static str) -> Result<SdkTracerProvider> {
+fn sending(service: &'static str, batches: Batches, runtime: &Runtime) -> Result<Sending> {
     let exporter = opentelemetry_otlp::SpanExporter::builder().with_tonic().build().context(ADDRESS)?;
-    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(service)).build())
+    Ok(Sending::start(exporter, (SCOPE, &resource(service)), batches, runtime.handle()))
 }
 
 fn number_exporter(service: &'static str) -> Result<SdkMeterProvider> {
@@ -117,8 +109,20 @@ fn resource(service: &'static str) -> Resource {
     Resource::builder().with_service_name(service).build()
 }
 
-fn timeline_file(path: &Path) -> Result<File> {
-    File::create(path).with_context(|| format!("--trace {}: cannot be written", path.display()))
+/// One thread, which sleeps between exports.
+fn exporting() -> Result<Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime
+        .worker_threads(1)
+        .thread_name("telemetry")
+        .enable_all()
+        .build()
+        .context("start the exporters' runtime")
+}
+
+fn timeline(path: &Path, service: &'static str) -> Result<(Timeline, Ending)> {
+    let begun = File::create(path).and_then(|file| Timeline::new(file, service));
+    begun.with_context(|| format!("--trace {}: cannot be written", path.display()))
 }
 
 impl Telemetry {
@@ -132,11 +136,15 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         // A collector that is away must not keep the program from leaving.
         let patience = std::time::Duration::from_secs(2);
-        if let Some(provider) = self.spans.take() {
-            let _ = provider.shutdown_with_timeout(patience);
+        if let Some(sending) = self.sending.take() {
+            sending.end(patience);
         }
         if let Some(provider) = self.numbers.take() {
             let _ = provider.shutdown_with_timeout(patience);
+        }
+        // Not waited for: a collector that is away keeps its task busy.
+        if let Some(runtime) = self.exporting.take() {
+            runtime.shutdown_background();
         }
     }
 }
@@ -147,7 +155,9 @@ mod tests {
 
     #[test]
     fn a_filter_that_is_none_names_the_variable() {
-        assert!(filter("warn,master=debug").is_ok());
-        assert!(filter("master=loud").unwrap_err().to_string().contains("EBB_LOG"));
+        assert!(filter("warn,master=debug,h2=off").is_ok());
+        for none in ["master=loud", "[job]=debug", "master[{id}]=debug"] {
+            assert!(filter(none).unwrap_err().to_string().contains("EBB_LOG"), "{none}");
+        }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! A worker and a ps in two processes of one host; each round takes every figure once, so that a row's ratio is of neighbours in
 //! time. *Pull*: 64 MiB from the ps's weights into the worker's tensors. *Push*: from the worker's tensors until the ps has
-//! acknowledged; with the optimizer off, of every two pushes of a step with many microbatches the second is added to the first.
+//! acknowledged; with the optimizer off the mean of two pushes of a step, of which the second is added to the first. *Lent*: gradients that lie in memory
+//! which the ps may read, as those of a TorchScript module do.
 //! *Raw TCP*: a blocking write of 64 MiB, one reader into one buffer, an answer of one byte; same congestion control. *Raw ping-pong*:
-//! a blocking write and a blocking read of a request's bytes. *Embedded*: the worker's calls without a socket. *bf16*: the same 64 MiB of f32 in memory,
+//! a blocking write and a blocking read of a request's bytes; both ends have a core of their own, or share one, for what the scheduler chooses differs from run to run. *Embedded*: the worker's calls without a socket. *bf16*: the same 64 MiB of f32 in memory,
 //! of which half as many bytes travel.
 //!
 //! Expected: the bytes cross the kernel once in (copy) and once out (copy), each bound by memory, so raw TCP is at most half of what two
@@ -27,10 +28,12 @@ use std::time::Instant;
 
 use exchange::{ADAM, Exchange, NARROW, SUMS, TINY};
 use proto::channel::Dialer;
-use proto::memory::Memory;
+use proto::memory::{Memory, Regions};
 use proto::parameters::Parameters;
 use report::{Figure, Target as Goal, median};
 use requests::Requests;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::runtime::Runtime;
 use worker::ps_client::Connector;
 
@@ -139,16 +142,16 @@ fn bulk(rounds: usize) -> Vec<Figure> {
     let mut unix = Exchange::new(SUMS, &Connector::grpc(Dialer::nearest()), &nearby.url(), &runtime);
     let halved = Served::start("serve-narrow");
     let mut narrow = Exchange::new(NARROW, &Connector::grpc(Dialer::tcp()), &halved.url(), &runtime);
-    let connector = match Memory::new() {
-        Ok(memory) => Connector::near(Dialer::nearest(), memory, Arc::default()),
-        Err(_) => Connector::grpc(Dialer::nearest()),
-    };
+    let memory = Memory::new().expect("Linux has shared memory");
+    let connector = Connector::near(Dialer::nearest(), memory.clone(), Arc::default());
     let mut shared = Exchange::new(SUMS, &connector, &sharing.url(), &runtime);
+    let reading = Served::start("serve-sums");
+    let mut lent = Exchange::new(SUMS, &connector, &reading.url(), &runtime).lending(Regions::new(memory));
     let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition(None));
     let connector = Connector::new(move |_| Ok(embedded.clone()));
     let mut local = Exchange::new(SUMS, &connector, "http://embedded", &runtime);
     let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
-    let mut rows: [Vec<f64>; 13] = Default::default();
+    let mut rows: [Vec<f64>; 14] = Default::default();
     // The first round warms up.
     for round in 0..=rounds {
         let raw_pull = raw.0.pull().expect("raw TCP");
@@ -165,6 +168,7 @@ fn bulk(rounds: usize) -> Vec<Figure> {
             raw_push / unix.push(&runtime),
             raw_pull / shared.pull(&runtime),
             raw_push / shared.push(&runtime),
+            raw_push / lent.push(&runtime),
             raw_pull / local.pull(&runtime),
             memcpy / local.pull(&runtime),
             memcpy / local.push(&runtime),
@@ -184,6 +188,7 @@ fn bulk(rounds: usize) -> Vec<Figure> {
         unix_push,
         shared_pull,
         shared_push,
+        lent_push,
         local_tcp,
         local_pull,
         local_push,
@@ -201,6 +206,13 @@ fn bulk(rounds: usize) -> Vec<Figure> {
         Figure::new("push of bf16 over gRPC/TCP, of raw TCP with f32", "ratio", narrow_push, 0.0, None),
         Figure::new("pull by shared memory, of raw TCP", "ratio", shared_pull, 0.0, Some(Goal::AtLeast(2.5))),
         Figure::new("push by shared memory, of raw TCP", "ratio", shared_push, 0.0, Some(Goal::AtLeast(2.5))),
+        Figure::new(
+            "push by shared memory, lent, of raw TCP",
+            "ratio",
+            lent_push,
+            0.0,
+            Some(Goal::AtLeast(2.5)),
+        ),
         Figure::new("pull embedded, of raw TCP", "ratio", local_tcp, 0.0, None),
         Figure::new("pull embedded, of memcpy", "ratio", local_pull, 1.0, None),
         Figure::new("push embedded, of memcpy", "ratio", local_push, 1.0, Some(Goal::AtLeast(0.9))),
@@ -214,34 +226,75 @@ fn small(rounds: usize) -> Vec<Figure> {
     let _entered = runtime.enter();
     let empty = [Dialer::tcp(), Dialer::nearest()].map(|dialer| Requests::new(&dialer, &served.address, 0));
     let rows_of = Requests::new(&Dialer::tcp(), &served.address, requests::UP);
-    let mut rows: [Vec<f64>; 5] = Default::default();
+    let last_core = std::thread::available_parallelism().map_or(0, |cores| cores.get() - 1);
+    let mut rows: [Vec<f64>; 8] = Default::default();
     for round in 0..=rounds {
         let mut ping = |up, down| {
             median(&(0..REQUESTS).map(|_| raw.0.ping(up, down).expect("raw TCP")).collect::<Vec<_>>())
         };
-        let (raw_empty, raw_rows) = (ping(1, 1), ping(requests::UP, requests::DOWN));
+        let calls = || [&empty[0], &empty[1]].map(|empty| median(&runtime.block_on(empty.each(REQUESTS))));
+        let both = [raw.1.child.id(), served.child.id()];
+        place(0, both);
+        let (one_core, [tcp_on_one, unix_on_one]) = (ping(1, 1), calls());
+        place(last_core.min(1), both);
+        let (two_cores, [tcp, unix]) = (ping(1, 1), calls());
+        let raw_rows = ping(requests::UP, requests::DOWN);
         let alone = median(&runtime.block_on(rows_of.each(REQUESTS)));
         let together = runtime.block_on(rows_of.together(REQUESTS, 32));
-        let [tcp, unix] = [&empty[0], &empty[1]].map(|empty| median(&runtime.block_on(empty.each(REQUESTS))));
-        let taken = [raw_empty * 1e6, raw_rows / alone, raw_rows / together, tcp / raw_empty, unix * 1e6];
+        let taken = [
+            one_core * 1e6,
+            two_cores * 1e6,
+            raw_rows / alone,
+            raw_rows / together,
+            tcp_on_one / one_core,
+            tcp / two_cores,
+            unix_on_one * 1e6,
+            unix * 1e6,
+        ];
         if round > 0 {
             rows.iter_mut().zip(taken).for_each(|(row, one)| row.push(one));
         }
     }
-    let [ping, alone, together, tcp, unix] = rows;
+    anywhere();
+    let [ping_on_one, ping, alone, together, tcp_on_one, tcp, unix_on_one, unix] = rows;
+    let (calls, ratio) = (Some(Goal::Below(1.5)), "ratio");
     vec![
-        Figure::new("raw ping-pong of one byte", "us", ping, 0.0, None),
+        Figure::new("raw ping-pong of one byte, both ends on one core", "us", ping_on_one, 0.0, None),
+        Figure::new("raw ping-pong of one byte, on two", "us", ping, 0.0, None),
+        Figure::new("8 KiB up, 256 KiB down: of raw ping-pong", ratio, alone, 1.0, Some(Goal::AtLeast(0.55))),
+        Figure::new("the same, 32 at once", ratio, together, 1.0, Some(Goal::AtLeast(1.1))),
+        Figure::new("empty call over TCP, on one core, of raw ping-pong", ratio, tcp_on_one, 1.0, calls),
+        Figure::new("empty call over TCP, on two, of raw ping-pong", ratio, tcp, 1.0, calls),
         Figure::new(
-            "8 KiB up, 256 KiB down: of raw ping-pong",
-            "ratio",
-            alone,
-            1.0,
-            Some(Goal::AtLeast(0.55)),
+            "empty call over a Unix socket, on one core",
+            "us",
+            unix_on_one,
+            0.0,
+            Some(Goal::Below(40.0)),
         ),
-        Figure::new("the same, 32 at once", "ratio", together, 1.0, Some(Goal::AtLeast(1.1))),
-        Figure::new("empty call over TCP, of raw ping-pong", "ratio", tcp, 1.0, Some(Goal::Below(1.5))),
-        Figure::new("empty call over a Unix socket", "us", unix, 0.0, Some(Goal::Below(40.0))),
+        Figure::new("empty call over a Unix socket, on two", "us", unix, 0.0, Some(Goal::Below(40.0))),
     ]
+}
+
+/// This thread on core 0, and `others`, who have one thread each, on `core`.
+fn place(core: usize, others: [u32; 2]) {
+    let on = |core| {
+        let mut cores = CpuSet::new();
+        cores.set(core);
+        cores
+    };
+    sched_setaffinity(None, &on(0)).expect("a thread may be placed");
+    for other in others {
+        let other = Pid::from_raw(other as i32);
+        sched_setaffinity(other, &on(core)).expect("a child may be placed");
+    }
+}
+
+/// This thread where the scheduler wants it.
+fn anywhere() {
+    let mut cores = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core));
+    sched_setaffinity(None, &cores).expect("a thread may be placed");
 }
 
 /// Steps of Adam: each push is one.

@@ -32,6 +32,10 @@ pub const PULL: &str = "/ebbflow.v1.Parameters/Pull";
 /// Payloads of at least this many bytes are sent from where they lie: a frame of their own costs about as much as copying as many.
 const SHARED_BYTES_MIN: usize = 32 << 10;
 
+/// Small payloads and what is between them are copied into memory of at most this size: more of it would be out of the caches when it is
+/// sent, and each frame has a price as well.
+const PIECE_BYTES: usize = 256 << 10;
+
 /// What stands before each message: a flag (compressed or not) and its length.
 const PREFIX_BYTES: usize = 5;
 
@@ -41,11 +45,14 @@ struct Pieces {
     done: VecDeque<Bytes>,
     done_bytes: usize,
     tail: BytesMut,
+    /// Of the message that is being encoded.
+    message_bytes: usize,
 }
 
 impl Pieces {
     fn add(&mut self, message: &impl Message) {
         let bytes = message.encoded_len();
+        self.message_bytes = bytes;
         self.tail.put_u8(0);
         self.tail.put_u32(u32::try_from(bytes).expect("messages are small"));
         message.encode(self).expect("it grows as needed");
@@ -82,6 +89,13 @@ unsafe impl BufMut for Pieces {
     fn put<T: Buf>(&mut self, mut source: T) {
         let bytes = source.remaining();
         if bytes < SHARED_BYTES_MIN {
+            if self.tail.len() + bytes > PIECE_BYTES {
+                self.cut();
+            }
+            if self.tail.capacity() - self.tail.len() < bytes {
+                // At once, for what grows is copied again.
+                self.tail.reserve(self.message_bytes.min(PIECE_BYTES));
+            }
             self.tail.put(source);
         } else {
             self.cut();
@@ -504,6 +518,15 @@ mod tests {
         assert!(payloads.iter().all(|payload| pieces.iter().any(|piece| piece.as_ptr() == *payload)));
         let again = received(Frames::of(pieces)).unwrap();
         assert_eq!([again[0].chunks[1].values.as_ptr(), again[1].chunks[0].values.as_ptr()], payloads);
+    }
+
+    #[test]
+    fn a_long_message_of_small_payloads_goes_out_in_pieces_of_memory_that_does_not_grow() {
+        let message = message(&[7000; 100]);
+        let pieces = sent(vec![message.clone()]);
+        assert!(pieces.iter().all(|piece| piece.len() <= PIECE_BYTES), "{:?}", pieces.iter().map(Bytes::len));
+        assert!(pieces.len() <= 2 + message.encoded_len() / (PIECE_BYTES - 7000));
+        assert_eq!(received(Frames::of(pieces)).unwrap(), [message]);
     }
 
     #[test]

@@ -28,11 +28,13 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Endpoint, Server};
 use tower::layer::util::{Identity, Stack};
 
+use crate::channel::together::Together;
 use crate::security::door::Door;
 use crate::security::{Guard, Guest, Keys};
 use crate::status::{Failure, Kind};
 
 pub(crate) mod nearby;
+mod together;
 
 /// Largest message that anybody accepts: one chunk of counters (2 MiB) and its headers, with room.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -190,7 +192,7 @@ impl Dialer {
                 let Dialed { io, within_host } = dialing.await?;
                 near.store(within_host, Ordering::Relaxed);
                 let io = if within_host { io } else { keys.secure(host(&to), io).await? };
-                io::Result::Ok(TokioIo::new(io))
+                io::Result::Ok(TokioIo::new(Together::new(io)))
             }
         });
         // tonic's own TLS reads its certificates once, so it is told of none, and sees the scheme of a connection as it is.

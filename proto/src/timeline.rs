@@ -2,7 +2,7 @@
 //!
 //! They have one target of their own, below the level of the log: who wants them asks for them, `--trace FILE` on one machine and OTLP
 //! across machines. Between processes a call carries its span as W3C trace context (`traceparent`) in gRPC's metadata. Always true here:
-//! without a collector no span has a context, so nothing is formatted, parsed or kept.
+//! without a collector no span has a [`Place`], so nothing is formatted, parsed or kept.
 //!
 //! ```text
 //! task ─┬─ lease ── grant (master)                 a worker's lease, from asking for it to the report
@@ -11,32 +11,83 @@
 //!       └─ push ─┬─ push (ps) ── apply             below the push that came last, linked to every push of the step
 //! ```
 
-use http::{HeaderMap, HeaderName, HeaderValue};
-use opentelemetry::Context;
-use opentelemetry::global::get_text_map_propagator;
-use opentelemetry::propagation::{Extractor, Injector};
-use opentelemetry::trace::{SpanContext, TraceContextExt as _};
+use http::{HeaderMap, HeaderValue};
+use opentelemetry::{SpanId, TraceFlags, TraceId};
 use tonic::Request;
 use tracing::Span;
-use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::Registry;
+use tracing_subscriber::registry::LookupSpan as _;
 
 /// Target of these spans, all at the level `debug`.
 pub const TARGET: &str = "timeline";
 
-/// A span as others refer to it after it has ended.
+/// W3C trace context's header.
+const HEADER: &str = "traceparent";
+
+/// A span as others refer to it, also from other processes and after it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The trace that it belongs to.
+    pub trace: TraceId,
+    /// Itself.
+    pub span: SpanId,
+    /// Whether the trace is collected. It is decided where the trace begins.
+    pub sampled: bool,
+}
+
+/// Where a span stands among all spans. A subscriber that collects spans keeps it beside each, among its extensions.
 #[derive(Clone, Debug)]
-pub struct Mark(SpanContext);
+pub struct Place {
+    /// The span itself.
+    pub mark: Mark,
+    /// None for the root of a trace.
+    pub parent: Option<SpanId>,
+    /// Whether the parent is a span of another process.
+    pub remote: bool,
+    /// What it follows from.
+    pub links: Vec<Mark>,
+}
 
 impl Mark {
     /// That of the current span; none without a collector.
     pub fn current() -> Option<Self> {
-        let span = Span::current();
-        if span.is_disabled() {
-            return None;
-        }
-        let mark = span.context().span().span_context().clone();
-        mark.is_valid().then_some(Self(mark))
+        placed(&Span::current(), |place| place.mark)
     }
+
+    /// As `traceparent` has it: `00-<trace>-<span>-<flags>`.
+    fn header(self) -> Option<HeaderValue> {
+        let flags = TraceFlags::default().with_sampled(self.sampled);
+        let mut header =
+            HeaderValue::try_from(format!("00-{}-{}-{flags:02x}", self.trace, self.span)).ok()?;
+        // No two calls have the same: in the table of headers that a connection keeps it would push out those that come again.
+        header.set_sensitive(true);
+        Some(header)
+    }
+
+    fn parse(header: &HeaderValue) -> Option<Self> {
+        let mut parts = header.to_str().ok()?.split('-');
+        let mut next = |digits| parts.next().filter(|part| part.len() == digits && !part.starts_with('+'));
+        let (version, trace, span, flags) = (next(2)?, next(32)?, next(16)?, next(2)?);
+        let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+        let known = version != "ff" && trace != TraceId::INVALID && span != SpanId::INVALID;
+        let sampled = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?).is_sampled();
+        known.then_some(Self { trace, span, sampled })
+    }
+}
+
+impl Place {
+    /// That of the span `span` below another one, whose trace it shares.
+    pub fn below(parent: Mark, span: SpanId) -> Self {
+        Self { mark: Mark { span, ..parent }, parent: Some(parent.span), remote: false, links: Vec::new() }
+    }
+}
+
+/// Does something with the place of a span, if it has one.
+fn placed<T>(span: &Span, act: impl FnOnce(&mut Place) -> T) -> Option<T> {
+    span.with_subscriber(|(id, subscriber)| {
+        let span = subscriber.downcast_ref::<Registry>()?.span(id)?;
+        span.extensions_mut().get_mut::<Place>().map(act)
+    })?
 }
 
 /// A call whose span at the other end becomes a child of the current one.
@@ -48,60 +99,35 @@ pub fn carry<T>(message: T) -> Request<T> {
 
 /// Adds the current span to the headers of a call, so that its span at the other end becomes a child of it.
 pub fn inject(headers: &mut HeaderMap) {
-    if let Some(Mark(mark)) = Mark::current() {
-        let context = Context::new().with_remote_span_context(mark);
-        get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut Carrier(headers)));
+    if let Some(header) = Mark::current().and_then(Mark::header) {
+        headers.insert(HEADER, header);
     }
 }
 
 /// Makes `span` a child of the caller's, if the caller sent one. Before `span` is first entered.
 pub fn follow(span: &Span, headers: &HeaderMap) {
-    if span.is_disabled() {
-        return;
-    }
-    let context = get_text_map_propagator(|propagator| {
-        propagator.extract_with_context(&Context::new(), &Reader(headers))
+    placed(span, |place| {
+        if let Some(caller) = headers.get(HEADER).and_then(Mark::parse) {
+            *place = Place { remote: true, ..Place::below(caller, place.mark.span) };
+        }
     });
-    if context.span().span_context().is_valid() {
-        // Without a collector there is nothing to set.
-        let _ = span.set_parent(context);
-    }
 }
 
 /// Makes `span` what follows from all of `marks`: a child of the last one, with a link to each. Before `span` is first entered.
 ///
 /// A span has one parent, and what several calls bring about together belongs to the trace of each: that is what links are for.
 pub fn join(span: &Span, marks: Vec<Mark>) {
-    if let Some(Mark(last)) = marks.last() {
-        let _ = span.set_parent(Context::new().with_remote_span_context(last.clone()));
-    }
-    marks.into_iter().for_each(|Mark(mark)| span.add_link(mark));
-}
-
-struct Carrier<'a>(&'a mut HeaderMap);
-
-impl Injector for Carrier<'_> {
-    fn set(&mut self, key: &str, value: String) {
-        if let (Ok(key), Ok(value)) = (HeaderName::from_bytes(key.as_bytes()), HeaderValue::try_from(value)) {
-            self.0.insert(key, value);
+    placed(span, |place| {
+        if let Some(&last) = marks.last() {
+            *place = Place { links: marks, ..Place::below(last, place.mark.span) };
         }
-    }
-}
-
-struct Reader<'a>(&'a HeaderMap);
-
-impl Extractor for Reader<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(HeaderName::as_str).collect()
-    }
+    });
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -112,5 +138,47 @@ mod tests {
         inject(&mut headers);
         assert!(headers.is_empty());
         follow(&tracing::debug_span!(target: TARGET, "grant"), &headers);
+    }
+
+    #[test]
+    fn a_header_is_what_trace_context_shows_as_its_example() {
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let mark = Mark::parse(&HeaderValue::from_static(header)).expect("it is one");
+        assert_eq!(
+            (mark.trace, mark.sampled),
+            (TraceId::from(0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736), true)
+        );
+        assert_eq!(mark.span, SpanId::from(0x00f0_67aa_0ba9_02b7));
+        assert_eq!(mark.header().expect("it is one"), header);
+    }
+
+    #[test]
+    fn what_is_no_header_is_passed_over() {
+        for none in [
+            "",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e473g-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-+0f067aa0ba902b7-01",
+        ] {
+            assert_eq!(Mark::parse(&HeaderValue::from_static(none)), None, "{none}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_mark_is_read_as_it_was_written(trace in 1_u128.., span in 1_u64.., sampled: bool) {
+            let mark = Mark { trace: trace.into(), span: span.into(), sampled };
+            prop_assert_eq!(mark.header().and_then(|header| Mark::parse(&header)), Some(mark));
+        }
+
+        #[test]
+        fn any_header_is_read_or_passed_over(text in "\\PC{0,60}") {
+            if let Ok(header) = HeaderValue::try_from(text) {
+                let _ = Mark::parse(&header);
+            }
+        }
     }
 }

@@ -18,6 +18,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use tonic::{Request, Response, Status};
 
@@ -40,7 +41,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// An attribute that is a number. Those without a sign travel as text, for OTLP knows none.
+    /// An attribute that is a number. Those that OTLP's, which have a sign, have no room for travel as text.
     pub fn number(&self, name: &str) -> Option<i64> {
         match self.attributes.get(name)? {
             Value::IntValue(number) => Some(*number),
@@ -58,9 +59,10 @@ impl Span {
     }
 }
 
+/// What came is kept as it came: who measures what sending costs has no use for a collector that works meanwhile.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    spans: Arc<Mutex<Vec<Span>>>,
+    exports: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
     numbers: Arc<AtomicU64>,
 }
 
@@ -90,7 +92,8 @@ impl Collector {
 
     /// Takes the spans that have come.
     pub fn take(&self) -> Vec<Span> {
-        std::mem::take(&mut *self.seen.spans.lock().unwrap_or_else(PoisonError::into_inner))
+        let exports = std::mem::take(&mut *self.seen.exports.lock().unwrap_or_else(PoisonError::into_inner));
+        exports.into_iter().flat_map(spans).collect()
     }
 
     /// How many reports of numbers have come.
@@ -105,27 +108,7 @@ impl TraceService for Seen {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut seen = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        for of_process in request.into_inner().resource_spans {
-            let process = attributes(of_process.resource.unwrap_or_default().attributes);
-            let service = match process.get("service.name") {
-                Some(Value::StringValue(name)) => name.clone(),
-                _ => String::new(),
-            };
-            let spans = of_process.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            seen.extend(spans.map(|span| Span {
-                service: service.clone(),
-                kind: span.kind(),
-                name: span.name,
-                trace: span.trace_id,
-                id: span.span_id,
-                parent: span.parent_span_id,
-                links: span.links.into_iter().map(|link| (link.trace_id, link.span_id)).collect(),
-                begin_ns: span.start_time_unix_nano,
-                end_ns: span.end_time_unix_nano,
-                attributes: attributes(span.attributes),
-            }));
-        }
+        self.exports.lock().unwrap_or_else(PoisonError::into_inner).push(request.into_inner());
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
@@ -139,6 +122,30 @@ impl MetricsService for Seen {
         self.numbers.fetch_add(1, Ordering::Relaxed);
         Ok(Response::new(ExportMetricsServiceResponse::default()))
     }
+}
+
+fn spans(export: ExportTraceServiceRequest) -> Vec<Span> {
+    let of_process = |of_process: ResourceSpans| {
+        let process = attributes(of_process.resource.unwrap_or_default().attributes);
+        let service = match process.get("service.name") {
+            Some(Value::StringValue(name)) => name.clone(),
+            _ => String::new(),
+        };
+        let spans = of_process.scope_spans.into_iter().flat_map(|scope| scope.spans);
+        spans.map(move |span| Span {
+            service: service.clone(),
+            kind: span.kind(),
+            name: span.name,
+            trace: span.trace_id,
+            id: span.span_id,
+            parent: span.parent_span_id,
+            links: span.links.into_iter().map(|link| (link.trace_id, link.span_id)).collect(),
+            begin_ns: span.start_time_unix_nano,
+            end_ns: span.end_time_unix_nano,
+            attributes: attributes(span.attributes),
+        })
+    };
+    export.resource_spans.into_iter().flat_map(of_process).collect()
 }
 
 fn attributes(list: Vec<KeyValue>) -> BTreeMap<String, Value> {
