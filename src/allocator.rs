@@ -1,5 +1,5 @@
-//! How long the allocators keep memory that is free: mimalloc, which is Rust's, and the C library's, which is libtorch's.
-#![expect(unsafe_code, reason = "the allocators' options are C functions")]
+//! How long the allocators keep memory that is free: mimalloc, which is Rust's, and the C library's, which is libtorch's. And in which pages.
+#![expect(unsafe_code, reason = "the allocators' options are C functions, and an environment variable is libtorch's")]
 
 use std::ffi::c_long;
 
@@ -9,6 +9,9 @@ const PURGE_DELAY: i32 = 15;
 /// Milliseconds. mimalloc gives back at once all that is free when this time is over, however short it has been free, so it is to be long
 /// beside a step.
 const KEPT_MS: c_long = 60_000;
+
+/// Whether libtorch asks the system for huge pages, for tensors of 2 MiB and more (`c10/core/impl/alloc_cpu.cpp`).
+const HUGE_PAGES: &str = "THP_MEM_ALLOC_ENABLE";
 
 /// Memory that is free goes back to the system after a minute instead of a second, and libtorch's not at all.
 ///
@@ -20,11 +23,18 @@ const KEPT_MS: c_long = 60_000;
 /// each that is large, and takes that of threads from heaps that it shrinks again: a fifth of a small convolutional network's time, more
 /// with two workers in one process, which then wait for each other in the kernel. One heap that does not shrink has none of that. The
 /// environment's `GLIBC_TUNABLES` counts more where it names one of the three.
+///
+/// And libtorch's large tensors have huge pages, where the system allows a program to ask for them: 2 % of that network's time went into looking up
+/// small ones. `THP_MEM_ALLOC_ENABLE=0` in the environment is without.
 pub fn keep_free_memory() {
     // SAFETY: takes two numbers; not thread-safe, and there are no threads yet. Where another allocator is in use nothing comes of it.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MS) }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     keep_free_memory_of_c();
+    if std::env::var_os(HUGE_PAGES).is_none() {
+        // SAFETY: there are no threads that read the environment.
+        unsafe { std::env::set_var(HUGE_PAGES, "1") }
+    }
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

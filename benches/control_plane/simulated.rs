@@ -137,8 +137,23 @@ async fn live(
     };
     let working = async {
         tokio::time::sleep(phase).await;
+        let mut lease = None;
         loop {
-            work(fleet.clone(), incarnation, takes, &held, shared).await?;
+            let (mut asked, mut fleet) = (Instant::now(), fleet.clone());
+            let next = match lease.take() {
+                Some(lease) => work(&mut fleet, incarnation, lease, takes, &held, &mut asked, shared).await?,
+                None => None,
+            };
+            lease = match next {
+                Some(next) => Some(next),
+                None => {
+                    let request = pb::LeaseRequest { incarnation, wait_ms: LEASE_WAIT_MS };
+                    fleet.lease(request).await?.into_inner().lease
+                }
+            };
+            if lease.is_some() {
+                shared.latencies.lock().expect("nobody panics").push(asked.elapsed());
+            }
         }
     };
     tokio::select! {
@@ -147,18 +162,16 @@ async fn live(
     }
 }
 
-/// One lease, from the request to the answered report.
+/// One lease, to the answered report, which may bring the next. `asked` becomes when it was sent.
 async fn work(
-    mut fleet: FleetClient<Channel>,
+    fleet: &mut FleetClient<Channel>,
     incarnation: u64,
+    lease: pb::Lease,
     takes: Duration,
     held: &AtomicU64,
+    asked: &mut Instant,
     shared: &Shared,
-) -> Result<(), tonic::Status> {
-    let asked = Instant::now();
-    let request = pb::LeaseRequest { incarnation, wait_ms: LEASE_WAIT_MS };
-    let Some(lease) = fleet.lease(request).await?.into_inner().lease else { return Ok(()) };
-    let latency = asked.elapsed();
+) -> Result<Option<pb::Lease>, tonic::Status> {
     let Some(Work::Train(train)) = lease.work else {
         return Err(tonic::Status::internal("a lease that is not for training"));
     };
@@ -168,11 +181,11 @@ async fn work(
     }
     let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1 };
     let trained = pb::Trained { microbatches: vec![report; train.count as usize] };
-    let request =
-        pb::CompleteRequest { incarnation, lease: lease.id, result: Some(Report::Trained(trained)) };
-    fleet.complete(request).await?;
+    let result = Some(Report::Trained(trained));
+    let request = pb::CompleteRequest { incarnation, lease: lease.id, result, more: true };
+    *asked = Instant::now();
+    let next = fleet.complete(request).await?.into_inner().next;
     held.store(0, Ordering::Relaxed);
     shared.leases.fetch_add(1, Ordering::Relaxed);
-    shared.latencies.lock().expect("nobody panics").push(latency);
-    Ok(())
+    Ok(next)
 }

@@ -322,6 +322,21 @@ impl Books {
         Ok(true)
     }
 
+    /// The same, with the next work for whoever wants more, when there is some at once.
+    pub(crate) fn complete_and_go_on(
+        &mut self,
+        now: Now,
+        request: pb::CompleteRequest,
+    ) -> Result<(bool, Option<pb::Lease>), Failure> {
+        let (worker, more) = (IncarnationId(request.incarnation), request.more);
+        let accepted = self.complete(now, request)?;
+        let next = match more.then(|| self.lease(now, worker)).transpose()? {
+            Some(Answer::Lease(lease)) => Some(lease),
+            Some(Answer::Wait(_)) | None => None,
+        };
+        Ok((accepted, next))
+    }
+
     pub(crate) fn fail(&mut self, now: Now, request: &pb::FailRequest) -> Result<(), Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         let who = format!("worker `{}`", self.fleet.member(worker)?.process.name);

@@ -213,7 +213,7 @@ impl Dispatcher {
         }
         // Many may ask with the same answer, each after a look at all runs.
         let idle = self.held_by(worker).is_empty() && held_elsewhere < HELD_MAX;
-        let expected = self.speeds.usual().map(|usual| self.speeds.expected(worker, usual));
+        let expected = self.speeds.usual().map(|usual| self.speeds.of(worker, usual).expected);
         if let Some(known) = self.no_copies.as_ref().filter(|_| idle)
             && (known.expected, known.speeds) == (expected, self.speeds.changes())
             && known.until.is_none_or(|until| now < until)

@@ -1,4 +1,5 @@
-//! Fetches work ahead: always one request at the master, and everything a lease needs made ready before the loop sees it.
+//! Fetches work ahead: always one request at the master, beside what comes with the answers to reports, and everything a lease needs made
+//! ready before the loop sees it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(crate) struct Fetcher {
     master: MasterClient,
     session: Session,
     held: Held,
+    /// Leases that came with the answer to a report.
+    granted: mpsc::UnboundedReceiver<(IncarnationId, pb::Lease)>,
     arrivals: mpsc::Sender<Work>,
     jobs: BTreeMap<JobId, Arc<Job>>,
     known_master: Option<u64>,
@@ -58,6 +61,7 @@ impl Fetcher {
         master: MasterClient,
         session: Session,
         held: Held,
+        granted: mpsc::UnboundedReceiver<(IncarnationId, pb::Lease)>,
         arrivals: mpsc::Sender<Work>,
     ) -> Self {
         let (jobs, known_master, readers) = (BTreeMap::new(), None, JoinSet::new());
@@ -70,6 +74,7 @@ impl Fetcher {
             master,
             session,
             held,
+            granted,
             arrivals,
             jobs,
             known_master,
@@ -87,7 +92,7 @@ impl Fetcher {
                 self.jobs.clear();
             }
             let master = self.master.clone();
-            let task = tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty);
+            let task = task_span();
             let asking = tracing::debug_span!(target: TARGET, parent: &task, "lease", otel.kind = "client");
             let lease = master.lease(incarnation).instrument(asking);
             tokio::pin!(lease);
@@ -100,15 +105,15 @@ impl Fetcher {
                         let reply = replies.borrow_and_update().clone();
                         self.on_reply(&reply);
                     }
+                    Some((incarnation, lease)) = self.granted.recv() => {
+                        self.on_lease(incarnation, lease, task_span()).await;
+                    }
                 }
             };
             while self.readers.try_join_next().is_some() {}
             match lease {
                 Ok(None) => {}
-                Ok(Some(lease)) => {
-                    task.record("job", lease.job).record("lease", lease.id);
-                    self.on_lease(incarnation, lease, task).await;
-                }
+                Ok(Some(lease)) => self.on_lease(incarnation, lease, task).await,
                 Err(error) => {
                     tracing::debug!(reason = %error, "no lease");
                     tokio::time::sleep(PAUSE).await;
@@ -124,6 +129,7 @@ impl Fetcher {
 
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
+        span.record("job", lease.job).record("lease", lease.id);
         self.held.insert(incarnation, id);
         match self.prepare(lease).await {
             Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task, span }).await),
@@ -224,4 +230,9 @@ impl Fetcher {
         }
         Ok(job)
     }
+}
+
+/// What the timeline shows of a lease, from asking for it on.
+fn task_span() -> Span {
+    tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty)
 }

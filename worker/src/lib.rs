@@ -20,6 +20,7 @@ pub mod model;
 mod near;
 mod other_tasks;
 pub mod ps_client;
+mod reporter;
 mod task_loop;
 mod trainer;
 pub mod weights;

@@ -66,20 +66,20 @@ impl MasterClient {
         Ok((placement, reply.restoring))
     }
 
-    /// Reports a finished task; false when the lease had ended.
+    /// Reports a finished task. The answer says whether the lease was still good, and may bring the next work.
     pub(crate) async fn complete(
         &self,
         incarnation: IncarnationId,
         lease: LeaseId,
         result: pb::complete_request::Result,
-    ) -> Result<bool> {
-        let request =
-            pb::CompleteRequest { incarnation: incarnation.get(), lease: lease.get(), result: Some(result) };
+    ) -> Result<pb::CompleteReply> {
+        let (incarnation, lease) = (incarnation.get(), lease.get());
+        let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: true };
         let reply = self.call("complete", |mut fleet| {
             let request = request.clone();
             async move { fleet.complete(request).await }
         });
-        Ok(reply.await?.accepted)
+        reply.await
     }
 
     /// Reports a task that could not be done.

@@ -34,13 +34,10 @@ use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::model::Registry;
 use crate::ps_client::Connector;
+use crate::reporter::Reporter;
 use crate::trainer::{self, Piece};
 use crate::weights::Weights;
 use crate::{engine, other_tasks};
-
-/// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
-/// knows none, so it reports only when nobody else has done so meanwhile.
-const LOSSES_COME: Duration = Duration::from_millis(200);
 
 /// What others see of a running worker.
 #[derive(Clone, Debug)]
@@ -91,6 +88,7 @@ pub async fn run(
     let master = MasterClient::new(fleet, master_url, seed);
     let held = Held::new(session.clone());
     let (arrivals_tx, arrivals) = mpsc::channel(16);
+    let (granted_tx, granted) = mpsc::unbounded_channel();
     let fetcher = Fetcher::new(
         &options,
         device,
@@ -99,12 +97,13 @@ pub async fn run(
         master.clone(),
         session.clone(),
         held.clone(),
+        granted,
         arrivals_tx,
     );
     let permits = Arc::new(Semaphore::new(options.pushes_in_flight_max));
     let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
     let work = TaskLoop {
-        master,
+        reporter: Reporter { master, held: held.clone(), granted: granted_tx },
         connector,
         held: held.clone(),
         arrivals,
@@ -234,7 +233,7 @@ enum Progress {
 }
 
 struct TaskLoop {
-    master: MasterClient,
+    reporter: Reporter,
     connector: Connector,
     held: Held,
     arrivals: mpsc::Receiver<Work>,
@@ -318,18 +317,19 @@ impl TaskLoop {
             Task::Train(_) => unreachable!("training goes piece by piece"),
             Task::Index(index) => index.run().await,
             Task::Init(job, task) => {
-                other_tasks::init(&job, &task, &self.master, incarnation, lease, &self.connector).await
+                let master = &self.reporter.master;
+                other_tasks::init(&job, &task, master, incarnation, lease, &self.connector).await
             }
             Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task).await,
             Task::Export(job, task) => {
-                other_tasks::export(&job, &task, &self.master, incarnation, lease).await
+                other_tasks::export(&job, &task, &self.reporter.master, incarnation, lease).await
             }
         }
     }
 
     /// Tells the master how a lease ended. An error that means that *this worker* cannot go on is kept instead.
     async fn report(&mut self, incarnation: IncarnationId, lease: LeaseId, result: Result<Report>) {
-        if let Err(error) = report(&self.master, &self.held, incarnation, lease, result).await {
+        if let Err(error) = self.reporter.report(incarnation, lease, result).await {
             self.broken = Some(error);
         }
     }
@@ -476,8 +476,7 @@ impl TaskLoop {
         match work.task {
             Task::Train(train) if train.next == train.end => {
                 self.metrics.leases.add(1);
-                let (master, held) = (self.master.clone(), self.held.clone());
-                let finishing = finish(master, held, work.incarnation, work.lease, train);
+                let finishing = self.reporter.clone().finish(work.incarnation, work.lease, train);
                 self.finishers.spawn(finishing.instrument(work.span));
             }
             _ => drop(self.ready.insert(work.urgency(), work)),
@@ -510,84 +509,9 @@ impl TaskLoop {
     }
 
     async fn release(&self, incarnation: IncarnationId, lease: LeaseId, done: Vec<pb::MicrobatchReport>) {
-        if let Err(error) = self.master.release(incarnation, lease, done).await {
+        if let Err(error) = self.reporter.master.release(incarnation, lease, done).await {
             tracing::warn!(%lease, reason = %error, "the master did not take this lease back; it expires");
         }
         self.held.remove(lease);
     }
-}
-
-/// Waits for the pushes of a lease and reports it.
-async fn finish(
-    master: MasterClient,
-    held: Held,
-    incarnation: IncarnationId,
-    lease: LeaseId,
-    mut train: Train,
-) -> Result<()> {
-    let pushing = async {
-        let mut result = Ok(());
-        while let Some(pushed) = train.pushes.join_next().await {
-            let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
-            result = result.and(pushed);
-        }
-        result
-    };
-    let reports = train.reports;
-    let unknown = reports.iter().any(|report| report.samples == 0);
-    let result = async {
-        let result = pushing.await;
-        if unknown && result.is_ok() {
-            tokio::time::sleep(LOSSES_COME).await;
-        }
-        result
-    };
-    let result = tokio::select! {
-        biased;
-        result = result => result,
-        () = held.lost(lease) => return Ok(()),
-    };
-    let result = result.map(|()| Report::Trained(pb::Trained { microbatches: reports }));
-    report(&master, &held, incarnation, lease, result).await
-}
-
-/// Tells the master how a lease ended: done, or failed with the error. What is no longer wanted is nobody's failure.
-///
-/// # Errors
-/// The error, when it is this worker that cannot go on: a ps stays unreachable, or the master.
-async fn report(
-    master: &MasterClient,
-    held: &Held,
-    incarnation: IncarnationId,
-    lease: LeaseId,
-    result: Result<Report>,
-) -> Result<()> {
-    let reported = match result {
-        Ok(report) => master.complete(incarnation, lease, report).await.map(|accepted| {
-            tracing::debug!(%lease, accepted, "task reported");
-        }),
-        Err(error) => Err(error),
-    };
-    let reported = match reported {
-        Err(error) if error.is_fenced() => {
-            tracing::info!(%lease, reason = %error, "this work is no longer wanted");
-            Ok(())
-        }
-        Err(error) if error.is_not_yet() => {
-            tracing::info!(%lease, reason = %error, "handing this work back until it can be done");
-            master.release(incarnation, lease, Vec::new()).await.or_else(forgive_fenced)
-        }
-        Err(error) if !error.is_unreachable() => {
-            tracing::warn!(%lease, reason = %error, "task failed");
-            master.fail(incarnation, lease, &error).await.or_else(forgive_fenced)
-        }
-        reported => reported,
-    };
-    held.remove(lease);
-    reported
-}
-
-/// A master that no longer knows this incarnation has given its leases to others: nothing to mend.
-fn forgive_fenced(error: Error) -> Result<()> {
-    if error.is_fenced() { Ok(()) } else { Err(error) }
 }

@@ -14,8 +14,11 @@
 //!
 //! Nobody waits for ever: who is silent, with a lease or without one, is expected to stay silent for as long again. So the
 //! level rises until it reaches whoever asks, and a slow worker gets everything when the fast ones are gone.
+//!
+//! Of a large fleet a sample is looked at, each worker of it in place of several.
 
 use super::*;
+use crate::speeds::Known;
 
 /// A microbatch's time while nothing is known; any length will do, for only proportions count.
 const UNKNOWN: Duration = Duration::from_secs(1);
@@ -34,8 +37,8 @@ impl Dispatcher {
         let left = returned.map(|(&first, returned)| returned.end.min(window.end) - first).sum::<u64>()
             + window.end.saturating_sub(self.next);
         let usual = self.speeds.usual().unwrap_or(UNKNOWN);
-        let begin = nanos(self.free(now, worker, &window, usual));
-        let time = nanos(self.speeds.expected(worker, usual));
+        let own = self.speeds.of(worker, usual);
+        let (begin, time) = (nanos(self.free(now, &own, &window)), nanos(own.expected));
         // A small one shows how fast it is.
         let most = if self.speeds.is_newcomer(worker) { most.min(1) } else { most }.min(left);
         let reaches = |part: u64| {
@@ -55,17 +58,16 @@ impl Dispatcher {
 
     /// Whether all together can do `left` microbatches until `end`, in nanoseconds from now, each from when it is free.
     fn is_done_by(&self, now: Duration, end: u64, left: u64, window: &Range<u64>, usual: Duration) -> bool {
-        // Nobody is free before the first nanosecond.
         let Some(longest) = end.checked_sub(1) else { return left == 0 };
-        let at_most = Duration::from_nanos(longest);
-        // Mostly that is enough to know; to look at each of thousands of workers for each lease is not cheap.
-        if self.speeds.capacity(at_most, usual) < left {
+        // Nobody is free before the first nanosecond. Mostly that is enough to know, and costs less than a look at what each holds.
+        if self.speeds.capacity(Duration::from_nanos(longest), usual) < left {
             return false;
         }
+        let (each, sample) = self.speeds.sample(usual);
         let mut done = 0;
-        self.speeds.each_within(at_most, usual).any(|(worker, expected)| {
-            let begin = nanos(self.free(now, worker, window, usual));
-            done += end.saturating_sub(begin) / nanos(expected);
+        sample.into_iter().any(|one| {
+            let begin = nanos(self.free(now, &one, window));
+            done += each * (end.saturating_sub(begin) / nanos(one.expected));
             done >= left
         })
     }
@@ -82,31 +84,23 @@ impl Dispatcher {
 
     /// When a worker is free: how long it is busy with what it holds of these microbatches, or for how long it has been silent. What
     /// it holds before them does not count: they begin when that is done.
-    fn free(&self, now: Duration, worker: IncarnationId, window: &Range<u64>, usual: Duration) -> Duration {
-        let Some(held) = self.held.get(&worker) else { return self.speeds.silence(now, worker) };
+    fn free(&self, now: Duration, worker: &Known, window: &Range<u64>) -> Duration {
+        let Some(held) = self.held.get(&worker.worker) else { return worker.silence(now) };
         let mut backlog = Duration::ZERO;
         for &first in held {
             let run = &self.runs[&first];
             if first >= window.end || run.end <= window.start {
                 continue;
             }
-            let grant = run.holders.iter().find(|grant| grant.worker == worker).expect("it holds the run");
+            let grant = run.holders.iter().find(|grant| grant.worker == worker.worker);
+            let grant = grant.expect("it holds the run");
             // It computes one after the other, so the age of all but the first means nothing.
             backlog += match backlog.is_zero() {
-                true => self.rest(now, first, run, grant, usual),
-                false => times(self.speeds.expected(worker, usual), run.end - first),
+                true => rest(now, worker, first, run, grant),
+                false => times(worker.expected, run.end - first),
             };
         }
         backlog
-    }
-
-    /// How much longer this holder is expected to take.
-    fn rest(&self, now: Duration, first: u64, run: &Run, grant: &Grant, usual: Duration) -> Duration {
-        let expected = times(self.speeds.expected(grant.worker, usual), run.end - first);
-        let Some(begun) = self.begun(run, grant) else { return expected };
-        let age = now.saturating_sub(begun);
-        let late = age.saturating_sub(times(self.speeds.worst(grant.worker, usual), run.end - first));
-        expected.saturating_sub(age).max(late)
     }
 
     /// When a copy of this run by `worker` pays, if it does not at once, and how much longer its holder will take.
@@ -118,18 +112,20 @@ impl Dispatcher {
     ) -> Option<(Duration, Duration)> {
         let run = &self.runs[&first];
         let [holder] = run.holders.as_slice() else { return None };
-        let begun = self.begun(run, holder)?;
+        let usual = self.speeds.usual();
+        let known = self.speeds.of(holder.worker, usual.unwrap_or(UNKNOWN));
+        let begun = begun(run, holder, &known)?;
         if holder.worker == worker {
             return None;
         }
-        let Some(usual) = self.speeds.usual() else {
+        let Some(usual) = usual else {
             // Nobody knows what is slow.
             return Some((begun + self.limits.lease, now.saturating_sub(begun)));
         };
         let len = run.end - first;
-        let own = times(self.speeds.expected(worker, usual), len);
-        let rest = self.rest(now, first, run, holder, usual);
-        let late = begun + times(self.speeds.worst(holder.worker, usual), len);
+        let own = times(self.speeds.of(worker, usual).expected, len);
+        let rest = rest(now, &known, first, run, holder);
+        let late = begun + times(known.worst, len);
         Some((if rest > own { now } else { late + own + Duration::from_nanos(1) }, rest))
     }
 
@@ -143,12 +139,13 @@ impl Dispatcher {
         let len = u32::try_from(run.end - first).unwrap_or(u32::MAX);
         let usual = self.speeds.usual();
         for grant in &run.holders {
-            let age = now.saturating_sub(self.begun(run, grant).unwrap_or(grant.granted));
+            let known = self.speeds.of(grant.worker, usual.unwrap_or(UNKNOWN));
+            let age = now.saturating_sub(begun(run, grant, &known).unwrap_or(grant.granted));
             let time = age / len;
             if grant.lease == winner {
                 self.speeds.completed(now, grant.worker, time);
             } else {
-                let late = usual.is_some_and(|usual| time > self.speeds.worst(grant.worker, usual));
+                let late = usual.is_some() && time > known.worst;
                 self.speeds.beaten(now, grant.worker, late.then_some(time));
             }
         }
@@ -168,11 +165,20 @@ impl Dispatcher {
     pub(super) fn ahead(&self) -> u64 {
         self.delay.map_or(LOOK_AHEAD, u64::from)
     }
+}
 
-    /// When a holder began; `None`: it waits for weights.
-    fn begun(&self, run: &Run, grant: &Grant) -> Option<Duration> {
-        Some(run.ready?.max(grant.granted).max(self.speeds.freed(grant.worker)))
-    }
+/// How much longer this holder is expected to take.
+fn rest(now: Duration, holder: &Known, first: u64, run: &Run, grant: &Grant) -> Duration {
+    let expected = times(holder.expected, run.end - first);
+    let Some(begun) = begun(run, grant, holder) else { return expected };
+    let age = now.saturating_sub(begun);
+    let late = age.saturating_sub(times(holder.worst, run.end - first));
+    expected.saturating_sub(age).max(late)
+}
+
+/// When this holder began; `None`: it waits for weights.
+fn begun(run: &Run, grant: &Grant, holder: &Known) -> Option<Duration> {
+    Some(run.ready?.max(grant.granted).max(holder.freed))
 }
 
 fn nanos(duration: Duration) -> u64 {

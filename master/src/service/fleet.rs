@@ -118,12 +118,15 @@ impl Fleet for FleetService {
     ) -> Result<Response<pb::CompleteReply>, Status> {
         let request = request.into_inner();
         let (incarnation, lease) = (request.incarnation, request.lease);
-        let accepted = match request.result {
-            Some(Report::Exported(_)) => self.complete_export(request)?,
-            _ => self.shared.act(|books, now| books.complete(now, request))?,
+        let (accepted, next) = match request.result {
+            Some(Report::Exported(_)) => (self.complete_export(request)?, None),
+            _ => self.shared.act(|books, now| books.complete_and_go_on(now, request))?,
         };
         tracing::debug!(incarnation, lease, accepted, "task completed");
-        Ok(Response::new(pb::CompleteReply { accepted }))
+        if let Some(next) = &next {
+            tell_granted(incarnation, next);
+        }
+        Ok(Response::new(pb::CompleteReply { accepted, next }))
     }
 
     async fn fail(&self, request: Request<pb::FailRequest>) -> Result<Response<pb::FailReply>, Status> {

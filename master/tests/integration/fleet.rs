@@ -70,11 +70,34 @@ async fn a_report_of_a_lease_that_ended_is_not_accepted() {
     let mut b = Worker::join(&cluster, "b").await;
     let again = b.lease().await;
     assert_eq!((again.work, again.attempt), (next.work, 2));
-    let request = pb::CompleteRequest { incarnation, lease: next.id, result: Some(trained(first, count)) };
+    let report = Some(trained(first, count));
+    let request = pb::CompleteRequest { incarnation, lease: next.id, result: report, more: true };
     let failure = Failure::from(fleet.complete(request).await.unwrap_err());
     assert!(failure.kind == Kind::Fenced && failure.message.contains("register again"), "{failure}");
     let metrics = cluster.master.metrics();
     assert_eq!((metrics.reports_late, metrics.leases_expired), (1, 1));
+}
+
+#[tokio::test]
+async fn the_answer_to_a_report_brings_the_next_work() {
+    let (cluster, _ps, mut a, first) = training(&job(|_| ())).await;
+    let done = |lease: &pb::Lease| {
+        let (first, count) = microbatches(lease);
+        trained(first, count)
+    };
+    let answer = a.report(&first, done(&first), true).await.unwrap();
+    let second = answer.next.expect("there is more to train");
+    assert!(answer.accepted && microbatches(&second).0 > microbatches(&first).0, "{first:?} {second:?}");
+    // A repeat changes nothing, and whoever repeats it may still have work: the first answer may be lost.
+    let answer = a.report(&first, done(&first), true).await.unwrap();
+    let third = answer.next.expect("there is more to train");
+    assert!(!answer.accepted && third.id > second.id);
+    // Nobody waits, and nobody gets what was not asked for.
+    assert_eq!(a.report(&second, done(&second), false).await.unwrap().next, None);
+    a.beat(&[&third], true).await;
+    let answer = a.report(&third, done(&third), true).await.unwrap();
+    assert_eq!(answer, pb::CompleteReply { accepted: true, next: None }, "it drains");
+    assert_eq!(cluster.master.metrics().leases_granted, cluster.master.metrics().leases_completed);
 }
 
 #[tokio::test]

@@ -241,9 +241,19 @@ impl Worker {
     }
 
     pub(crate) async fn complete(&mut self, lease: &pb::Lease, report: Report) -> Result<bool, Failure> {
-        let request =
-            pb::CompleteRequest { incarnation: self.incarnation, lease: lease.id, result: Some(report) };
-        Ok(self.fleet.complete(request).await?.into_inner().accepted)
+        Ok(self.report(lease, report, false).await?.accepted)
+    }
+
+    /// Reports a task, and takes `more` work with the answer.
+    pub(crate) async fn report(
+        &mut self,
+        lease: &pb::Lease,
+        report: Report,
+        more: bool,
+    ) -> Result<pb::CompleteReply, Failure> {
+        let (incarnation, lease) = (self.incarnation, lease.id);
+        let request = pb::CompleteRequest { incarnation, lease, result: Some(report), more };
+        Ok(self.fleet.complete(request).await?.into_inner())
     }
 
     pub(crate) async fn fail(

@@ -1,0 +1,113 @@
+//! How a lease ends: its pushes are acknowledged, the master is told, and its answer may bring the next lease.
+
+use std::time::Duration;
+
+use proto::ids::{IncarnationId, LeaseId};
+use proto::pb;
+use proto::pb::complete_request::Result as Report;
+use tokio::sync::mpsc;
+
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::master_client::MasterClient;
+use crate::task_loop::Train;
+
+/// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
+/// knows none, so it reports only when nobody else has done so meanwhile.
+const LOSSES_COME: Duration = Duration::from_millis(200);
+
+/// Tells the master how leases ended. Clones tell the same master.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter {
+    pub(crate) master: MasterClient,
+    pub(crate) held: Held,
+    /// Leases that came with the answer to a report, for the fetcher.
+    pub(crate) granted: mpsc::UnboundedSender<(IncarnationId, pb::Lease)>,
+}
+
+impl Reporter {
+    /// Waits for the pushes of a lease and reports it.
+    ///
+    /// # Errors
+    /// See [`report`](Self::report).
+    pub(crate) async fn finish(
+        self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        mut train: Train,
+    ) -> Result<()> {
+        let pushing = async {
+            let mut result = Ok(());
+            while let Some(pushed) = train.pushes.join_next().await {
+                let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
+                result = result.and(pushed);
+            }
+            result
+        };
+        let reports = train.reports;
+        let unknown = reports.iter().any(|report| report.samples == 0);
+        let result = async {
+            let result = pushing.await;
+            if unknown && result.is_ok() {
+                tokio::time::sleep(LOSSES_COME).await;
+            }
+            result
+        };
+        let result = tokio::select! {
+            biased;
+            result = result => result,
+            () = self.held.lost(lease) => return Ok(()),
+        };
+        let result = result.map(|()| Report::Trained(pb::Trained { microbatches: reports }));
+        self.report(incarnation, lease, result).await
+    }
+
+    /// Tells the master how a lease ended: done, or failed with the error. What is no longer wanted is nobody's failure.
+    ///
+    /// # Errors
+    /// The error, when it is this worker that cannot go on: a ps stays unreachable, or the master.
+    pub(crate) async fn report(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        result: Result<Report>,
+    ) -> Result<()> {
+        let reported = match result {
+            Ok(report) => self.complete(incarnation, lease, report).await,
+            Err(error) => Err(error),
+        };
+        let reported = match reported {
+            Err(error) if error.is_fenced() => {
+                tracing::info!(%lease, reason = %error, "this work is no longer wanted");
+                Ok(())
+            }
+            Err(error) if error.is_not_yet() => {
+                tracing::info!(%lease, reason = %error, "handing this work back until it can be done");
+                self.master.release(incarnation, lease, Vec::new()).await.or_else(forgive_fenced)
+            }
+            Err(error) if !error.is_unreachable() => {
+                tracing::warn!(%lease, reason = %error, "task failed");
+                self.master.fail(incarnation, lease, &error).await.or_else(forgive_fenced)
+            }
+            reported => reported,
+        };
+        self.held.remove(lease);
+        reported
+    }
+
+    async fn complete(&self, incarnation: IncarnationId, lease: LeaseId, report: Report) -> Result<()> {
+        let pb::CompleteReply { accepted, next } = self.master.complete(incarnation, lease, report).await?;
+        tracing::debug!(%lease, accepted, "task reported");
+        if let Some(next) = next {
+            // From now on, for a worker that drains hands back what it holds, also what nobody fetches any more.
+            self.held.insert(incarnation, LeaseId(next.id));
+            let _ = self.granted.send((incarnation, next));
+        }
+        Ok(())
+    }
+}
+
+/// A master that no longer knows this incarnation has given its leases to others: nothing to mend.
+fn forgive_fenced(error: Error) -> Result<()> {
+    if error.is_fenced() { Ok(()) } else { Err(error) }
+}
