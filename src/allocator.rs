@@ -1,5 +1,8 @@
 //! How long the allocators keep memory that is free: mimalloc, which is Rust's, and the C library's, which is libtorch's. And in which pages.
-#![expect(unsafe_code, reason = "the allocators' options are C functions, and an environment variable is libtorch's")]
+#![expect(
+    unsafe_code,
+    reason = "the allocators' options are C functions, and an environment variable is libtorch's"
+)]
 
 use std::ffi::c_long;
 

@@ -207,7 +207,8 @@ fn a_look_at_a_part_of_a_large_fleet_is_enough() {
     for (delay, least) in [(Some(0), 0.5), (Some(1), 0.75), (None, 0.78)] {
         for noise in [0, 30] {
             // Of every ten workers one takes two times as long and one ten times: they work as 8.6 would.
-            let slower: Vec<_> = (0..150).map(|worker| [1, 1, 1, 2, 1, 1, 1, 10, 1, 1][worker % 10]).collect();
+            let slower: Vec<_> =
+                (0..150).map(|worker| [1, 1, 1, 2, 1, 1, 1, 10, 1, 1][worker % 10]).collect();
             let mut fleet = Fleet::new(2400, 10, delay, &slower);
             fleet.noise = noise;
             let (throughput, most) = (fleet.throughput(), 0.86 * 150.0 * 100.0);

@@ -81,23 +81,23 @@ async fn a_report_of_a_lease_that_ended_is_not_accepted() {
 #[tokio::test]
 async fn the_answer_to_a_report_brings_the_next_work() {
     let (cluster, _ps, mut a, first) = training(&job(|_| ())).await;
-    let done = |lease: &pb::Lease| {
-        let (first, count) = microbatches(lease);
-        trained(first, count)
-    };
-    let answer = a.report(&first, done(&first), true).await.unwrap();
-    let second = answer.next.expect("there is more to train");
-    assert!(answer.accepted && microbatches(&second).0 > microbatches(&first).0, "{first:?} {second:?}");
-    // A repeat changes nothing, and whoever repeats it may still have work: the first answer may be lost.
-    let answer = a.report(&first, done(&first), true).await.unwrap();
-    let third = answer.next.expect("there is more to train");
+    let trained = a.work(&first).await;
+    let answer = a.report(&first, trained.clone(), true).await.unwrap();
+    let second = answer.next.expect("the first epoch is to be measured");
+    assert!(answer.accepted && second.id > first.id, "{first:?} {second:?}");
+    // A repeat changes nothing, but whoever repeats it may still have work: the first answer may be lost.
+    let answer = a.report(&first, trained, true).await.unwrap();
+    let third = answer.next.expect("the second epoch is to be measured");
     assert!(!answer.accepted && third.id > second.id);
-    // Nobody waits, and nobody gets what was not asked for.
-    assert_eq!(a.report(&second, done(&second), false).await.unwrap().next, None);
+    // Nobody gets what was not asked for.
+    let measured = a.work(&second).await;
+    assert_eq!(a.report(&second, measured, false).await.unwrap().next, None);
+    let measured = a.work(&third).await;
     a.beat(&[&third], true).await;
-    let answer = a.report(&third, done(&third), true).await.unwrap();
+    let answer = a.report(&third, measured, true).await.unwrap();
     assert_eq!(answer, pb::CompleteReply { accepted: true, next: None }, "it drains");
-    assert_eq!(cluster.master.metrics().leases_granted, cluster.master.metrics().leases_completed);
+    let metrics = cluster.master.metrics();
+    assert_eq!(metrics.leases_granted, metrics.leases_completed);
 }
 
 #[tokio::test]

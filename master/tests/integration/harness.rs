@@ -288,7 +288,13 @@ impl Worker {
 
     /// Does a task as a real worker would, as far as the master can see.
     pub(crate) async fn do_task(&mut self, lease: &pb::Lease) {
-        let report = match lease.work.as_ref().expect("work") {
+        let report = self.work(lease).await;
+        assert!(self.complete(lease, report).await.expect("a good report"), "{lease:?}");
+    }
+
+    /// The same up to the report.
+    pub(crate) async fn work(&mut self, lease: &pb::Lease) -> Report {
+        match lease.work.as_ref().expect("work") {
             Work::Index(_) => {
                 let found =
                     pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
@@ -317,8 +323,7 @@ impl Worker {
                 Report::Exported(pb::Exported { artifacts: vec![describe(files[0].0, files[0].1)] })
             }
             Work::Predict(_) => panic!("no master sends it"),
-        };
-        assert!(self.complete(lease, report).await.expect("a good report"), "{lease:?}");
+        }
     }
 
     /// Does everything until there is work of training, which is answered.
