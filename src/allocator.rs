@@ -34,10 +34,18 @@ pub fn keep_free_memory() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MS) }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     keep_free_memory_of_c();
-    if std::env::var_os(HUGE_PAGES).is_none() {
-        // SAFETY: there are no threads that read the environment.
-        unsafe { std::env::set_var(HUGE_PAGES, "1") }
+    if !crate::config::is_set(HUGE_PAGES) {
+        ask_for_huge_pages();
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "libtorch has no other way, and nobody reads the environment yet"
+)]
+fn ask_for_huge_pages() {
+    // SAFETY: there are no threads that read the environment.
+    unsafe { std::env::set_var(HUGE_PAGES, "1") }
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

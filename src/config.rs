@@ -50,6 +50,11 @@ pub(crate) fn c_tunables() -> String {
     std::env::var("GLIBC_TUNABLES").unwrap_or_default()
 }
 
+/// Whether the environment has a variable, which somebody else reads.
+pub(crate) fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some()
+}
+
 /// What is no number above zero counts as not set, as OpenTelemetry wants it.
 fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
     let number = |name: &str| get(name)?.trim().parse::<u32>().ok().filter(|&number| number > 0);

@@ -106,14 +106,20 @@ impl Fetcher {
                         self.on_reply(&reply);
                     }
                     Some((incarnation, lease)) = self.granted.recv() => {
-                        self.on_lease(incarnation, lease, task_span()).await;
+                        // It may have been taken back since it came.
+                        if self.held.has(LeaseId(lease.id)) {
+                            self.on_lease(incarnation, lease, task_span()).await;
+                        }
                     }
                 }
             };
             while self.readers.try_join_next().is_some() {}
             match lease {
                 Ok(None) => {}
-                Ok(Some(lease)) => self.on_lease(incarnation, lease, task).await,
+                Ok(Some(lease)) => {
+                    self.held.insert(incarnation, LeaseId(lease.id));
+                    self.on_lease(incarnation, lease, task).await;
+                }
                 Err(error) => {
                     tracing::debug!(reason = %error, "no lease");
                     tokio::time::sleep(PAUSE).await;
@@ -130,7 +136,6 @@ impl Fetcher {
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
         span.record("job", lease.job).record("lease", lease.id);
-        self.held.insert(incarnation, id);
         match self.prepare(lease).await {
             Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task, span }).await),
             Err(error) => {
