@@ -25,6 +25,7 @@ use crate::master_client::MasterClient;
 use crate::model::Registry;
 use crate::other_tasks::Index;
 use crate::ps_client::Connector;
+use crate::reporter::Granted;
 use crate::task_loop::{Task, Train, Work};
 
 /// Wait before asking again after an answer that no retry mends (the session re-registers meanwhile).
@@ -40,7 +41,7 @@ pub(crate) struct Fetcher {
     session: Session,
     held: Held,
     /// Leases that came with the answer to a report.
-    granted: mpsc::UnboundedReceiver<(IncarnationId, pb::Lease)>,
+    granted: mpsc::UnboundedReceiver<Granted>,
     arrivals: mpsc::Sender<Work>,
     jobs: BTreeMap<JobId, Arc<Job>>,
     known_master: Option<u64>,
@@ -61,7 +62,7 @@ impl Fetcher {
         master: MasterClient,
         session: Session,
         held: Held,
-        granted: mpsc::UnboundedReceiver<(IncarnationId, pb::Lease)>,
+        granted: mpsc::UnboundedReceiver<Granted>,
         arrivals: mpsc::Sender<Work>,
     ) -> Self {
         let (jobs, known_master, readers) = (BTreeMap::new(), None, JoinSet::new());
@@ -105,10 +106,12 @@ impl Fetcher {
                         let reply = replies.borrow_and_update().clone();
                         self.on_reply(&reply);
                     }
-                    Some((incarnation, lease)) = self.granted.recv() => {
+                    Some(Granted { incarnation, lease, after }) = self.granted.recv() => {
                         // It may have been taken back since it came.
                         if self.held.has(LeaseId(lease.id)) {
-                            self.on_lease(incarnation, lease, task_span()).await;
+                            let task = task_span();
+                            task.record("after", after.get());
+                            self.on_lease(incarnation, lease, task).await;
                         }
                     }
                 }
@@ -239,5 +242,5 @@ impl Fetcher {
 
 /// What the timeline shows of a lease, from asking for it on.
 fn task_span() -> Span {
-    tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty)
+    tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty, after = Empty)
 }

@@ -21,8 +21,17 @@ const LOSSES_COME: Duration = Duration::from_millis(200);
 pub(crate) struct Reporter {
     pub(crate) master: MasterClient,
     pub(crate) held: Held,
-    /// Leases that came with the answer to a report, for the fetcher.
-    pub(crate) granted: mpsc::UnboundedSender<(IncarnationId, pb::Lease)>,
+    /// For the fetcher.
+    pub(crate) granted: mpsc::UnboundedSender<Granted>,
+}
+
+/// A lease that came with the answer to a report.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) lease: pb::Lease,
+    /// The lease that was reported.
+    pub(crate) after: LeaseId,
 }
 
 impl Reporter {
@@ -101,7 +110,7 @@ impl Reporter {
         if let Some(next) = next {
             // From now on, for a worker that drains hands back what it holds, also what nobody fetches any more.
             self.held.insert(incarnation, LeaseId(next.id));
-            let _ = self.granted.send((incarnation, next));
+            let _ = self.granted.send(Granted { incarnation, lease: next, after: lease });
         }
         Ok(())
     }
