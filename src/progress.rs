@@ -91,7 +91,8 @@ fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
 /// Every other event on a line of its own.
 fn line(kind: &Kind) -> Option<String> {
     Some(match kind {
-        Kind::Train(_) => return None,
+        // A warning says what was lost, and the next line of training where it stands.
+        Kind::Train(_) | Kind::Rewind(_) => return None,
         Kind::State(state) => state_with_reason(state.state, &state.reason),
         Kind::Evaluation(evaluation) => format!(
             "epoch {} done, validation: {} ({}, step {})",

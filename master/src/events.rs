@@ -52,6 +52,11 @@ impl EventLog {
         self.events.iter().skip(skip).take(count).cloned().collect()
     }
 
+    /// What `of` makes of the newest event that it makes something of.
+    pub(crate) fn newest<T>(&self, of: impl Fn(&Kind) -> Option<T>) -> Option<T> {
+        self.events.iter().rev().find_map(|event| of(event.kind.as_ref()?))
+    }
+
     /// Events that were appended since the last call, to write them down.
     pub(crate) fn take(&mut self) -> Vec<pb::Event> {
         let after = std::mem::replace(&mut self.taken, self.newest);

@@ -39,6 +39,11 @@ pub(crate) fn line(event: &pb::Event) -> Option<String> {
             "version": checkpoint.version,
             "bytes": checkpoint.bytes,
         }),
+        Kind::Rewind(rewind) => json!({
+            "event": "rewind",
+            "version": rewind.version,
+            "era": rewind.era,
+        }),
         Kind::State(_) | Kind::Warning(_) => return None,
     };
     Some(value.to_string())
@@ -108,6 +113,11 @@ pub(crate) mod tests {
         assert_eq!(
             line(&event(1, Kind::Fleet(fleet))).unwrap(),
             r#"{"event":"fleet","generation":4,"workers":2,"reason":"worker `b` left"}"#
+        );
+        let rewind = pb::RewindEvent { version: 4, era: 1 };
+        assert_eq!(
+            line(&event(1, Kind::Rewind(rewind))).unwrap(),
+            r#"{"event":"rewind","version":4,"era":1}"#
         );
         assert_eq!(line(&state(1, pb::JobState::Running, "")), None);
     }

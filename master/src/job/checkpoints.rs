@@ -379,6 +379,9 @@ impl Job {
             (_, false) => format!("that part is trained again from {checkpoint}"),
         };
         self.warn(now, message);
+        if canonical && begun {
+            self.tell_rewind(now, version);
+        }
     }
 
     /// Partitions could not load their checkpoint: an older one, or version 0 in the end.

@@ -45,6 +45,11 @@ impl Losses {
         Self { plan, steps, next, newest: None, window: (0, now), samples_per_second: 0.0 }
     }
 
+    /// Steps before this one were told, by an earlier start of the master.
+    pub(super) fn skip_to(&mut self, step: Step) {
+        self.next = self.next.max(step);
+    }
+
     /// Mean loss of the newest complete step.
     pub(super) const fn newest(&self) -> Option<f64> {
         self.newest

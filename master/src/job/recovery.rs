@@ -11,8 +11,9 @@
 //! arrival order only the lost one is, in the same era: the others answer "duplicate" to what they have. Either way the books
 //! are what all ledgers have in common, so there is nothing else to keep or to mend.
 
-use proto::ids::IncarnationId;
+use proto::ids::{IncarnationId, Step, Version};
 use proto::pb;
+use proto::pb::event::Kind as Event;
 use proto::spec::Order;
 use proto::status::Failure;
 
@@ -90,6 +91,7 @@ impl Job {
                 "looking for the newest checkpoint".to_owned()
             }
             (None, true) => {
+                self.tell_rewind(now, Version(0));
                 format!("no checkpoint, so training starts again from version 0 (era {})", self.era)
             }
             (None, false) => "no checkpoint, so that part is trained again from version 0".to_owned(),
@@ -183,7 +185,9 @@ impl Job {
         let skipped = self.on_begun(begun);
         let (measured, trained) = (self.epochs_measured, self.times.training(now));
         let Some(facts) = &self.facts else { return };
+        let told = self.told();
         let mut training = Training::new(&self.spec, facts, limits, trained, &applied, before, measured);
+        training.losses.skip_to(told);
         training.evaluations.skip_to(skipped);
         if resumed {
             self.numbers.samples_before = training.samples_done;
@@ -192,5 +196,22 @@ impl Job {
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);
+    }
+
+    /// In canonical order training goes back to this version, so its steps are told again.
+    pub(super) fn tell_rewind(&mut self, now: Now, version: Version) {
+        let event = pb::RewindEvent { version: version.get(), era: self.era.get() };
+        self.log.append(now.unix_ms, Event::Rewind(event));
+    }
+
+    /// Users know the loss of all steps below this one, also from an earlier start of the master. The ps may have applied fewer: the
+    /// gradients of a step are reported when all of them are there, and applied a moment later.
+    fn told(&self) -> Step {
+        let told = self.log.newest(|event| match event {
+            Event::Train(event) => Some(Step(event.step).next()),
+            Event::Rewind(event) => Some(Step(event.version)),
+            _ => None,
+        });
+        told.unwrap_or_default()
     }
 }

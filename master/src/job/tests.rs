@@ -177,6 +177,15 @@ impl World {
         self.events().into_iter().filter_map(state).collect()
     }
 
+    /// Steps of the training events, in the order in which a user sees them.
+    fn told(&self) -> Vec<u64> {
+        let step = |event| match event {
+            Event::Train(event) => Some(event.step),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(step).collect()
+    }
+
     fn fail(&mut self, worker: usize, lease: &pb::Lease, fatal: bool, diverged_at: Option<u64>) {
         let request =
             pb::FailRequest { message: "boom".to_owned(), fatal, diverged_at, ..Default::default() };

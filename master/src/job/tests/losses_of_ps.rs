@@ -32,14 +32,6 @@ impl World {
         self.events().into_iter().filter_map(step).collect()
     }
 
-    fn told(&self) -> Vec<u64> {
-        let step = |event| match event {
-            Event::Train(event) => Some(event.step),
-            _ => None,
-        };
-        self.events().into_iter().filter_map(step).collect()
-    }
-
     /// Does the `Init` task of a recovery; answers its era and which partitions go where.
     fn initialize_again(&mut self) -> (u64, Vec<String>) {
         let lease = self.lease(0).unwrap_or_else(|| panic!("no work: {}", self.reason()));
@@ -92,6 +84,11 @@ fn in_canonical_order_a_lost_ps_rewinds_all_of_the_job() {
     world.work();
     assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
     assert_eq!((world.measured(), world.told()), (vec![2, 2, 4], vec![0, 1, 0, 1, 2, 3]));
+    let rewind = Event::Rewind(pb::RewindEvent { version: 0, era: 1 });
+    let at = world.events().iter().position(|event| *event == rewind).expect("it is told");
+    let again =
+        world.events().iter().rposition(|event| matches!(event, Event::Train(event) if event.step == 0));
+    assert!(at < again.expect("told again"), "before the curve goes back");
     assert_eq!(world.status().samples_applied, 16);
 }
 
@@ -111,6 +108,7 @@ fn in_arrival_order_only_the_lost_partition_is_trained_again() {
     assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
     assert_eq!(measured, [2]);
     assert_eq!((world.measured(), world.told()), (vec![2, 4], vec![0, 1, 2, 3]), "each once");
+    assert!(!world.events().iter().any(|event| matches!(event, Event::Rewind(_))), "the curve goes on");
 }
 
 #[test]

@@ -47,6 +47,43 @@ fn training_goes_on_from_what_the_ps_have_applied() {
 }
 
 #[test]
+fn the_curve_of_a_job_does_not_go_back_when_the_ps_are_behind_the_reports() {
+    // A step whose gradients are all there may not be applied yet: it waits for the norms of another ps.
+    for behind in [0, 1, 2] {
+        let mut world = World::training(parse(""), 2);
+        while world.told().len() < 2 {
+            let lease = world.lease(0).expect("work");
+            world.complete(0, &lease, report(&lease));
+        }
+        assert_eq!(world.told(), [0, 1]);
+        world.start_again();
+        world.come_back("p", behind);
+        world.survey(&[behind]);
+        world.work();
+        assert_eq!(world.told(), [0, 1, 2, 3], "the ps had applied {behind} steps");
+    }
+}
+
+#[test]
+fn a_rewind_lets_the_curve_go_back_also_when_the_master_is_started_again_after_it() {
+    let mut world = World::training(parse(""), 2);
+    while world.told().len() < 2 {
+        let lease = world.lease(0).expect("work");
+        world.complete(0, &lease, report(&lease));
+    }
+    world.restart("p");
+    world.start_again();
+    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
+    join(&mut world.fleet, Role::Ps, "p");
+    world.pass(SECOND);
+    world.initialize();
+    world.work();
+    assert_eq!(world.told(), [0, 1, 0, 1, 2, 3]);
+    let rewinds = world.events().into_iter().filter(|event| matches!(event, Event::Rewind(_))).count();
+    assert_eq!(rewinds, 1, "told once");
+}
+
+#[test]
 fn a_ps_that_lost_its_memory_meanwhile_rewinds_the_job() {
     let mut world = World::training(parse(""), 1);
     world.start_again();
