@@ -35,26 +35,40 @@ mod serial;
 mod store;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
+/// Seeds that broke a promise once. A change of the code may send them another way, so what they showed has a unit test too.
+const BROKE_ONCE: [u64; 4] = [771_234_673, 2_000_007, 3_000_054, 5_000_068];
+
+/// The first seed: the one that was asked for, or one that no run had before.
+fn base() -> u64 {
+    number("EBB_SIM_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish() % 1_000_000_000)
+}
+
 #[test]
 fn seeds_keep_both_promises() {
-    let (first, count) = (number("EBB_SIM_SEED").unwrap_or(0), number("EBB_SIM_SEEDS").unwrap_or(200));
-    let kept = match count {
-        1 => seeds::replay(first),
-        _ => seeds::survey(first..first + count),
+    let (first, count) = (base(), number("EBB_SIM_SEEDS").unwrap_or(300));
+    println!(
+        "seeds {first} to {}; these again: cargo xtask sim --seeds {count} --seed {first}",
+        first + count - 1
+    );
+    let kept = match (number("EBB_SIM_SEED"), count) {
+        (Some(seed), 1) => seeds::replay(seed),
+        (Some(_), _) => seeds::survey(first..first + count),
+        (None, _) => seeds::survey(BROKE_ONCE.into_iter().chain(first..first + count)),
     };
     kept.unwrap_or_else(|broken| panic!("{broken}"));
 }
 
 #[test]
 fn a_seed_does_the_same_in_the_same_order_again() {
-    let count = number("EBB_SIM_TWICE").unwrap_or(20);
+    let (first, count) = (base(), number("EBB_SIM_TWICE").unwrap_or(20));
     let mut outcomes = BTreeMap::new();
-    let twice = (0..count).chain(0..count);
+    let twice = (first..first + count).chain(first..first + count);
     let run = seeds::run(twice, |outcome| {
         if let Some(before) = outcomes.get(&outcome.seed) {
             assert_eq!(&outcome, before, "seed {} went another way", outcome.seed);

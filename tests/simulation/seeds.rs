@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{IsTerminal, Write};
-use std::ops::Range;
 use std::process::{Command, Output};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -106,9 +105,10 @@ fn process(seed: u64) -> Command {
     command
 }
 
-/// Runs a range of seeds and shows how far it is; then everything that happened in them.
-pub(crate) fn survey(seeds: Range<u64>) -> Result<(), Broken> {
-    let (begin, count) = (now(), seeds.end - seeds.start);
+/// Runs seeds and shows how far it is; then everything that happened in them.
+pub(crate) fn survey(seeds: impl IntoIterator<Item = u64>) -> Result<(), Broken> {
+    let seeds: Vec<_> = seeds.into_iter().collect();
+    let (begin, count) = (now(), seeds.len() as u64);
     let (mut done, mut shown, mut simulated_ms, mut digest) = (0u64, begin, 0, 0);
     let mut counts = BTreeMap::<String, (u64, u64)>::new();
     run(seeds, |outcome| {

@@ -8,11 +8,11 @@ use crate::workspace;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How many seeds
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = 300)]
     seeds: u64,
-    /// The first seed; with `--seeds 1` it replays one run, with its log
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
+    /// The first seed; with `--seeds 1` it replays one run, with its log. Without it: new seeds, beside those that failed once
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     command
         .args(["test", "--no-default-features", "--test", "simulation", "--", "--nocapture", "seeds"])
         .env("EBB_SIM_SEEDS", args.seeds.to_string())
-        .env("EBB_SIM_SEED", args.seed.to_string())
+        .envs(args.seed.map(|seed| ("EBB_SIM_SEED", seed.to_string())))
         .current_dir(workspace::root());
     if !command.status()?.success() {
         bail!("a simulation failed; the seed is printed above");
