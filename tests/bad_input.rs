@@ -200,9 +200,9 @@ fn an_output_folder_that_cannot_be_written_is_found_before_training() {
 
 #[test]
 fn a_master_that_is_not_there_is_named_after_visible_retries() {
-    // A port that was free a moment ago: nobody listens.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let url = format!("http://127.0.0.1:{port}");
+    // Nobody listens there, and nobody will.
+    let reserved = harness::machine::Reserved::local();
+    let url = format!("http://{}", reserved.address);
     let said = fail(["status", "1", "--master", &url, "--master-timeout", "1s"]);
     assert!(said.contains(&url), "{said}");
 }

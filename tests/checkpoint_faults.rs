@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use harness::{Cluster, ebb, events, fail, model, root, skipped, succeed, text};
+use harness::machine::until;
+use harness::{Cluster, Lacks, ebb, events, fail, model, root, skipped, succeed, text};
 use tempfile::TempDir;
+
+/// Far more than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How long the job trains, and where it saves how often.
 fn sets(url: &Path, epochs: u32, steps: u64) -> Vec<String> {
@@ -213,10 +217,14 @@ fn when_no_checkpoint_is_intact_a_run_says_why_and_leaves_them_alone() {
 
 #[test]
 fn a_running_job_that_must_go_back_takes_the_newest_checkpoint_that_is_intact() {
-    let saved = Saved::new();
     let mut cluster = Cluster::start(2, 1);
     let (out, url) = (cluster.dir.path().join("out"), cluster.dir.path().join("checkpoints"));
-    let sets = sets(&url, 12, 20);
+    // Much longer than the test needs to kill two processes.
+    let sets = sets(&url, 100, 20);
+    let calm = cluster.dir.path().join("calm");
+    let mut undisturbed = ebb(["run", "--workers", "1", "--ps", "2", "--set", "epochs=100", "--out"]);
+    let undisturbed = undisturbed.arg(&calm).arg(root().join("examples/digits/job.toml")).output().unwrap();
+    assert!(undisturbed.status.success(), "{}", text(&undisturbed));
     let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
     let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), &out, &sets);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -247,7 +255,7 @@ fn a_running_job_that_must_go_back_takes_the_newest_checkpoint_that_is_intact() 
             &format!("training goes on from the checkpoint of version {}", number(previous)),
         ],
     );
-    assert!(model(&out) == saved.bits, "other bits than an undisturbed run");
+    assert!(model(&out) == model(&calm), "other bits than an undisturbed run");
 }
 
 /// A small file system in memory; unmounted with its handle.
@@ -264,7 +272,7 @@ impl Tmpfs {
         let mount =
             Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(dir.path()).output();
         if !mount.is_ok_and(|output| output.status.success()) {
-            skipped("mounting a tmpfs needs root; a disk that is really full was not tried");
+            skipped(Lacks::Machine, "mounting a tmpfs needs root; a disk that is really full was not tried");
             return None;
         }
         let filler = File::create(dir.path().join("filler")).unwrap();
@@ -340,11 +348,5 @@ fn on_a_full_disk_training_goes_on_and_saves_again_when_there_is_room() {
             .into_keys()
             .find(|file| !file.ends_with(".safetensors") && !file.ends_with("manifest.json"))
     };
-    for _ in 0..500 {
-        if torn().is_none() {
-            return;
-        }
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-    panic!("{:?} is left of an attempt that failed", torn());
+    until("nothing is left of an attempt that failed", PATIENCE, || torn().is_none());
 }

@@ -21,8 +21,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ebbflow::random::Keyed;
-use harness::machine::{answers, docker_compose, free_address, until};
-use harness::{ebb, events, model, root, skipped, summary, text};
+use harness::machine::{Reserved, answers, docker_compose, until};
+use harness::{Lacks, ebb, events, model, root, skipped, summary, text};
 
 /// All runs.
 const SETTINGS: [&str; 4] = ["--set", "consistency.mode=pipelined", "--set", "fleet.workers.max=8"];
@@ -82,7 +82,7 @@ struct Compose {
 
 impl Compose {
     fn new() -> Self {
-        Self { project: format!("{PROJECT}{}", std::process::id()), publish: free_address() }
+        Self { project: format!("{PROJECT}{}", std::process::id()), publish: Reserved::local().address }
     }
 
     /// The images of this test, by their targets in the Dockerfile.
@@ -239,14 +239,14 @@ fn docker(args: &[&str]) -> String {
 }
 
 /// The image to start from, or why there is none.
-fn base() -> Result<String, String> {
-    if !answers(Command::new("timeout").args(["20", "docker", "version"])) {
-        return Err("no Docker engine answers; nothing of deploy/compose.yaml is tried".to_owned());
+fn base() -> Result<String, (Lacks, String)> {
+    if !answers(Command::new("timeout").args(["60", "docker", "version"])) {
+        let why = "no Docker engine answers; nothing of deploy/compose.yaml is tried";
+        return Err((Lacks::Machine, why.to_owned()));
     }
     if docker_compose().is_none() {
-        return Err(
-            "neither docker-compose nor `docker compose`; nothing of deploy/compose.yaml is tried".to_owned()
-        );
+        let why = "neither docker-compose nor `docker compose`; nothing of deploy/compose.yaml is tried";
+        return Err((Lacks::Package, why.to_owned()));
     }
     let base = std::env::var("EBB_BASE_IMAGE").unwrap_or_else(|_| "ebbflow-base:bookworm".to_owned());
     if answers(Command::new("docker").args(["image", "inspect", &base])) {
@@ -259,9 +259,10 @@ fn base() -> Result<String, String> {
         Ok(output) => {
             let said = text(&output);
             let last = said.lines().last().unwrap_or_default();
-            Err(format!("no image {base}, and deploy/docker/base.sh cannot make it: {last}"))
+            let why = format!("no image {base}, and deploy/docker/base.sh cannot make it: {last}");
+            Err((Lacks::Package, why))
         }
-        Err(error) => Err(format!("deploy/docker/base.sh: {error}")),
+        Err(error) => Err((Lacks::Package, format!("deploy/docker/base.sh: {error}"))),
     }
 }
 
@@ -284,7 +285,7 @@ fn script() -> (u64, Keyed, [Fault; 10]) {
 fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
     let base = match base() {
         Ok(base) => base,
-        Err(why) => return skipped(&why),
+        Err((lacks, why)) => return skipped(lacks, &why),
     };
     sweep();
     let folder = tempfile::tempdir().unwrap();

@@ -63,8 +63,8 @@ impl Disturbed {
             std::thread::park_timeout(Duration::from_millis(5));
         }
         self.told = events(&self.out, "train").len();
-        // Anywhere in a step, a write or a heartbeat.
-        std::thread::park_timeout(Duration::from_millis(self.dice.next_u64() % 300));
+        // Anywhere in a step or a write, and not so long that the job could end.
+        std::thread::park_timeout(Duration::from_millis(self.dice.next_u64() % 30));
     }
 
     fn crash(&mut self, crash: Crash) {
@@ -175,8 +175,9 @@ fn an_interrupted_run_resumes_with_any_number_of_ps_and_the_same_bits() {
 
     let out = folder.path().join("out");
     let mut interrupted = run(&out, &["--ps", "3"]);
-    let child = interrupted.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = interrupted.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     while !out.join("metrics.jsonl").exists() || events(&out, "train").len() < 130 {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before it was interrupted");
         std::thread::park_timeout(Duration::from_millis(5));
     }
     let pid = child.id().to_string();

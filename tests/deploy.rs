@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use harness::machine::{docker_compose, tool};
-use harness::{ebb, root, skipped, text};
+use harness::{Lacks, ebb, root, skipped, text};
 
 /// All files below `deploy/` whose name ends so.
 fn files(ending: &str) -> Vec<PathBuf> {
@@ -59,7 +59,8 @@ fn compose_files_are_valid_alone_and_with_their_overlays() {
     };
     for overlays in [&[][..], &["keys"], &["observability"], &["s3"], &["keys", "observability", "s3"]] {
         let Some(mut command) = config(overlays) else {
-            return skipped("neither docker-compose nor `docker compose`; NOT checked: deploy/compose*.yaml");
+            let what = "neither docker-compose nor `docker compose`; NOT checked: deploy/compose*.yaml";
+            return skipped(Lacks::Package, what);
         };
         let output = command.envs(secrets.map(|secret| (secret, "10001"))).output().unwrap();
         assert!(output.status.success(), "{overlays:?}: {}", text(&output));
@@ -129,7 +130,8 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
     let version: serde_json::Value = serde_json::from_slice(&version.stdout).unwrap_or_default();
     let minor = version["clientVersion"]["minor"].as_str().unwrap_or_default().trim_end_matches('+');
     if minor.parse::<u32>().is_ok_and(|minor| minor < KUBECTL_MINOR) {
-        return skipped(&format!("kubectl 1.{minor} knows no components; NOT checked: {what}"));
+        let what = format!("kubectl 1.{minor} knows no components; NOT checked: {what}");
+        return skipped(Lacks::Package, &what);
     }
     for name in ["base", "overlays/dev", "overlays/gpu", "overlays/ha", "overlays/monitored"] {
         let place = root().join("deploy/kubernetes").join(name);

@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use harness::machine::{find, free_address, has, until};
+use harness::machine::{Reserved, find, has, until};
 use harness::{ebb, root, summary, text};
 
 /// An sshd that knows one key, and the command that reaches it; gone with its handle.
 struct Sshd {
     child: Child,
     ssh: String,
+    _address: Reserved,
 }
 
 impl Sshd {
@@ -32,7 +33,8 @@ impl Sshd {
                 Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path).status();
             assert!(made.unwrap().success());
         }
-        let address = free_address();
+        let reserved = Reserved::local();
+        let address = reserved.address.clone();
         let port = address.rsplit(':').next().unwrap();
         let at = |name: &str| dir.join(name).display().to_string();
         let config = format!(
@@ -54,8 +56,8 @@ impl Sshd {
             at("user"),
             at("known"),
         );
-        let sshd = Self { child, ssh };
-        until("sshd listens", Duration::from_secs(20), || TcpStream::connect(&address).is_ok());
+        let sshd = Self { child, ssh, _address: reserved };
+        until("sshd listens", Duration::from_secs(120), || TcpStream::connect(&address).is_ok());
         Some(sshd)
     }
 }
@@ -105,7 +107,8 @@ impl Drop for Hosts {
 fn a_cluster_over_ssh_goes_up_trains_and_goes_down() {
     let folder = tempfile::tempdir().unwrap();
     let Some(sshd) = Sshd::start(folder.path()) else { return };
-    let (master, ps) = (free_address(), free_address());
+    let reserved = [Reserved::local(), Reserved::local()];
+    let [master, ps] = [&reserved[0].address, &reserved[1].address];
     let hosts = folder.path().join("hosts");
     let lines = format!(
         "# a cluster\nmaster localhost {master}\nps localhost {ps}\n\nworker localhost cpu\nworker localhost cpu\n"
@@ -123,7 +126,7 @@ fn a_cluster_over_ssh_goes_up_trains_and_goes_down() {
     let out = folder.path().join("out");
     let there = hosts.there.join("keys");
     assert!(there.join("worker.key").exists() && !there.join("ca.key").exists());
-    let mut submit = ebb(["submit", "--master", &master, "--follow", "--out"]);
+    let mut submit = ebb(["submit", "--master", master, "--follow", "--out"]);
     // Over TCP, as from another host.
     let output = submit
         .envs(harness::keys::environment(&certs, "anna"))

@@ -15,7 +15,7 @@ const BEFORE: usize = 60;
 /// Checkpoints that no step is due for: what is saved was asked for.
 fn sets(folder: &Path, mode: &str) -> Vec<String> {
     let url = format!("checkpoint.url={}", folder.join("checkpoints").display());
-    let sets = ["epochs=25".to_owned(), mode.to_owned(), url, "checkpoint.every_steps=1000000".to_owned()];
+    let sets = ["epochs=60".to_owned(), mode.to_owned(), url, "checkpoint.every_steps=1000000".to_owned()];
     sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
 }
 
@@ -25,7 +25,7 @@ fn undisturbed(mode: &str) -> Vec<u8> {
     let mut command = ebb(["run", "--workers", "1", "--ps", "1", "--out"]);
     command
         .arg(&out)
-        .args(["--set", "epochs=25", "--set", mode])
+        .args(["--set", "epochs=60", "--set", mode])
         .arg(root().join("examples/digits/job.toml"));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output));

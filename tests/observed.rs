@@ -5,12 +5,13 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use harness::{Cluster, Process, root, summary, text};
+use harness::machine::Reserved;
+use harness::{Cluster, Lacks, Process, root, summary, text};
 
 /// As many as the example's job asks for.
 const PS: usize = 2;
@@ -22,7 +23,7 @@ fn get(url: &str) -> std::io::Result<String> {
     let rest = url.trim_start_matches("http://");
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let mut stream = TcpStream::connect(host)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(120)))?;
     write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -44,7 +45,8 @@ fn numbers(url: &str) -> BTreeMap<String, f64> {
 fn has(program: &str, package: &str) -> bool {
     let there = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if there.is_err() {
-        harness::skipped(&format!("no `{program}` on the PATH; on Debian: apt-get install {package}"));
+        let what = format!("no `{program}` on the PATH; on Debian: apt-get install {package}");
+        harness::skipped(Lacks::Package, &what);
     }
     there.is_ok()
 }
@@ -64,6 +66,7 @@ fn check_with_promtool(exposition: &str) {
 struct Prometheus {
     child: Child,
     url: String,
+    _address: Reserved,
 }
 
 impl Prometheus {
@@ -79,15 +82,16 @@ impl Prometheus {
         );
         let file = folder.join("prometheus.yml");
         std::fs::write(&file, config).unwrap();
-        // It takes no port 0; another process may take this one in between, which the loop below would notice.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // It takes no port 0.
+        let reserved = Reserved::local();
+        let address = &reserved.address;
         let mut command = Command::new("prometheus");
         command.arg(format!("--config.file={}", file.display()));
         command.arg(format!("--storage.tsdb.path={}", folder.join("tsdb").display()));
         command.arg(format!("--web.listen-address={address}"));
         let log = std::fs::File::create(folder.join("prometheus.log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        Self { child, url: format!("http://{address}") }
+        Self { child, url: format!("http://{address}"), _address: reserved }
     }
 
     /// The values of a query, once there are `count` of them and all are above zero.

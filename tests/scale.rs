@@ -5,15 +5,25 @@ mod harness;
 
 use std::time::{Duration, Instant};
 
-use harness::{Cluster, ebb, model, root, text};
+use harness::{Cluster, ebb, example, model, program, root, text};
 use serde_json::Value;
 
 /// Far more than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The settings of both runs.
-const SETTINGS: [&str; 6] =
-    ["--set", "epochs=100", "--set", "consistency.mode=pipelined", "--set", "fleet.ps=1"];
+/// The settings of both runs. A microbatch takes 2 ms at least, so that no machine is done before the test is.
+const SETTINGS: [&str; 10] = [
+    "--set",
+    "epochs=100",
+    "--set",
+    "consistency.mode=pipelined",
+    "--set",
+    "fleet.ps=1",
+    "--set",
+    "model.builtin=paced",
+    "--set",
+    r#"model.options={ of = "mlp", millis = 2, hidden = [128] }"#,
+];
 
 /// A job on a cluster, as its user sees it.
 struct User {
@@ -69,13 +79,14 @@ fn workers(status: &Value) -> (u64, u64) {
 fn scaled_paused_and_resumed_it_trains_the_same_bits() {
     let calm = tempfile::tempdir().unwrap();
     let calm_out = calm.path().join("out");
-    let mut run = ebb(["run", "--workers", "1", "--out"]);
+    let paced = example("oracle");
+    let mut run = program(&paced, ["run", "--workers", "8", "--out"]);
     run.arg(&calm_out).arg(root().join("examples/digits/job.toml")).args(SETTINGS);
     let output = run.output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
 
     let settings = [&SETTINGS[..], &["--set", "fleet.workers.max=2"]].concat();
-    let mut user = User::submit(Cluster::start(1, 0), &settings);
+    let mut user = User::submit(Cluster::of(&paced, 1, 0), &settings);
     // Before there is a worker, so that nothing is done before everything is looked at.
     assert_eq!(user.ask("pause", &[])["status"], "paused");
     user.cluster.add_worker();

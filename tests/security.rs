@@ -4,6 +4,7 @@
 
 mod harness;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harness::keys::{Fortress, environment, make};
-use harness::{Process, ebb, events, model, root, text};
+use harness::{Lacks, Process, ebb, events, model, root, text};
 use proto::artifact::describe;
 use proto::channel::{Channel, Dialer, Purpose};
 use proto::pb;
@@ -103,9 +104,26 @@ fn until(what: &str, mut state: impl FnMut() -> bool) {
     }
 }
 
-/// Lines of a log about somebody who was refused.
+/// After this time a server logs the same refusal again; a second for the two clocks that this is told by.
+const AGAIN: Duration = Duration::from_secs(60 - 1);
+
+/// Lines of a log about somebody who was refused, each kind once. Lines of one kind are a minute apart.
 fn refusals(process: &Process) -> Vec<String> {
-    process.log().lines().filter(|line| line.contains("refused: ")).map(str::to_owned).collect()
+    let mut last = BTreeMap::new();
+    let mut firsts = Vec::new();
+    for line in process.log().lines() {
+        let Some((head, refusal)) = line.split_once("refused: ") else { continue };
+        let kind = refusal.split(" details=").next().unwrap_or_default().to_owned();
+        let at = humantime::parse_rfc3339(head.split_whitespace().next().unwrap()).unwrap();
+        match last.insert(kind, at) {
+            None => firsts.push(line.to_owned()),
+            Some(before) => {
+                let apart = at.duration_since(before).unwrap();
+                assert!(apart >= AGAIN, "logged again after {apart:?}: {line}");
+            }
+        }
+    }
+    firsts
 }
 
 /// What somebody tries who may not.
@@ -136,7 +154,7 @@ fn who_may_not_is_refused_clearly_and_logged_once_while_jobs_give_the_same_bits(
     let with = |name: &str, flag: &str, value: &Path, args: &[&str]| {
         failure(fortress.ebb(name, args.iter().copied()).env(flag, value))
     };
-    let jobs = ["jobs", "--master-timeout", "20s"];
+    let jobs = ["jobs", "--master-timeout", "60s"];
     let plain = fortress.url.replace("https://", "http://");
     let spec = job();
     let submit = ["submit", spec.to_str().unwrap()];
@@ -319,16 +337,19 @@ fn within_a_host_tokens_are_asked_for_and_the_kernel_says_of_which_user_a_proces
 /// Connects to the Unix socket of a server as a user who is not the server's: it is closed without a word.
 fn other_user(address: &str) {
     if !harness::machine::is_root() || harness::machine::find("python3").is_none() {
-        return harness::skipped("another user needs root and python3; its Unix socket is not tried");
+        let what = "another user needs root and python3; its Unix socket is not tried";
+        return harness::skipped(Lacks::Machine, what);
     }
     let script = "import os, socket, sys\n\
         os.setgid(65534); os.setuid(65534)\n\
         stream = socket.socket(socket.AF_UNIX)\n\
-        stream.settimeout(5)\n\
+        stream.settimeout(120)\n\
         stream.connect('\\0ebbflow ' + sys.argv[1])\n\
-        stream.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n')\n\
-        try: sys.exit(len(stream.recv(64)))\n\
-        except ConnectionResetError: pass\n";
+        try:\n\
+        \x20   stream.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n')\n\
+        \x20   sys.exit(len(stream.recv(64)))\n\
+        # Closed before or after its first bytes.\n\
+        except (BrokenPipeError, ConnectionResetError): pass\n";
     let output = Command::new("python3").args(["-c", script, address]).output().unwrap();
     assert!(output.status.success(), "a process of another user is let in: {}", text(&output));
 }
@@ -405,7 +426,7 @@ fn keys_are_replaced_while_a_job_runs_and_the_bits_stay() {
             assert_eq!(shown(&certs, url), expected.as_ref(), "{name}");
         }
         fortress.swap(|dir| copy(&next.join("ca.pem"), &dir.join("ca.pem")));
-        let mut command = fortress.ebb("anna", ["jobs", "--master-timeout", "20s"]);
+        let mut command = fortress.ebb("anna", ["jobs", "--master-timeout", "60s"]);
         let refused = failure(command.envs(old).env("EBB_TLS_CA", next.join("ca.pem")));
         assert!(refused.contains("refused this process's certificate"), "{refused}");
     });
@@ -453,9 +474,9 @@ fn a_crowd_that_says_nothing_and_streams_that_hardly_move_hold_nobody_up() {
     });
     let logged = refusals(&fortress.master);
     let times = |part: &str| logged.iter().filter(|line| line.contains(part)).count();
-    assert!((1..=2).contains(&times("too many connections without a call")), "{logged:#?}");
-    assert!((1..=2).contains(&times("no call in time")), "{logged:#?}");
-    assert_eq!(times("a stream that is too slow"), 1, "{logged:#?}");
+    for why in ["too many connections without a call", "no call in time", "a stream that is too slow"] {
+        assert!(times(why) >= 1, "{why}: {logged:#?}");
+    }
     assert!(logged.len() <= 8, "{logged:#?}");
     let logged = refusals(&fortress.ps[0]);
     assert!(logged.len() == 1 && logged[0].contains("no handshake in time"), "{logged:#?}");
@@ -636,10 +657,8 @@ fn crowd_that_fits() -> u64 {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let fit = getrlimit(Resource::Nofile).current.map_or(CROWD, |files| files.saturating_sub(500));
     if fit < CROWD {
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIPPED: only {fit} connections instead of {CROWD}; raise `ulimit -n`"
-        );
+        let what = format!("only {fit} connections instead of {CROWD}; raise `ulimit -n`");
+        harness::skipped(Lacks::Machine, &what);
     }
     fit.min(CROWD)
 }

@@ -8,22 +8,24 @@
 mod harness;
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use harness::machine::{has, is_root, until};
-use harness::{ebb, events, model, root, skipped, summary, text};
+use harness::machine::{Reserved, has, is_root, until};
+use harness::{Lacks, ebb, events, model, root, skipped, summary, text};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-const SETTINGS: [&str; 4] = ["--set", "epochs=150", "--set", "consistency.mode=pipelined"];
+/// Much longer than Slurm needs to cancel two tasks.
+const SETTINGS: [&str; 4] = ["--set", "epochs=600", "--set", "consistency.mode=pipelined"];
 
 /// A Slurm in a folder, gone with its handle.
 struct Slurm {
     dir: PathBuf,
-    port: u16,
+    /// Of the master, whose job binds all addresses.
+    address: Reserved,
 }
 
 impl Slurm {
@@ -34,13 +36,10 @@ impl Slurm {
             return None;
         }
         if !is_root() {
-            skipped("slurmd needs root; nothing of deploy/slurm is tried");
+            skipped(Lacks::Machine, "slurmd needs root; nothing of deploy/slurm is tried");
             return None;
         }
-        let slurm = Self {
-            dir: dir.to_owned(),
-            port: TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port(),
-        };
+        let slurm = Self { dir: dir.to_owned(), address: Reserved::at(Ipv4Addr::UNSPECIFIED.into()) };
         let output =
             Command::new(root().join("deploy/slurm/one-node.sh")).arg("up").arg(dir).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
@@ -56,7 +55,7 @@ impl Slurm {
             .env("EBB", env!("CARGO_BIN_EXE_ebb"))
             .env("EBB_DIR", self.dir.join("shared"))
             .env("EBB_DATA", root().join("examples/digits"))
-            .env("EBB_PORT", self.port.to_string())
+            .env("EBB_PORT", self.address.address.rsplit(':').next().unwrap())
             .output()
             .unwrap();
         assert!(output.status.success(), "{program} {args:?}: {}", text(&output));

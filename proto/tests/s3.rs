@@ -2,6 +2,10 @@
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../tests/harness/skip.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
+mod skip;
+
 #[path = "../../tests/harness/s3.rs"]
 #[allow(dead_code, unreachable_pub, reason = "other tests use more of it")]
 #[expect(clippy::disallowed_methods, reason = "the server is found through the environment")]
@@ -14,12 +18,7 @@ use proto::checkpoint::found::Found;
 use proto::checkpoint::store::{Folder, PART_BYTES, Stores};
 use proto::checkpoint::{Error, MANIFEST};
 use s3::{Fault, Proxy, S3};
-
-/// Past the test runner, which shows what a passing test prints to nobody.
-fn skipped(what: &str) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
-}
+use skip::{Lacks, skipped};
 
 fn stores(proxy: &Proxy) -> Stores {
     let endpoint = format!("http://{}", proxy.address);

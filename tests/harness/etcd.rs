@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::{Lacks, skipped};
+
 /// Attempts to find two free ports; another process may take them in between.
 const ATTEMPTS: usize = 10;
 
@@ -22,9 +24,7 @@ impl Etcd {
     /// Starts one; `None`, and a line that says so, where `etcd` is not installed.
     pub fn start() -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
-            let what = "SKIPPED: no `etcd` on the PATH; on Debian: apt-get install etcd-server";
-            // Past the test runner, which shows what a passing test prints to nobody.
-            let _ = writeln!(std::io::stderr(), "{what}");
+            skipped(Lacks::Package, "no `etcd` on the PATH; on Debian: apt-get install etcd-server");
             return None;
         }
         let started = (0..ATTEMPTS).find_map(|_| Self::attempt());

@@ -1,11 +1,13 @@
 //! What a test of `deploy/` needs of the machine: programs that may be missing, addresses that are free, waits with a deadline.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::skipped;
+use socket2::{Domain, Socket, Type};
+
+use super::{Lacks, skipped};
 
 /// A program on the PATH, or where those of an administrator lie.
 pub fn find(program: &str) -> Option<PathBuf> {
@@ -19,7 +21,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
 pub fn has(programs: &[&str], packages: &str, untried: &str) -> bool {
     let missing = programs.iter().find(|program| find(program).is_none());
     if let Some(missing) = missing {
-        skipped(&format!("no {missing} (apt-get install {packages}); {untried}"));
+        skipped(Lacks::Package, &format!("no {missing} (apt-get install {packages}); {untried}"));
     }
     missing.is_none()
 }
@@ -29,10 +31,8 @@ pub fn tool(command: &mut Command, unchecked: &str) -> Option<Output> {
     match command.stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
         Err(error) => {
-            skipped(&format!(
-                "{}: {error}; NOT checked: {unchecked}",
-                Path::new(command.get_program()).display()
-            ));
+            let program = Path::new(command.get_program()).display();
+            skipped(Lacks::Package, &format!("{program}: {error}; NOT checked: {unchecked}"));
             None
         }
     }
@@ -62,9 +62,29 @@ pub fn docker_compose() -> Option<Command> {
         .find_map(|(mut asked, fresh)| answers(asked.arg("version")).then_some(fresh))
 }
 
-/// An address of this host that was free a moment ago, for programs that take no port of the system's choice.
-pub fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it is bound").to_string()
+/// An address of this host for a program that starts later, or again: as long as this lives, the system gives its port to nobody
+/// else. The program must set SO_REUSEADDR before it binds, as servers do.
+pub struct Reserved {
+    /// Bound, but it does not listen: another socket may listen at the same address.
+    _socket: Socket,
+    pub address: String,
+}
+
+impl Reserved {
+    /// One of the loopback interface.
+    pub fn local() -> Self {
+        Self::at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// One of an address of this host.
+    pub fn at(host: IpAddr) -> Self {
+        let socket = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, None);
+        let socket = socket.expect("a socket");
+        socket.set_reuse_address(true).expect("an option of every socket");
+        socket.bind(&SocketAddr::new(host, 0).into()).expect("a free port");
+        let bound = socket.local_addr().expect("it is bound").as_socket().expect("an IP address");
+        Self { _socket: socket, address: bound.to_string() }
+    }
 }
 
 /// Looks until it is so, and fails when that takes longer than `patience`.

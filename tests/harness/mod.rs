@@ -11,6 +11,8 @@ pub mod keys;
 pub mod machine;
 pub mod oracle;
 pub mod s3;
+pub mod skip;
+pub mod watchdog;
 
 use std::fs;
 use std::io::Read as _;
@@ -18,6 +20,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
+
+use machine::Reserved;
+pub use skip::{Lacks, skipped};
 
 /// The root of the checkout.
 pub fn root() -> &'static Path {
@@ -31,6 +36,7 @@ pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Com
 
 /// The same commands in another program.
 pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path, args: I) -> Command {
+    watchdog::watch();
     let mut command = Command::new(path);
     command.args(args).stdin(Stdio::null());
     let settings = ["MASTER", "SOCKETS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKENS", "INSECURE"];
@@ -80,6 +86,7 @@ pub struct Process {
 impl Process {
     fn start_with(path: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
         let file = fs::File::create(&log).expect("the log can be written");
+        watchdog::add(&log);
         let mut command = program(path, args);
         // A worker says which leases it finished: the evidence that it takes part.
         command
@@ -147,6 +154,7 @@ impl Drop for Process {
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        watchdog::remove(&self.log);
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
@@ -182,6 +190,8 @@ pub struct Cluster {
     pub dir: TempDir,
     program: PathBuf,
     environment: Vec<(String, String)>,
+    /// The master's address, also while there is none.
+    address: Option<Reserved>,
 }
 
 impl Cluster {
@@ -198,16 +208,18 @@ impl Cluster {
     pub fn with_environment(program: &Path, ps: usize, workers: usize, environment: &[(&str, &str)]) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         let at = |name: String| dir.path().join(name).display().to_string();
+        let address = Reserved::local();
         let mut master = Process::start_with(
             program,
             at("master.log".into()).into(),
-            &["master", "--listen", "127.0.0.1:0", "--data-dir", &at("data".into())],
+            &["master", "--listen", &address.address, "--data-dir", &at("data".into())],
             environment,
         );
         let url = master.url();
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment = environment.iter().map(owned).collect();
-        Self { environment, ..Self::around(program, dir, master, url) }.with(ps, workers)
+        let cluster = Self::around(program, dir, master, url);
+        Self { environment, address: Some(address), ..cluster }.with(ps, workers)
     }
 
     /// A cluster of two masters with a journal in `etcd`; the first one leads.
@@ -234,6 +246,7 @@ impl Cluster {
             dir,
             program: program.to_owned(),
             environment: Vec::new(),
+            address: None,
         }
     }
 
@@ -366,7 +379,10 @@ pub fn mnist() -> Option<PathBuf> {
     let found =
         given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists());
     if found.is_none() {
-        skipped("no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR");
+        skipped(
+            Lacks::Machine,
+            "no MNIST; put t10k-*-ubyte.gz into examples/mnist/data or set EBB_MNIST_DIR",
+        );
     }
     found
 }
@@ -388,14 +404,8 @@ pub fn python_with_torch() -> Option<String> {
     if has_torch.is_ok_and(|output| output.status.success()) {
         return Some(python);
     }
-    skipped(&format!(
-        "{python} has no torch, numpy and safetensors; set EBB_PYTHON to check against PyTorch"
-    ));
+    let what =
+        format!("{python} has no torch, numpy and safetensors; set EBB_PYTHON to check against PyTorch");
+    skipped(Lacks::Package, &what);
     None
-}
-
-/// Says that a test did less than its name: past the test runner, which shows what a passing test prints to nobody.
-pub fn skipped(what: &str) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::skipped;
+use super::{Lacks, skipped};
 
 /// How long a thread of the proxy waits for bytes before it looks whether there is a fault now.
 const LOOK: Duration = Duration::from_millis(20);
@@ -35,9 +35,8 @@ impl S3 {
         let mut command = Command::new(&program);
         command.args(["-H", "127.0.0.1", "-p", "0"]).stdin(Stdio::null()).stdout(Stdio::null());
         let Ok(mut child) = command.stderr(Stdio::piped()).spawn() else {
-            skipped(&format!(
-                "{program} does not start, so nothing was saved on S3; pip install 'moto[s3]' flask flask-cors, and set EBB_MOTO"
-            ));
+            let cure = "pip install 'moto[s3]' flask flask-cors, and set EBB_MOTO";
+            skipped(Lacks::Package, &format!("{program} does not start, so nothing was saved on S3; {cure}"));
             return None;
         };
         let said = BufReader::new(child.stderr.take().expect("stderr is piped"));

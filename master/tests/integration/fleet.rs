@@ -23,17 +23,16 @@ async fn training(spec: &proto::spec::JobSpec) -> (Cluster, FakePs, Worker, pb::
 
 #[tokio::test]
 async fn a_killed_workers_lease_is_granted_to_another_at_once() {
-    let (cluster, _ps, a, lease) = training(&job(|_| ())).await;
+    // Longer than anything is waited for, as is the silence after which a process counts as gone.
+    let spec = job(|spec| spec.limits.lease = Duration::from_secs(3600));
+    let (cluster, _ps, a, lease) = training(&spec).await;
     let mut b = Worker::join(&cluster, "b").await;
     let waiting = tokio::spawn(async move {
         let lease = b.lease().await;
         (b, lease)
     });
-    let killed = tokio::time::Instant::now();
     drop(a);
     let (mut b, again) = soon("the lease of the dead", waiting).await.expect("no panic");
-    // Neither the lease (30 s) nor the heartbeats (60 s) had to run out.
-    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
     assert_eq!((microbatches(&again).0, again.attempt), (microbatches(&lease).0, 2));
     assert_ne!(again.id, lease.id);
     b.do_task(&again).await;

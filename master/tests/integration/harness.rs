@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 /// Far more than anything here takes, far less than a lease holds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// 10 records, of which 2 validate: 2 steps of 4 in each of 2 epochs.
 const JOB: &str = r#"
@@ -78,7 +78,7 @@ impl Cluster {
         let mut options = Options {
             data_dir: folder.path().to_owned(),
             heartbeat: Duration::from_secs(10),
-            death: Duration::from_secs(60),
+            death: Duration::from_secs(3600),
             ..Options::default()
         };
         edit(&mut options);
