@@ -32,7 +32,18 @@ struct State {
     /// Partitions and leases that there were.
     opened: u64,
     granted: u64,
+    /// What the ps hold now: host, job, partition.
+    open: BTreeSet<(String, u64, u64)>,
+    /// Jobs whose end a user has seen.
+    ended: BTreeSet<u64>,
+    /// Something came into another phase since the last look.
+    phase: bool,
+    /// The user wants to see what a restarted master knows.
+    restart: bool,
 }
+
+/// States of a job that end a phase of it, as the master logs them.
+const STATES: [&str; 5] = ["indexing: ", "running: ", "exporting: ", "succeeded: ", "cancelled: "];
 
 /// A partition that a ps holds: host, job, partition, era.
 type Part = (String, u64, u64, u64);
@@ -71,7 +82,42 @@ pub(crate) fn forget() {
         state.leases.clear();
         state.lost.clear();
         state.microbatches_done.clear();
+        state.open.clear();
+        state.ended.clear();
     });
+}
+
+/// Whether something came into another phase since the last call.
+pub(crate) fn take_phase() -> bool {
+    STATE.with_borrow_mut(|state| std::mem::take(&mut state.phase))
+}
+
+/// A process ended, and what it held is gone.
+pub(crate) fn gone(host: &str) {
+    STATE.with_borrow_mut(|state| state.open.retain(|(of, ..)| of != host));
+}
+
+/// What a ps holds of jobs: job and partition.
+pub(crate) fn held_by(host: &str) -> Vec<(u64, u64)> {
+    STATE.with_borrow(|state| {
+        let held = state.open.iter().filter(|(of, ..)| of == host);
+        held.map(|(_, job, partition)| (*job, *partition)).collect()
+    })
+}
+
+/// A user has seen the end of a job. From now on nobody may work for it.
+pub(crate) fn ended(job: u64) {
+    STATE.with_borrow_mut(|state| state.ended.insert(job));
+}
+
+/// The master is to be started again.
+pub(crate) fn restart_master() {
+    STATE.with_borrow_mut(|state| state.restart = true);
+}
+
+/// Whether it is, since the last call.
+pub(crate) fn take_restart() -> bool {
+    STATE.with_borrow_mut(|state| std::mem::take(&mut state.restart))
 }
 
 /// What was counted, and the digest of everything that happened, in order and with its time.
@@ -103,6 +149,7 @@ impl<S: Subscriber> Layer<S> for Watch {
             event.record(&mut Fields { digest: &mut state.digest, facts: &mut facts });
             match metadata.target() {
                 "ebbflow::checks" => state.on_ps(&facts),
+                "ps::handle" => state.on_handle(&facts),
                 target if target.starts_with("master::") => state.on_master(&facts),
                 _ => {}
             }
@@ -111,6 +158,17 @@ impl<S: Subscriber> Layer<S> for Watch {
 }
 
 impl State {
+    /// A ps takes or leaves a partition.
+    fn on_handle(&mut self, facts: &Facts) {
+        let held = || (self.host.clone(), facts.get("job"), facts.get("partition"));
+        match facts.message.as_str() {
+            "partition opened" => drop(self.open.insert(held())),
+            "partition closed" => drop(self.open.remove(&held())),
+            _ => return,
+        }
+        self.phase = true;
+    }
+
     /// Something happened to a partition.
     fn on_ps(&mut self, facts: &Facts) {
         if facts.message == "refused" {
@@ -171,7 +229,13 @@ impl State {
     fn on_master(&mut self, facts: &Facts) {
         if facts.message == "partition placed" {
             // From here on the books begin anew, with the steps that are on every partition.
-            self.microbatches_done.clear();
+            let placed = facts.get("job");
+            self.microbatches_done.retain(|(job, ..)| *job != placed);
+        }
+        if STATES.iter().any(|state| facts.message.starts_with(state)) {
+            self.phase = true;
+            let job = facts.get("job");
+            assert!(!self.ended.contains(&job), "job {job} had ended: {facts:?}");
         }
         let Some(lease) = facts.numbers.get("lease").copied() else { return };
         match facts.message.as_str() {
@@ -179,6 +243,7 @@ impl State {
                 let [job, era, first, microbatches] =
                     ["job", "era", "task", "microbatches"].map(|name| facts.get(name));
                 self.granted += 1;
+                assert!(!self.ended.contains(&job), "job {job} had ended: {facts:?}");
                 let before = self.leases.insert(lease, Lease { job, era, first, microbatches });
                 assert!(before.is_none(), "lease {lease} was granted twice");
                 if facts.get("attempt") > 1 {
@@ -255,6 +320,11 @@ impl Visit for Fields<'_> {
         match field.name() {
             "message" => self.facts.message = format!("{value:?}"),
             "error" => self.facts.error = format!("{value:?}"),
+            // Written as text where people read them.
+            "job" | "partition" => {
+                let number = format!("{value:?}").parse().ok();
+                self.facts.numbers.extend(number.map(|number| (field.name(), number)));
+            }
             _ => {}
         }
     }

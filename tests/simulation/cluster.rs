@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ebbflow::random::Keyed;
 use futures::Stream;
 use proto::channel::{Accepted, Channel, Dialer};
 use proto::checkpoint::store::Stores;
@@ -17,9 +18,10 @@ use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
-use crate::plan::Plan;
+use crate::journal::Journal;
+use crate::plan::{BESIDE, Dice, JOB, Plan};
 use crate::store::Disk;
-use crate::{checks, model};
+use crate::{ambient, checks, model};
 
 const PORT: u16 = 4700;
 
@@ -35,6 +37,8 @@ pub(crate) struct Seen {
     pub(crate) status: Option<pb::JobStatus>,
     /// `model.safetensors`.
     pub(crate) model: Vec<u8>,
+    /// Status and model of the job beside, when nobody cancelled it.
+    pub(crate) beside: Option<(pb::JobStatus, Vec<u8>)>,
 }
 
 /// By host name.
@@ -51,7 +55,9 @@ pub(crate) struct Cluster {
     /// Where checkpoints lie; it outlives everything.
     pub(crate) disk: Disk,
     /// Outlives the master, like its disk.
-    journal: Arc<Mutex<master::MemoryStore>>,
+    pub(crate) journal: Journal,
+    /// How long the master's process is to stand still from now on.
+    stop: Arc<Mutex<Duration>>,
     pub(crate) master: Arc<Mutex<Option<master::Master>>>,
 }
 
@@ -61,9 +67,9 @@ impl Cluster {
         let mut names = vec!["master".to_owned()];
         names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
         names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
-        let (shutdowns, journal, master) = (Arc::default(), Arc::default(), Arc::default());
-        let disk = Disk::new(seed, plan);
-        Self { plan: plan.clone(), folder, names, shutdowns, disk, journal, master }
+        let (shutdowns, stop, master) = (Arc::default(), Arc::default(), Arc::default());
+        let (disk, journal) = (Disk::new(seed, plan), Journal::new(seed, plan));
+        Self { plan: plan.clone(), folder, names, shutdowns, disk, journal, stop, master }
     }
 
     /// Starts everything but the workers that join late; answers which those are.
@@ -75,11 +81,11 @@ impl Cluster {
             ..master::Options::default()
         };
         let (rate, handle, journal) = (self.plan.clock_rate, self.master.clone(), self.journal.clone());
+        let stop = self.stop.clone();
         let stores = Stores::only(Arc::new(self.disk.clone()));
         let on_disk = stores.clone();
         sim.host("master", move || {
-            let journal = journal.lock().unwrap().clone();
-            run_master(options.clone(), on_disk.clone(), rate, journal, handle.clone())
+            run_master(options.clone(), on_disk.clone(), rate, journal.clone(), handle.clone(), stop.clone())
         });
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
             let (host, stores, shutdowns) = (name.clone(), stores.clone(), self.shutdowns.clone());
@@ -137,10 +143,15 @@ impl Cluster {
         }
     }
 
+    /// The master's process stands still for a time, as after a SIGSTOP: what comes in waits, and its clocks go on.
+    pub(crate) fn stop_master(&self, time: Duration) {
+        *self.stop.lock().unwrap() = time;
+    }
+
     /// The data folder of a master that does not run is lost, and its journal.
     pub(crate) fn lose_master(&self) {
         count_leases(&self.master);
-        *self.journal.lock().unwrap() = master::MemoryStore::default();
+        self.journal.lose();
         let data = self.folder.join("master");
         // It may be lost again before it is started again.
         if data.exists() {
@@ -174,15 +185,33 @@ async fn run_master(
     options: master::Options,
     stores: Stores,
     rate: f64,
-    journal: master::MemoryStore,
+    journal: Journal,
     handle: Arc<Mutex<Option<master::Master>>>,
+    stop: Arc<Mutex<Duration>>,
 ) -> Result<(), Failed> {
     // The one that crashed held the folder.
     count_leases(&handle);
     let (journal, clock) = (Arc::new(journal), master::Clock::at_rate(rate));
     let master = master::Master::open_with(options, stores, dialer(), journal, clock).await?;
     *handle.lock().unwrap() = Some(master.clone());
-    Ok(master.serve(accept().await?, CancellationToken::new()).await?)
+    tokio::select! {
+        biased;
+        () = stand_still(&stop) => unreachable!("looks for ever"),
+        served = master.serve(accept().await?, CancellationToken::new()) => Ok(served?),
+    }
+}
+
+/// Stops the process whose task this is when it is told to: its clocks are moved on, and nothing else happens meanwhile.
+async fn stand_still(stop: &Mutex<Duration>) {
+    // One that is for a process that died before is not for this one.
+    *stop.lock().unwrap() = Duration::ZERO;
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let time = std::mem::take(&mut *stop.lock().unwrap());
+        if !time.is_zero() {
+            tokio::time::advance(time).await;
+        }
+    }
 }
 
 async fn run_ps(name: String, stores: Stores, shutdowns: Shutdowns) -> Result<(), Failed> {
@@ -224,18 +253,26 @@ async fn run_worker(options: worker::Options, shutdowns: Shutdowns) -> Result<()
 
 /// Submits the job, follows it to its end, and fetches its model. When the master knows nothing of it any more, or it cannot begin
 /// because of what is on the store, it is submitted again.
-pub(crate) async fn run_user(spec: String, disk: Disk, seen: Arc<Mutex<Seen>>) -> Result<(), Failed> {
+pub(crate) async fn run_user(
+    plan: Plan,
+    spec: String,
+    disk: Disk,
+    seen: Arc<Mutex<Seen>>,
+) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
     let jobs = JobsClient::new(channel);
     let (mut resume, mut before) = (false, String::new());
     loop {
-        let job = insist(async || submit(jobs.clone(), &spec, resume, &before).await).await?;
+        let job = insist(async || submit(jobs.clone(), &spec, JOB, resume, &before).await).await?;
         match follow(&jobs, &job, &seen).await {
             Ok((status, model)) => match again(&status) {
                 None => {
-                    let mut seen = seen.lock().unwrap();
-                    (seen.status, seen.model) = (Some(status), model);
-                    return Ok(());
+                    checks::ended(status.job);
+                    {
+                        let mut seen = seen.lock().unwrap();
+                        (seen.status, seen.model) = (Some(status.clone()), model);
+                    }
+                    return if plan.lingers { linger(&plan, &jobs, status).await } else { Ok(()) };
                 }
                 Some(Again::AsBefore) => {}
                 Some(Again::Resume) => resume = true,
@@ -257,6 +294,111 @@ pub(crate) async fn run_user(spec: String, disk: Disk, seen: Arc<Mutex<Seen>>) -
         seen.lock().unwrap().begin_again(resume);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
+}
+
+/// Waits until everything has heard of the job's end, also a master that is started again; it must be as it was.
+async fn linger(plan: &Plan, jobs: &JobsClient<Channel>, ended: pb::JobStatus) -> Result<(), Failed> {
+    let job = ended.name.clone();
+    let same = async || {
+        let now = insist(async || status(jobs.clone(), &job).await).await?;
+        assert_eq!(now, ended, "a job that had ended changed");
+        Ok::<_, tonic::Status>(())
+    };
+    checks::restart_master();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    same().await?;
+    let healed = Duration::from_millis(plan.until_ms) + HEARD_OF;
+    tokio::time::sleep(healed.saturating_sub(ambient::elapsed())).await;
+    Ok(same().await?)
+}
+
+/// After the last fault, until everybody has heard of what happened in between.
+const HEARD_OF: Duration = Duration::from_secs(60);
+
+async fn status(mut jobs: JobsClient<Channel>, job: &str) -> Result<pb::JobStatus, tonic::Status> {
+    Ok(jobs.status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner())
+}
+
+/// Pauses, scales and continues jobs, submits one beside the first, may cancel it, and otherwise fetches its model. In the end every job
+/// goes on.
+pub(crate) async fn run_other_user(
+    seed: u64,
+    plan: Plan,
+    beside: Option<String>,
+    seen: Arc<Mutex<Seen>>,
+) -> Result<(), Failed> {
+    let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
+    let mut jobs = JobsClient::new(channel);
+    let mut dice = Dice(Keyed::new(seed, "other user", 0));
+    let mut submitted = None;
+    let cancels = dice.happens(plan.cancel);
+    while ambient::elapsed() < Duration::from_millis(plan.until_ms) && (plan.meddles || beside.is_some()) {
+        tokio::time::sleep(Duration::from_millis(dice.range(50, 2000))).await;
+        if let (Some(spec), None) = (&beside, &submitted) {
+            let submit = async || submit(jobs.clone(), spec, BESIDE, false, "").await;
+            submitted = Some(insist(submit).await?);
+        }
+        if plan.meddles {
+            // A master that is away is not waited for, and a job that has ended not changed.
+            let _ = meddle(&mut jobs, &mut dice, plan.workers).await;
+        }
+    }
+    let listed = insist(async || Ok(jobs.clone().list(pb::ListRequest {}).await?.into_inner().jobs)).await?;
+    for job in listed.into_iter().map(|job| job.name).filter(|_| plan.meddles) {
+        let workers = plan.workers as u32;
+        let go_on = async || jobs.clone().resume(pb::ResumeRequest { job: job.clone() }).await;
+        let scale = async || jobs.clone().scale(pb::ScaleRequest { job: job.clone(), workers }).await;
+        // It may have ended.
+        let _ = (insist(go_on).await, insist(scale).await);
+    }
+    let Some(job) = submitted else { return Ok(()) };
+    end_beside(&jobs, &job, cancels.then(|| dice.one_in(2)), &seen).await?;
+    if plan.lingers {
+        tokio::time::sleep(HEARD_OF).await;
+    }
+    Ok(())
+}
+
+/// Cancels the job beside the first, by force or not, or follows it to its end.
+async fn end_beside(
+    jobs: &JobsClient<Channel>,
+    job: &str,
+    cancel: Option<bool>,
+    seen: &Mutex<Seen>,
+) -> Result<(), Failed> {
+    if let Some(force) = cancel {
+        let job = job.to_owned();
+        let cancel = async || jobs.clone().cancel(pb::CancelRequest { job: job.clone(), force }).await;
+        // It may have ended, or be gone with the master's disk.
+        let _ = insist(cancel).await;
+        return Ok(());
+    }
+    let other = Mutex::new(Seen::default());
+    match follow(jobs, job, &other).await {
+        Ok((status, model)) => {
+            checks::ended(status.job);
+            seen.lock().unwrap().beside = Some((status, model));
+            Ok(())
+        }
+        Err(lost) if lost.code() == tonic::Code::NotFound => Ok(()),
+        Err(status) => Err(status.into()),
+    }
+}
+
+/// Does something to some job.
+async fn meddle(jobs: &mut JobsClient<Channel>, dice: &mut Dice, workers: u64) -> Result<(), tonic::Status> {
+    let listed = jobs.list(pb::ListRequest {}).await?.into_inner().jobs;
+    if listed.is_empty() {
+        return Ok(());
+    }
+    let job = listed[dice.range(0, listed.len() as u64 - 1) as usize].name.clone();
+    match dice.range(0, 3) {
+        0 => drop(jobs.pause(pb::PauseRequest { job }).await?),
+        1 => drop(jobs.scale(pb::ScaleRequest { job, workers: dice.range(1, workers) as u32 }).await?),
+        _ => drop(jobs.resume(pb::ResumeRequest { job }).await?),
+    }
+    checks::count("what a user did to jobs");
+    Ok(())
 }
 
 impl Seen {
@@ -313,10 +455,13 @@ async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Resul
 async fn submit(
     mut jobs: JobsClient<Channel>,
     spec: &str,
+    name: &str,
     resume: bool,
     before: &str,
 ) -> Result<String, tonic::Status> {
-    if let Some(job) = jobs.list(pb::ListRequest {}).await?.into_inner().jobs.pop()
+    let listed = jobs.list(pb::ListRequest {}).await?.into_inner().jobs;
+    let ours = |job: &pb::JobStatus| job.name.starts_with(name);
+    if let Some(job) = listed.into_iter().rfind(ours)
         && job.name != before
     {
         return Ok(job.name);

@@ -13,6 +13,9 @@ use crate::cluster::Cluster;
 use crate::plan::{Dice, Plan};
 use crate::{ambient, checks};
 
+/// Chance of a tenth of a second that somebody makes room for the journal.
+const JOURNAL_MEND: f32 = 0.1;
+
 /// How two processes cannot reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
@@ -26,6 +29,8 @@ enum Cut {
 pub(crate) struct Faults<'a> {
     plan: &'a Plan,
     dice: Dice,
+    /// Of its own, so that what comes of a change of phase changes nothing else.
+    edges: Dice,
     /// By the two hosts.
     cuts: BTreeMap<(String, String), Cut>,
     /// Workers that have yet to join.
@@ -34,7 +39,8 @@ pub(crate) struct Faults<'a> {
 
 impl<'a> Faults<'a> {
     pub(crate) fn new(seed: u64, plan: &'a Plan, late: Vec<String>) -> Self {
-        Self { plan, dice: Dice(Keyed::new(seed, "faults", 0)), cuts: BTreeMap::new(), late }
+        let dice = |purpose| Dice(Keyed::new(seed, purpose, 0));
+        Self { plan, dice: dice("faults"), edges: dice("faults/edges"), cuts: BTreeMap::new(), late }
     }
 
     /// A tenth of a second of bad luck.
@@ -55,7 +61,7 @@ impl<'a> Faults<'a> {
                     start(sim, host);
                 }
             } else if self.dice.happens(crash) {
-                sim.crash(host);
+                kill(sim, host);
                 checks::count(format!("{} crashes", role(host)));
             } else if self.dice.happens(plan.drain_of(host)) {
                 cluster.drain(host);
@@ -78,10 +84,12 @@ impl<'a> Faults<'a> {
         if plan.saves.is_some() {
             self.strike_store(cluster);
         }
+        self.strike_master(cluster);
         for (cut, chance) in [(Cut::Both, plan.cut), (Cut::OneWay, plan.cut_one_way), (Cut::Hold, plan.hold)]
         {
             for &host in &hosts {
-                if role(host) != "master" && self.dice.happens(chance) {
+                let steady = plan.steady_ps && role(host) == "ps";
+                if role(host) != "master" && !steady && self.dice.happens(chance) {
                     self.cut(sim, cluster, host, cut);
                 }
             }
@@ -102,6 +110,7 @@ impl<'a> Faults<'a> {
         }
         sim.set_fail_rate(0.0);
         cluster.disk.heal();
+        cluster.journal.heal();
         self.cuts.clear();
         for host in cluster.hosts(&[]) {
             if !sim.is_host_running(host) {
@@ -110,6 +119,35 @@ impl<'a> Faults<'a> {
             for peer in cluster.peers(host) {
                 mend(sim, host, peer);
             }
+        }
+    }
+
+    /// Something came into another phase: whoever does what follows may die now.
+    pub(crate) fn strike_at_phase(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
+        if !self.edges.happens(self.plan.at_phase) {
+            return;
+        }
+        let dies = |host: &&str| !(self.plan.steady_ps && role(host) == "ps");
+        let hosts: Vec<&str> = cluster.hosts(&self.late).filter(dies).collect();
+        let host = hosts[self.edges.range(0, hosts.len() as u64 - 1) as usize];
+        if sim.is_host_running(host) {
+            kill(sim, host);
+            checks::count(format!("{} crashes at a change of phase", role(host)));
+        }
+    }
+
+    /// The master's process stands still, and its journal fills up and is cleared.
+    fn strike_master(&mut self, cluster: &Cluster) {
+        if self.edges.happens(self.plan.master_stop) {
+            cluster.stop_master(Duration::from_millis(self.edges.range(500, 20_000)));
+            checks::count("stops of the master");
+        }
+        if self.edges.happens(self.plan.journal_full) {
+            cluster.journal.fill(true);
+            checks::count("full disks of the master");
+        }
+        if self.edges.happens(JOURNAL_MEND) {
+            cluster.journal.fill(false);
         }
     }
 
@@ -214,12 +252,20 @@ impl Plan {
 
 fn crash(sim: &mut Sim<'_>, hosts: &[&str]) {
     for host in hosts.iter().copied().filter(|host| sim.is_host_running(*host)).collect::<Vec<_>>() {
-        sim.crash(host);
+        kill(sim, host);
     }
 }
 
-fn start(sim: &mut Sim<'_>, host: &str) {
+/// A process dies.
+pub(crate) fn kill(sim: &mut Sim<'_>, host: &str) {
+    sim.crash(host);
+    checks::gone(host);
+}
+
+/// A process that ended starts again.
+pub(crate) fn start(sim: &mut Sim<'_>, host: &str) {
     sim.bounce(host);
+    checks::gone(host);
     checks::count(format!("{} restarts", role(host)));
 }
 

@@ -6,19 +6,14 @@
 //!
 //! Checked while it runs (`checks.rs`): a partition applies each step once, one version after the other; no gradient gets in
 //! from another era, nor before the weights that it may be computed from; a pull gets the version it names and never an
-//! older one than before; a lease that ended is never taken as done, and no microbatch is done twice. Checked at the end
-//! (`run.rs`): the job finishes once faults stop; every record is applied once per epoch (the counting oracle); canonical
-//! runs end with the bits of a serial loop; each epoch is measured once; the numbers of the summary are right.
+//! older one than before; a lease that ended is never taken as done, and no microbatch is done twice; nobody works for a job
+//! whose end a user has seen; every checkpoint that has a manifest can be read whole, when it is published and for as long as it
+//! is kept (`store.rs`). Checked at the end (`run.rs`): the jobs finish once faults stop; every record is applied once per epoch
+//! (the counting oracle); canonical runs end with the bits of a serial loop; each epoch is measured once, and no step is told
+//! twice without a rewind; where no ps was lost, nothing was rewound; the numbers of the summary are right, also after one
+//! more restart of the master; the ps hold nothing of jobs that have ended.
 //!
-//! # Sabotage
-//!
-//! A simulation that finds nothing may be blind. What was broken on purpose, and the first seed that said so:
-//!
-//! - Duplicates are not dropped (`Aggregator::offer` without its look at `covers`): seed 73, the job never ends, because a
-//!   repeated half of a node took the place of the whole.
-//! - No look at the era (`Model::check_era` lets every sender through): seed 34, a worker of era 0 pulled in era 1.
-//! - Ended leases stay good (`Dispatcher::end` forgets no lease, `run_of` asks for no holder): seed 90, the
-//!   report of a lease that had ended was taken.
+//! A simulation that finds nothing may be blind: `cargo xtask mutants` breaks the program on purpose, and shows what it finds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "seeds come from the command line through the environment")]
 #![cfg(target_os = "linux")]
@@ -27,6 +22,7 @@ mod ambient;
 mod checks;
 mod cluster;
 mod faults;
+mod journal;
 mod model;
 mod plan;
 mod run;

@@ -2,7 +2,8 @@
 //!
 //! `counts[i]` is the counting oracle: each record i adds exactly 1 to it (gradient -1, and the learning rate cancels the
 //! division by the records of the step), so the final weights *are* how often each record was applied. `bits` is a chain of
-//! floating-point operations that depends on the order of every sum and on the weights each gradient was computed from.
+//! floating-point operations that depends on the order of every sum and on the weights each gradient was computed from. `running` and
+//! `seen` are no parameters: a step makes them the mean and the maximum of what its microbatches report, as of BatchNorm's.
 
 use ebbflow::data::Batch;
 use ebbflow::model::{Evaluation, Gradients, Model, Registry};
@@ -11,6 +12,9 @@ use serde::Deserialize;
 
 /// Values of the tensor `bits`.
 const BITS: usize = 7;
+
+/// Values of the tensor `running`.
+const RUNNING: usize = 3;
 
 pub(crate) struct Oracle {
     records: usize,
@@ -40,13 +44,19 @@ impl Oracle {
 
 impl Model for Oracle {
     fn tensors(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec::parameter("counts", [self.records]), TensorSpec::parameter("bits", [BITS])]
+        vec![
+            TensorSpec::parameter("counts", [self.records]),
+            TensorSpec::parameter("bits", [BITS]),
+            TensorSpec::state("running", [RUNNING]),
+            TensorSpec::counter("seen", [1]),
+        ]
     }
 
     fn initial(&mut self, seed: u64) -> ebbflow::Result<Vec<Values>> {
         let mut keyed = ebbflow::random::Keyed::new(seed, "init/bits", 0);
         let bits = (0..BITS).map(|_| keyed.uniform(-1.0, 1.0)).collect();
-        Ok(vec![Values::F32(vec![0.0; self.records]), Values::F32(bits)])
+        let (counts, running) = (vec![0.0; self.records], vec![0.0; RUNNING]);
+        Ok(vec![Values::F32(counts), Values::F32(bits), Values::F32(running), Values::I64(vec![0])])
     }
 
     fn load(&mut self, weights: &[Values]) -> ebbflow::Result<()> {
@@ -65,8 +75,19 @@ impl Model for Oracle {
                     1e-3 * ((record as f32 + 0.3 * j as f32) * 0.7 + weight * 3.1 + (key % 97) as f32).sin();
             }
         }
-        // Per record of a step of equal microbatches: the trainer multiplies by n, the optimizer divides by the step's.
-        Ok(Gradients { loss: weights[0].abs(), values: vec![Values::F32(counts), Values::F32(bits)] })
+        let running = self.weights[2].as_f32().expect("floats").iter().zip(0..);
+        let running = running
+            .map(|(value, j)| 0.9 * value + 0.1 * (batch.records[0] as f32 + j as f32).sin())
+            .collect();
+        let Values::I64(seen) = &self.weights[3] else { panic!("a counter") };
+        let values = vec![
+            // Per record of a step of equal microbatches: the trainer multiplies by n, the optimizer divides by the step's.
+            Values::F32(counts),
+            Values::F32(bits),
+            Values::F32(running),
+            Values::I64(vec![seen[0] + 1]),
+        ];
+        Ok(Gradients { loss: weights[0].abs(), values })
     }
 
     fn evaluate(&mut self, batch: &Batch) -> ebbflow::Result<Evaluation> {

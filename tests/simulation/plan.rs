@@ -4,6 +4,15 @@ use std::time::Duration;
 
 use ebbflow::random::Keyed;
 
+/// Name of the job.
+pub(crate) const JOB: &str = "simulated";
+
+/// Name of the job beside it.
+pub(crate) const BESIDE: &str = "beside";
+
+/// Where its checkpoints are.
+pub(crate) const CHECKPOINTS: &str = "memory://checkpoints";
+
 /// One run. Chances are per simulated 100 ms and per process (or per pair of processes, for what happens between two).
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -15,6 +24,8 @@ pub(crate) struct Plan {
     /// "sync", "pipelined", "bounded" or "async".
     pub(crate) mode: &'static str,
     pub(crate) delay: Option<u64>,
+    /// "sgd", by which the weights say how often a record was applied, or one with slots in canonical order.
+    pub(crate) optimizer: &'static str,
     /// Norm that steps are clipped at: over the whole model, so that several ps must tell each other theirs.
     pub(crate) clip_norm: Option<f64>,
     /// Type that is exchanged.
@@ -73,6 +84,28 @@ pub(crate) struct Plan {
     pub(crate) release: f32,
     /// Per message: it is lost, and what is on its way between the two with it.
     pub(crate) loss: f64,
+    /// Nothing happens to a ps, nor to what it and the master tell each other: so nothing may ever be rewound.
+    pub(crate) steady_ps: bool,
+    /// When a partition or the job comes into another phase: some process dies at once.
+    pub(crate) at_phase: f32,
+    /// The master's process stands still for some seconds.
+    pub(crate) master_stop: f32,
+    /// Longest time that one write of the journal takes.
+    pub(crate) journal_ms: u64,
+    /// Per write of the journal: it fails.
+    pub(crate) journal_fails: f32,
+    /// Per write of the journal: the master dies with it.
+    pub(crate) journal_crash: f32,
+    /// The journal's disk is full until somebody makes room.
+    pub(crate) journal_full: f32,
+    /// A user pauses and scales jobs, and lets them go on.
+    pub(crate) meddles: bool,
+    /// Another job is submitted beside the first.
+    pub(crate) beside: bool,
+    /// Chance that this job is cancelled.
+    pub(crate) cancel: f32,
+    /// The cluster goes on after the end of its jobs: the master is started again, and must know them, and the ps must have let them go.
+    pub(crate) lingers: bool,
     /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
     pub(crate) until_ms: u64,
     // Checkpoints.
@@ -126,7 +159,35 @@ impl Plan {
         }
         let mut dice = Dice(Keyed::new(seed, "exchange", 0));
         plan.dtype = ["f32", "f32", "bf16", "f16"][dice.range(0, 3) as usize];
-        plan
+        let mut dice = Dice(Keyed::new(seed, "optimizer", 0));
+        if plan.is_canonical() && dice.one_in(3) {
+            plan.optimizer = ["momentum", "adam", "lamb"][dice.range(0, 2) as usize];
+            // Lamb has norms of its own.
+            plan.clip_norm = plan.clip_norm.filter(|_| plan.optimizer != "lamb");
+        }
+        plan.with_faults_at_the_edges(seed)
+    }
+
+    /// What goes wrong where a job, a partition or the journal comes from one state into the next.
+    fn with_faults_at_the_edges(mut self, seed: u64) -> Self {
+        let mut dice = Dice(Keyed::new(seed, "edges", 0));
+        self.steady_ps = dice.one_in(4);
+        self.at_phase = dice.chance(0.1);
+        self.master_stop = dice.chance(0.01);
+        self.journal_ms = [0, dice.range(1, 20), dice.range(20, 300)][dice.range(0, 2) as usize];
+        self.journal_fails = dice.chance(0.1);
+        self.journal_crash = dice.chance(0.02);
+        self.journal_full = dice.chance(0.01);
+        self.meddles = dice.one_in(4);
+        self.beside = dice.one_in(4);
+        self.cancel = dice.chance(1.0);
+        self.lingers = dice.one_in(4) && self.all_lost == 0.0;
+        if self.steady_ps {
+            (self.ps_crash, self.ps_drain, self.all_crash, self.all_lost) = (0.0, 0.0, 0.0, 0.0);
+            // More than what the journal does to it, and less than a grace.
+            self.master_crash = self.master_crash.max(0.005);
+        }
+        self
     }
 
     fn without_norms(seed: u64) -> Self {
@@ -146,6 +207,7 @@ impl Plan {
             epochs: dice.range(1, 4),
             mode,
             delay,
+            optimizer: "sgd",
             clip_norm: None,
             dtype: "f32",
             evaluates: dice.one_in(3),
@@ -176,6 +238,17 @@ impl Plan {
             mend: 0.02 + dice.chance(0.2),
             release: 0.02 + dice.chance(0.1),
             loss: f64::from(dice.chance(0.002)),
+            steady_ps: false,
+            at_phase: 0.0,
+            master_stop: 0.0,
+            journal_ms: 0,
+            journal_fails: 0.0,
+            journal_crash: 0.0,
+            journal_full: 0.0,
+            meddles: false,
+            beside: false,
+            cancel: 0.0,
+            lingers: false,
             until_ms: dice.range(0, 20_000),
             saves: None,
             all_crash: 0.0,
@@ -220,9 +293,9 @@ impl Plan {
         Duration::from_millis(2 * microbatches * self.slow_compute_ms.max(self.compute_ms))
     }
 
-    /// Whether steps may be clipped, and the weights say no longer how often a record was applied.
-    pub(crate) fn is_clipped(&self) -> bool {
-        self.clip_norm.is_some_and(|norm| norm < 1e9)
+    /// Whether the weights say how often a record was applied: no step is clipped, and none goes through slots.
+    pub(crate) fn counts(&self) -> bool {
+        self.optimizer == "sgd" && self.clip_norm.is_none_or(|norm| norm >= 1e9)
     }
 
     pub(crate) fn is_canonical(&self) -> bool {
@@ -235,14 +308,15 @@ impl Plan {
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
-        let Self { lease_secs, pull_attempts_max, dtype, .. } = self;
+        let Self { lease_secs, pull_attempts_max, dtype, optimizer, .. } = self;
+        let learning_rate = if self.optimizer == "sgd" { *microbatches_per_step as f64 } else { 0.01 };
         let checkpoint = self.saves.map(|Saves { every, count, keep }| {
-            format!("[checkpoint]\nurl = \"memory://checkpoints\"\nevery_{every} = {count}\nkeep = {keep}")
+            format!("[checkpoint]\nurl = \"{CHECKPOINTS}\"\nevery_{every} = {count}\nkeep = {keep}")
         });
         let checkpoint = checkpoint.unwrap_or_default();
         format!(
             r#"
-name = "simulated"
+name = "{JOB}"
 epochs = {epochs}
 seed = {seed}
 [model]
@@ -258,8 +332,8 @@ train = {{ features = ["data.csv"] }}
 micro = {micro}
 effective = {effective}
 [optimizer]
-kind = "sgd"
-learning_rate = {microbatches_per_step}.0
+kind = "{optimizer}"
+learning_rate = {learning_rate:?}
 {clip_norm}
 [consistency]
 mode = "{mode}"
@@ -280,9 +354,28 @@ pull_attempts_max = {pull_attempts_max}
             effective = micro * microbatches_per_step,
         )
     }
+
+    /// The job of another user, in canonical order.
+    pub(crate) fn beside(&self, seed: u64) -> Option<String> {
+        let mode = if self.mode == "pipelined" { "sync" } else { "pipelined" };
+        let plan = Self {
+            epochs: 2,
+            mode,
+            delay: (mode == "pipelined").then_some(1),
+            optimizer: "adam",
+            clip_norm: None,
+            evaluates: false,
+            ps: 1,
+            saves: None,
+            ..self.clone()
+        };
+        let job = plan.job(seed + 1).replace(&format!("name = \"{JOB}\""), &format!("name = \"{BESIDE}\""));
+        self.beside.then_some(job)
+    }
 }
 
 /// Draws from a seed.
+#[derive(Debug)]
 pub(crate) struct Dice(pub(crate) Keyed);
 
 impl Dice {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ebbflow::data::Dataset;
 use ebbflow::spec::{self, DataSet, JobSpec};
+use ebbflow::tensor::Values;
 use proto::ids::{MicrobatchId, Version};
 use proto::pb::event::Kind;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::prelude::*;
 
 use crate::cluster::{self, Cluster, Seen};
-use crate::faults::Faults;
+use crate::faults::{self, Faults};
 use crate::plan::Plan;
 use crate::{ambient, checks, serial};
 
@@ -56,11 +57,21 @@ pub(crate) fn run(seed: u64, log: bool) -> Outcome {
     std::fs::write(folder.path().join("data.csv"), data).expect("the data can be written");
     let job = spec::parse(&plan.job(seed), Path::new("/simulated/job.toml"), &[]).expect("a valid job");
     // A thread of its own: what a thread once drew from its surroundings it keeps.
-    let body = || watched(seed, log, &plan, &job, folder.path());
+    let beside = plan.beside(seed);
+    let beside =
+        beside.map(|text| spec::parse(&text, Path::new("/simulated/job.toml"), &[]).expect("a valid job"));
+    let body = || watched(seed, log, &plan, &job, beside.as_ref(), folder.path());
     std::thread::scope(|scope| scope.spawn(body).join()).expect("a panic ends the process")
 }
 
-fn watched(seed: u64, log: bool, plan: &Plan, job: &JobSpec, folder: &Path) -> Outcome {
+fn watched(
+    seed: u64,
+    log: bool,
+    plan: &Plan,
+    job: &JobSpec,
+    beside: Option<&JobSpec>,
+    folder: &Path,
+) -> Outcome {
     let threads = threads();
     ambient::enter(seed);
     let watch = checks::Watch.with_filter(LevelFilter::DEBUG);
@@ -69,9 +80,10 @@ fn watched(seed: u64, log: bool, plan: &Plan, job: &JobSpec, folder: &Path) -> O
         tracing_subscriber::fmt::layer().with_timer(Simulated).with_ansi(false).with_filter(shown)
     });
     let subscriber = tracing_subscriber::registry().with(watch).with(log);
-    let seen = tracing::subscriber::with_default(subscriber, || simulate(seed, plan, job, folder));
+    let seen = tracing::subscriber::with_default(subscriber, || simulate(seed, plan, job, beside, folder));
     assert_eq!(threads, self::threads(), "work went to other threads, whose order nobody knows");
     check(plan, job, folder, &seen);
+    check_beside(plan, beside, folder, &seen);
     let status = seen.status.expect("checked");
     checks::add("duplicates dropped", status.duplicates_dropped);
     checks::add("leases ended early", status.leases_expired);
@@ -94,7 +106,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 
-fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
+fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, folder: &Path) -> Seen {
     let tick = Duration::from_millis(plan.tick_ms);
     let mut sim = turmoil::Builder::new()
         .rng_seed(seed)
@@ -110,14 +122,30 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
     let cluster = Cluster::new(seed, plan, folder.to_owned());
     let late = cluster.start(&mut sim);
     let seen = Arc::new(Mutex::new(Seen::default()));
-    sim.client("user", cluster::run_user(job.to_json(), cluster.disk.clone(), seen.clone()));
-    // The user speaks to the master from beside it.
+    sim.client("user", cluster::run_user(plan.clone(), job.to_json(), cluster.disk.clone(), seen.clone()));
+    let beside = beside.map(JobSpec::to_json);
+    sim.client("other-user", cluster::run_other_user(seed, plan.clone(), beside, seen.clone()));
+    // Users speak to the master from beside it.
     sim.set_link_fail_rate("user", "master", 0.0);
+    sim.set_link_fail_rate("other-user", "master", 0.0);
+    for ps in cluster.hosts(&[]).filter(|host| plan.steady_ps && host.starts_with("ps-")) {
+        sim.set_link_fail_rate(ps, "master", 0.0);
+    }
     let mut faults = Faults::new(seed, plan, late);
     let mut elapsed_ms = 0;
     while !sim.step().expect("no role fails and the job ends in time") {
         ambient::advance(tick);
         elapsed_ms += plan.tick_ms;
+        if cluster.journal.take_crash() && sim.is_host_running("master") {
+            faults::kill(&mut sim, "master");
+        }
+        if checks::take_phase() && elapsed_ms < plan.until_ms {
+            faults.strike_at_phase(&mut sim, &cluster);
+        }
+        if checks::take_restart() {
+            faults::kill(&mut sim, "master");
+            faults::start(&mut sim, "master");
+        }
         if elapsed_ms % FAULTS_MS == 0 {
             if elapsed_ms < plan.until_ms {
                 faults.strike(&mut sim, &cluster);
@@ -125,6 +153,13 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, folder: &Path) -> Seen {
                 faults.end(&mut sim, &cluster);
             }
         }
+    }
+    for ps in cluster.hosts(&[]).filter(|host| plan.lingers && host.starts_with("ps-")) {
+        let held = checks::held_by(ps);
+        assert!(held.is_empty(), "all jobs have ended, and {ps} holds the jobs and partitions {held:?}");
+    }
+    if plan.rot == 0.0 {
+        cluster.disk.check_manifests();
     }
     cluster::count_leases(&cluster.master);
     let seen = std::mem::take(&mut *seen.lock().unwrap());
@@ -173,9 +208,9 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         }
     }
     for (record, (expected, found)) in expected.iter().zip(floats("counts")).enumerate() {
-        // Clipped steps are compared with the serial loop, which canonical runs are.
+        // Others are compared with the serial loop, which canonical runs are.
         assert!(
-            plan.is_clipped() || (expected - f64::from(found)).abs() < 1e-3,
+            !plan.counts() || (expected - f64::from(found)).abs() < 1e-3,
             "record {record}: {found} where {expected} belongs"
         );
     }
@@ -207,6 +242,8 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             _ => {}
         }
     }
+    let rewinds = seen.events.iter().filter(|event| matches!(event.kind, Some(Kind::Rewind(_)))).count();
+    assert!(!plan.steady_ps || (rewinds, lives) == (0, 1), "no ps was lost, and the job was rewound");
     let told = |words: &str| {
         let warnings = seen.events.iter().filter_map(|event| match &event.kind {
             Some(Kind::Warning(warning)) => Some(&warning.message),
@@ -238,15 +275,28 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     }
     if plan.is_canonical() {
         let versions = serial::train(job, &data, plan.records);
-        let serial = versions.last().expect("version 0");
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        for (tensor, values) in ["counts", "bits"].into_iter().zip(serial) {
-            let (found, expected) = (bits(&floats(tensor)), bits(values.as_f32().unwrap()));
-            assert_eq!(found, expected, "`{tensor}` has other bits than the serial loop");
-        }
+        check_bits(versions.last().expect("version 0"), &seen.model);
         for (version, loss) in evaluations {
             let expected = f64::from(versions[version as usize][1].as_f32().unwrap()[0]);
             assert!((loss - expected).abs() <= 1e-9, "version {version}: loss {loss}, serial {expected}");
         }
     }
+}
+
+/// A model file has the bits of the serial loop.
+fn check_bits(serial: &[Values], model: &[u8]) {
+    let tensors = safetensors::SafeTensors::deserialize(model).expect("a model file");
+    for (name, values) in ["counts", "bits", "running", "seen"].into_iter().zip(serial) {
+        let found = tensors.tensor(name).expect("the tensor is there");
+        assert_eq!(found.data(), values.bytes(), "`{name}` has other bits than the serial loop");
+    }
+}
+
+/// The job of the other user, which trains in canonical order.
+fn check_beside(plan: &Plan, beside: Option<&JobSpec>, folder: &Path, seen: &Seen) {
+    let (Some(job), Some((status, model))) = (beside, &seen.beside) else { return };
+    assert_eq!(status.state(), proto::pb::JobState::Succeeded, "{}", status.reason);
+    let data = Dataset::open(job, DataSet::Train, Some(folder)).expect("the data can be read");
+    check_bits(serial::train(job, &data, plan.records).last().expect("version 0"), model);
+    checks::count("jobs beside the first");
 }

@@ -4,7 +4,7 @@ use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::Model;
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
-use ebbflow::tensor::Values;
+use ebbflow::tensor::{Role, Values};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
 use proto::plan::RecordOrder;
@@ -20,9 +20,12 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
     let optimizer = ps::optim::Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
     let mut model = Oracle::new(records as usize);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
+    let slot =
+        |len| (0..optimizer.slots()).map(move |slot| vec![optimizer.slot_initial(slot); len]).collect();
+    let mut slots: Vec<Vec<Vec<f32>>> = versions[0].iter().map(|values| slot(values.len())).collect();
     for step in (0..plan.steps()).map(Step) {
         let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();
-        round(spec, &mut weights);
+        round(spec, &model, &mut weights);
         model.load(&weights).expect("weights fit");
         let leaf = |model: &mut Oracle, index: u32| {
             let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
@@ -32,21 +35,26 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
             let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
             let batch: Batch = data.batch(records).expect("records");
             let key = random::key(spec.seed, "dropout", id.get());
-            let mut values = model.gradients(&batch, key).expect("gradients").values;
-            for values in &mut values {
-                values.as_f32_mut().unwrap().iter_mut().for_each(|value| *value *= batch.samples as f32);
-            }
-            values
+            model.weighted_gradients(&batch, key).expect("gradients").values
         };
         let sum = reduce(spec, &mut model, Node::root(plan.of(step)), plan.of(step), &leaf);
         let scale = 1.0 / plan.samples_of(step) as f32;
         let current = versions.last().expect("version 0");
-        let update = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum);
-        let next = current.iter().zip(&sum).map(|(weights, gradient)| {
-            let mut next = vec![0.0; weights.len()];
-            let none: &mut [Vec<f32>] = &mut [];
-            update.apply(weights.as_f32().unwrap(), gradient.as_f32().unwrap(), none, &mut next);
-            Values::F32(next)
+        let updates = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum, &slots);
+        let tensors = model.tensors();
+        let next = (0..tensors.len()).map(|at| match tensors[at].role {
+            Role::Parameter => {
+                let mut next = vec![0.0; current[at].len()];
+                let (weights, gradient) = (current[at].as_f32().unwrap(), sum[at].as_f32().unwrap());
+                updates[at].apply(weights, gradient, &mut slots[at], &mut next);
+                Values::F32(next)
+            }
+            Role::State => {
+                let mut next = vec![0.0; current[at].len()];
+                ps::optim::state::mean(sum[at].as_f32().unwrap(), plan.of(step).into(), &mut next);
+                Values::F32(next)
+            }
+            Role::Counter => sum[at].clone(),
         });
         let next = next.collect();
         versions.push(next);
@@ -54,16 +62,28 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
     versions
 }
 
-/// The update with the norm of the whole gradient, when it needs that. Every tensor is one chunk.
-fn with_norms(model: &Oracle, update: Update, weights: &[Values], sum: &[Values]) -> Update {
+/// The update of each parameter, with the norms over the whole model when it needs them. Every tensor is one chunk, and parameters come
+/// first.
+fn with_norms(
+    model: &Oracle,
+    update: Update,
+    weights: &[Values],
+    sum: &[Values],
+    slots: &[Vec<Vec<f32>>],
+) -> Vec<Update> {
+    let parameters = model.tensors().iter().filter(|tensor| tensor.role == Role::Parameter).count();
     if !update.needs_norms() {
-        return update;
+        return vec![update; parameters];
     }
     let layout = Layout::new(model.tensors(), 1).expect("a model");
-    let measure =
-        |(weights, sum): (&Values, &Values)| update.measure(weights.as_f32().unwrap(), sum.bytes(), &[]);
-    let squares: Vec<_> = (0..).map(ChunkId).zip(weights.iter().zip(sum).map(measure)).collect();
-    update.with_norms(&layout, &squares, &[ChunkId(0)])[0]
+    let chunks: Vec<_> = (0..parameters as u32).map(ChunkId).collect();
+    let measure = |&chunk: &ChunkId| {
+        let at = chunk.0 as usize;
+        let slots: Vec<&[f32]> = slots[at].iter().map(Vec::as_slice).collect();
+        (chunk, update.measure(weights[at].as_f32().unwrap(), sum[at].bytes(), &slots))
+    };
+    let squares: Vec<_> = chunks.iter().map(measure).collect();
+    update.with_norms(&layout, &squares, &chunks)
 }
 
 fn reduce(
@@ -84,12 +104,16 @@ fn reduce(
     };
     // The sum of a whole step is what the update takes, not what travels.
     if of == 1 || node != Node::root(of) {
-        round(spec, &mut values);
+        round(spec, model, &mut values);
     }
     values
 }
 
-/// To the type that the job exchanges; the model has parameters only.
-fn round(spec: &JobSpec, values: &mut [Values]) {
-    values.iter_mut().for_each(|values| spec.exchange.dtype.round(values.as_f32_mut().unwrap()));
+/// Parameters, to the type that the job exchanges.
+fn round(spec: &JobSpec, model: &Oracle, values: &mut [Values]) {
+    for (tensor, values) in model.tensors().iter().zip(values) {
+        if let Some(values) = values.as_f32_mut() {
+            spec.exchange.dtype.of(tensor.role).round(values);
+        }
+    }
 }

@@ -19,15 +19,22 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use proto::checkpoint::file::DataFile;
+use proto::checkpoint::found::Found;
+use proto::checkpoint::store::Stores;
+use proto::checkpoint::{MANIFEST, folder_name};
+use proto::ids::PartitionId;
 
 use crate::checks;
-use crate::plan::{Dice, Plan};
+use crate::plan::{CHECKPOINTS, Dice, JOB, Plan};
 
 /// The store; clones are the same.
 #[derive(Clone)]
 pub(crate) struct Disk {
     /// What lies on it.
     pub(crate) files: Arc<InMemory>,
+    /// Files may be damaged.
+    rots: bool,
     state: Arc<Mutex<State>>,
 }
 
@@ -64,7 +71,7 @@ impl Disk {
             full: false,
             away: false,
         };
-        Self { files: Arc::default(), state: Arc::new(Mutex::new(state)) }
+        Self { files: Arc::default(), rots: plan.rot > 0.0, state: Arc::new(Mutex::new(state)) }
     }
 
     /// From now on there is no room, or again.
@@ -94,6 +101,22 @@ impl Disk {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    /// Every checkpoint that has a manifest is whole: what has one was published, and what was published restores for as long as it is
+    /// kept. Where nothing rots.
+    pub(crate) fn check_manifests(&self) {
+        let folder = Stores::only(self.files.clone()).open(CHECKPOINTS).expect("a folder").below(JOB);
+        let found = Found::look(&folder).now_or_never().expect("at once").expect("it can be read");
+        for (version, manifest) in found.manifests {
+            let folder = folder.below(&folder_name(version));
+            for partition in (0..manifest.files.len() as u32).map(PartitionId) {
+                let read = async { DataFile::open(&folder, &manifest, partition).await?.verify().await };
+                let read = read.now_or_never().expect("at once");
+                assert!(read.is_ok(), "version {version} was published and cannot be restored: {read:?}");
+            }
+            checks::count("published checkpoints read whole");
+        }
     }
 
     /// Half of the time that a call takes.
@@ -148,6 +171,9 @@ impl Disk {
             self.writes()?;
         }
         let put = self.files.put_opts(path, payload, options).await?;
+        if path.filename() == Some(MANIFEST) && !self.rots {
+            self.check_manifests();
+        }
         self.wait().await;
         match write {
             Write::Unheard => {

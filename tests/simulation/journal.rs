@@ -1,0 +1,125 @@
+//! The disk of the master's journal: slow, full for a while, and the place where a master dies between what it appended and what is
+//! written.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use ebbflow::random::Keyed;
+use master::{Batch, MemoryStore, Store, StoreError};
+
+use crate::checks;
+use crate::plan::{Dice, Plan};
+
+/// A journal that outlives every master; clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Journal {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    written: MemoryStore,
+    dice: Dice,
+    /// Longest time that one write takes.
+    latency_ms: u64,
+    /// Chance of one write: it fails.
+    fails: f32,
+    /// Chance of one write: the master dies just before it, or just after it.
+    crash: f32,
+    full: bool,
+    /// The master is to die now.
+    crashes: bool,
+}
+
+impl Journal {
+    pub(crate) fn new(seed: u64, plan: &Plan) -> Self {
+        let state = State {
+            written: MemoryStore::default(),
+            dice: Dice(Keyed::new(seed, "journal", 0)),
+            latency_ms: plan.journal_ms,
+            fails: plan.journal_fails,
+            crash: plan.journal_crash,
+            full: false,
+            crashes: false,
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Everything that was written is lost.
+    pub(crate) fn lose(&self) {
+        self.state().written = MemoryStore::default();
+    }
+
+    fn written(&self) -> MemoryStore {
+        self.state().written.clone()
+    }
+
+    /// From now on there is no room, or again.
+    pub(crate) fn fill(&self, full: bool) {
+        self.state().full = full;
+    }
+
+    /// It works, if not faster, from now on.
+    pub(crate) fn heal(&self) {
+        let mut state = self.state();
+        (state.full, state.fails, state.crash) = (false, 0.0, 0.0);
+    }
+
+    /// Whether the master dies with the write that it is at.
+    pub(crate) fn take_crash(&self) -> bool {
+        std::mem::take(&mut self.state().crashes)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    async fn wait(&self) {
+        let ms = {
+            let mut state = self.state();
+            let longest = state.latency_ms;
+            state.dice.range(0, longest / 2)
+        };
+        if ms > 0 {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+        }
+    }
+
+    /// Nothing follows: the master is gone at the end of this tick.
+    async fn die(&self, when: &str) {
+        self.state().crashes = true;
+        checks::count(format!("masters that died {when} a write of the journal"));
+        std::future::pending().await
+    }
+}
+
+#[async_trait::async_trait]
+impl Store for Journal {
+    async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
+        self.written().load().await
+    }
+
+    async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
+        self.wait().await;
+        let (fails, before, after) = {
+            let mut state = self.state();
+            let (fails, crash) = (state.fails, state.crash);
+            let fails = state.dice.happens(fails) || state.full;
+            (fails, state.dice.happens(crash / 2.0), state.dice.happens(crash / 2.0))
+        };
+        if fails {
+            checks::count("writes of the journal that failed");
+            return Err("no space left on device".into());
+        }
+        if before {
+            self.die("before").await;
+        }
+        self.written().commit(batch).await?;
+        if after {
+            self.die("after").await;
+        }
+        self.wait().await;
+        Ok(())
+    }
+}
