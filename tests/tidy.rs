@@ -100,6 +100,17 @@ fn nothing_is_left_undone_or_points_at_one_machine() {
 }
 
 #[test]
+fn secrets_are_compared_in_constant_time() {
+    let tokens = read(&root().join("proto/src/security/tokens.rs"));
+    let (_, find) = tokens.split_once("pub fn find(").expect("tokens are looked up there");
+    let (find, _) = find.split_once("\n    }").expect("the end of a function");
+    assert!(
+        find.contains("ct_eq") && !find.contains("=="),
+        "another comparison tells where it ended:\n{find}"
+    );
+}
+
+#[test]
 fn only_config_reads_the_environment() {
     let readers: Vec<_> = files(&[".rs"])
         .iter()

@@ -8,6 +8,7 @@ mod etcd;
 mod install;
 mod libtorch;
 mod moto;
+mod mutants;
 mod packages;
 mod pip;
 mod run;
@@ -25,6 +26,7 @@ enum Chore {
     Run(run::Args),
     Test(check::Args),
     Sim(sim::Args),
+    Mutants(mutants::Args),
     Chaos(chaos::Args),
     Bench(bench::Args),
 }
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Chore::Run(args) => run::run(&args),
         Chore::Test(args) => check::run(&args),
         Chore::Sim(args) => sim::run(&args),
+        Chore::Mutants(args) => mutants::run(&args),
         Chore::Chaos(args) => chaos::run(&args),
         Chore::Bench(args) => bench::run(&args),
     };
