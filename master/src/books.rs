@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 use proto::convert::required;
-use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::ids::{Era, IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::event::Kind as Event;
@@ -41,6 +41,8 @@ pub(crate) struct Books {
     options: Options,
     /// Unlike every other master; the same over all starts with one journal.
     master: u64,
+    /// How often a master has started with this journal.
+    starts: u64,
     fleet: Membership,
     jobs: BTreeMap<JobId, Job>,
     newest_job: JobId,
@@ -72,6 +74,7 @@ impl Books {
         let first = (starts - 1) * IDS_PER_START + 1;
         Self {
             master: identity,
+            starts,
             fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
             jobs: BTreeMap::new(),
             newest_job,
@@ -173,6 +176,7 @@ impl Books {
             incarnation: incarnation.get(),
             heartbeat_ms: u32::try_from(self.options.heartbeat.as_millis()).unwrap_or(u32::MAX),
             master: self.master,
+            starts: self.starts,
         })
     }
 
@@ -230,7 +234,8 @@ impl Books {
     pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
-            jobs: self.live_jobs().map(|job| job.id.get()).collect(),
+            // A ps keeps what it has of a job until the end of the job is durable.
+            jobs: self.jobs.values().filter(|job| !job.is_over()).map(|job| job.id.get()).collect(),
             newest_job: self.newest_job.get(),
             reports_taken: Vec::new(),
             may_leave: false,
@@ -425,7 +430,7 @@ impl Books {
             ));
         }
         if self.jobs.len() >= self.options.jobs_max {
-            let oldest = self.jobs.values().find(|job| job.is_ended()).map(|job| job.id);
+            let oldest = self.jobs.values().find(|job| job.is_over()).map(|job| job.id);
             let oldest = oldest.ok_or_else(|| {
                 Failure::new(
                     Kind::Full,
@@ -508,6 +513,12 @@ impl Books {
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.news = true;
         self.jobs.get_mut(&id)
+    }
+
+    /// The end of a job is durable: from now on the ps may drop it. Answers what to tell those that hold it.
+    pub(crate) fn close(&mut self, id: JobId, era: Era) -> pb::CloseRequest {
+        self.jobs.get_mut(&id).into_iter().for_each(Job::on_end_durable);
+        pb::CloseRequest { job: id.get(), era: era.get(), master: self.master, starts: self.starts }
     }
 
     /// Changes the job that a user names; answers how it is then.

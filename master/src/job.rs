@@ -101,6 +101,8 @@ pub(crate) struct Job {
     epochs_measured: Epoch,
     /// Of a job that had ended before this start of the master.
     final_status: Option<pb::JobStatus>,
+    /// Its end is on stable storage.
+    over: bool,
     /// Something changed that is to be written down.
     changed: bool,
 }
@@ -140,7 +142,7 @@ enum Phase {
     Saving {
         until: Duration,
     },
-    /// The ps are asked for their numbers and let go.
+    /// The ps are asked for their numbers.
     Finishing,
     Ended,
 }
@@ -160,8 +162,10 @@ pub(crate) enum Effect {
     Save(Vec<PsAddress>, Version),
     /// Write a manifest, keep so many checkpoints, and answer with [`Job::on_published`].
     Publish(Place, Box<Manifest>, u32),
-    /// Ask each ps for its ledger, let it close the job, and answer with [`Job::on_finished`].
+    /// Ask each ps for its ledger and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
+    /// The job has ended in this era: once that is durable, [say so](Job::on_end_durable), then let each ps drop what it has of it.
+    Close(Vec<PsAddress>, Era),
     /// Tell a worker at once that this lease has ended, rather than with its next heartbeat.
     Recall(IncarnationId, LeaseId),
     /// Log that the state changed, and why.
@@ -213,6 +217,7 @@ impl Job {
             effects: Vec::new(),
             epochs_measured: Epoch(0),
             final_status: None,
+            over: false,
             changed: true,
         };
         job.on_fleet(now, fleet);
@@ -221,6 +226,21 @@ impl Job {
 
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.phase, Phase::Ended)
+    }
+
+    /// Whether it has ended and no restart of the master can forget that: what the ps have of it is of no more use.
+    pub(crate) const fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Its end is on stable storage.
+    pub(crate) const fn on_end_durable(&mut self) {
+        self.over = true;
+    }
+
+    /// Whether its model is delivered, so that nothing more is trained.
+    const fn is_exported(&self) -> bool {
+        !self.output.is_empty()
     }
 
     /// What is to be done since the last call.
@@ -276,10 +296,11 @@ impl Job {
 
     /// Whether training is ahead or under way.
     const fn needs_fleet(&self) -> bool {
-        matches!(
+        let trains = matches!(
             self.phase,
             Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } | Phase::Training
-        )
+        );
+        trains && !self.is_exported()
     }
 
     fn lacks(&self, fleet: &Membership) -> Option<String> {

@@ -89,12 +89,15 @@ pub(crate) async fn save(
     Ok(try_join_all(replies).await?.iter().all(|reply| reply.coming))
 }
 
-/// Lets the ps drop a job.
+/// Lets the ps drop a job whose end is durable.
 ///
 /// # Errors
 /// The first that does not answer; it hears of the job's end with its next heartbeat.
-pub(crate) async fn close(dialer: &Dialer, list: &[PsAddress], job: JobId) -> Result<(), Failure> {
-    let request = pb::CloseRequest { job: job.get() };
+pub(crate) async fn close(
+    dialer: &Dialer,
+    list: &[PsAddress],
+    request: pb::CloseRequest,
+) -> Result<(), Failure> {
     let replies = list
         .iter()
         .map(|ps| call(dialer, ps, "close", move |mut client| async move { client.close(request).await }));

@@ -366,10 +366,13 @@ impl Shared {
             }
             Effect::Finish(ps) => {
                 let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
-                if let Err(failure) = ps_client::close(&self.dialer, &ps, id).await {
+                self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
+            }
+            Effect::Close(ps, era) => {
+                let request = self.act(|books, _| books.close(id, era));
+                if let Err(failure) = ps_client::close(&self.dialer, &ps, request).await {
                     tracing::warn!(reason = %failure, "a ps did not close the job; its heartbeat will tell it to");
                 }
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
             }
             Effect::Tell(..) | Effect::Lost(_) | Effect::Recall(..) => {}
         }

@@ -36,8 +36,10 @@ pub struct Session {
 pub struct Registered {
     /// This process start, as the master numbered it.
     pub incarnation: IncarnationId,
-    /// The master's own process start.
+    /// Names the master's journal.
     pub master: u64,
+    /// How often a master has started with that journal: a later one counts, an earlier one does not.
+    pub starts: u64,
 }
 
 #[derive(Debug, Default)]
@@ -160,7 +162,7 @@ async fn live(
     let mut answers = answered(masters, opening).await?;
     let master = masters.url();
     let mut unanswered = 0;
-    registered.send_replace(Some(Registered { incarnation, master: reply.master }));
+    registered.send_replace(Some(Registered { incarnation, master: reply.master, starts: reply.starts }));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

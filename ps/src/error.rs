@@ -61,6 +61,30 @@ pub enum Error {
         /// Era of the partition.
         here: Era,
     },
+    /// The sender's time as the master is over.
+    #[error(
+        "close job {job}: asked by start {sender} of the master, and start {here} is the master of this ps; nothing is closed"
+    )]
+    OldMaster {
+        /// The job.
+        job: JobId,
+        /// Start of the sender.
+        sender: u64,
+        /// Start that this ps is registered with.
+        here: u64,
+    },
+    /// The job is of another journal, in which it only has the same number.
+    #[error(
+        "close {place}: asked by master {sender:016x}, and master {here:016x} opened it; nothing is closed"
+    )]
+    OtherMaster {
+        /// Where.
+        place: Place,
+        /// Identity of the sender.
+        sender: u64,
+        /// Identity of the master that opened it.
+        here: u64,
+    },
     /// This ps has yet to hear of a rewind.
     #[error(
         "{place}: sent in era {sender}, it is still in era {here} here; wait until the master has opened the new one"
@@ -300,7 +324,7 @@ impl Error {
             | Self::NoCheckpoints { .. }
             | Self::BeyondPlan { .. } => Kind::Malformed,
             Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
-            Self::Fenced { .. } => Kind::Fenced,
+            Self::Fenced { .. } | Self::OldMaster { .. } | Self::OtherMaster { .. } => Kind::Fenced,
             Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
             Self::EraAhead { .. }
             | Self::NoWeights { .. }

@@ -5,8 +5,7 @@
 //! is reserved before it is filled.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use proto::channel::Dialer;
@@ -49,10 +48,19 @@ struct Inner {
     attachments: Attachments,
     /// Few and seldom changed: written by open and close, read by everything else.
     partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
-    /// Process start of the master that this ps is registered with; 0 without one.
-    master: AtomicU64,
+    /// The master that this ps is registered with, or was last.
+    master: Mutex<MasterStart>,
     /// Reaches the other ps of a job.
     dialer: OnceLock<Dialer>,
+}
+
+/// One start of a master.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MasterStart {
+    /// Names its journal; 0 without a master.
+    pub master: u64,
+    /// How often a master has started with that journal.
+    pub starts: u64,
 }
 
 impl Ps {
@@ -86,7 +94,7 @@ impl Ps {
             memory,
             attachments: Attachments::default(),
             partitions: RwLock::default(),
-            master: AtomicU64::new(0),
+            master: Mutex::default(),
             dialer: OnceLock::new(),
         })))
     }
@@ -125,7 +133,7 @@ impl Ps {
         self.check_opening(&opening)?;
         let address @ Address { job, partition, era } = opening.address;
         let place = Place { job, partition };
-        let master = self.0.master.load(Ordering::Relaxed);
+        let master = self.master().master;
         let mut partitions = self.partitions_mut();
         let existing = partitions.get(&place).filter(|model| model.master == master).cloned();
         if let Some(model) = &existing {
@@ -275,6 +283,28 @@ impl Ps {
         Ok(())
     }
 
+    /// Drops the partitions of a job that has ended in `era`, as this start of a master says.
+    ///
+    /// # Errors
+    /// A later start of the master is known, or the partitions are of another master or of a later era. Then nothing is dropped.
+    pub fn close_ended(&self, job: JobId, era: Era, sender: MasterStart) -> Result<()> {
+        let here = self.master();
+        if sender.master == here.master && sender.starts < here.starts {
+            return Err(Error::OldMaster { job, sender: sender.starts, here: here.starts });
+        }
+        for (&place, model) in self.partitions().range(job_range(job)) {
+            let here = model.opening().address.era;
+            if model.master != sender.master {
+                return Err(Error::OtherMaster { place, sender: sender.master, here: model.master });
+            }
+            if era < here {
+                return Err(Error::Fenced { place, sender: era, here });
+            }
+        }
+        self.close(job);
+        Ok(())
+    }
+
     /// Drops a job's partitions; waiting pulls are answered that they are gone. Unknown jobs are fine.
     pub fn close(&self, job: JobId) {
         let closed: Vec<_> = {
@@ -304,9 +334,13 @@ impl Ps {
         self.0.dialer.get_or_init(|| dialer);
     }
 
-    /// From now on jobs are opened by this process start of the master.
-    pub(crate) fn registered_with(&self, master: u64) {
-        self.0.master.store(master, Ordering::Relaxed);
+    /// From now on jobs are opened and closed by this start of a master.
+    pub fn registered_with(&self, master: MasterStart) {
+        *self.0.master.lock().unwrap_or_else(PoisonError::into_inner) = master;
+    }
+
+    fn master(&self) -> MasterStart {
+        *self.0.master.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_opening(&self, opening: &Opening) -> Result<()> {

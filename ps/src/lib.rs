@@ -28,6 +28,6 @@ mod versions;
 
 pub use config::Options;
 pub use error::{Error, Result};
-pub use handle::Ps;
+pub use handle::{MasterStart, Ps};
 pub use model::{Applied, Opening};
 pub use server::run;

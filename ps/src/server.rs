@@ -21,7 +21,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 
 use crate::error::{Error, Result};
-use crate::handle::Ps;
+use crate::handle::{MasterStart, Ps};
 use crate::service::{Bulk, Service};
 
 /// How long calls in flight may go on after the shutdown was asked for.
@@ -236,7 +236,9 @@ async fn close_ended_jobs(ps: &Ps, session: &Session) -> Infallible {
         match (changed, current) {
             (Ok(None), _) => {
                 let registered = *incarnations.borrow_and_update();
-                registered.inspect(|registered| ps.registered_with(registered.master));
+                registered.inspect(|&Registered { master, starts, .. }| {
+                    ps.registered_with(MasterStart { master, starts });
+                });
                 current = registered.map(|registered| (registered, Instant::now()));
                 // What was not read yet comes from the session before.
                 replies.mark_unchanged();

@@ -33,7 +33,7 @@ use tracing::field::{Empty, debug};
 use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
-use crate::handle::Ps;
+use crate::handle::{MasterStart, Ps};
 use crate::model::{Applied, Opening};
 use crate::optim::norm::Squares;
 
@@ -335,7 +335,8 @@ impl pb::parameters_server::Parameters for Service {
     }
 
     async fn close(&self, request: Request<pb::CloseRequest>) -> Result<Response<pb::CloseReply>, Status> {
-        self.ps.close(JobId(request.into_inner().job));
+        let pb::CloseRequest { job, era, master, starts } = request.into_inner();
+        self.ps.close_ended(JobId(job), Era(era), MasterStart { master, starts })?;
         Ok(Response::new(pb::CloseReply {}))
     }
 }

@@ -6,6 +6,7 @@ use proto::pb::JobState;
 use proto::spec::Order;
 use proto::status::Failure;
 
+use super::partitions::Partitions;
 use super::work::Work;
 use super::{Effect, Job, Phase};
 use crate::clock::Now;
@@ -48,6 +49,8 @@ impl Job {
                 self.finish(now);
             }
             Phase::Stopping { .. } | Phase::Asking | Phase::Exporting | Phase::Saving { .. } => {}
+            // A restart of the master came between the export and the end.
+            _ if self.is_exported() => {}
             _ => {
                 if !self.close(now, &end) {
                     self.stop(now, end, Salvage::Newest);
@@ -151,7 +154,7 @@ impl Job {
         }
     }
 
-    /// Nothing more is to be had from the workers: let the ps go.
+    /// Nothing more is to be had from the workers: the ps tell their numbers.
     pub(super) fn finish(&mut self, now: Now) {
         self.queue.clear();
         self.phase = Phase::Finishing;
@@ -162,7 +165,7 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// The ps have told their numbers and closed the job.
+    /// The ps have told their numbers. They hold the job until its end is durable: whatever happens before, it can be ended again.
     pub(crate) fn on_finished(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
         if !matches!(self.phase, Phase::Finishing) {
             return;
@@ -172,6 +175,8 @@ impl Job {
             Err(failure) => self.warn(now, format!("the ps' own counts are missing: {failure}")),
         }
         self.phase = Phase::Ended;
+        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
+        self.effects.push(Effect::Close(ps, self.era));
         self.tell_state(now);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A job that had ended is shown as it was. One that had not begun to train begins anew, which is deterministic. One that trained
 //! asks the ps for their ledgers, like after any other loss (`recovery`): nothing is rewound, and what the workers hold of
-//! the master before is leased again, where it is not done.
+//! the master before is leased again, where it is not done. One whose model is exported only ends.
 
 use proto::ids::{Epoch, Era, JobId};
 use proto::pb;
@@ -63,6 +63,7 @@ impl Job {
             begin: placed.map(Partitions::begin).unwrap_or_default(),
             samples_before: self.numbers.samples_before,
             owner: self.owner.clone(),
+            output: if self.is_ended() { Vec::new() } else { self.output.clone() },
         }
     }
 
@@ -90,6 +91,7 @@ impl Job {
         job.epochs_measured = Epoch(record.epochs_measured);
         job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });
         job.paused = record.paused;
+        job.output = record.output;
         if let Some(checkpoints) = &mut job.checkpoints {
             checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
             checkpoints.resume = record.resume;
@@ -101,6 +103,7 @@ impl Job {
             job.final_status = Some(status);
             job.queue.clear();
             job.phase = Phase::Ended;
+            job.over = true;
             job.changed = false;
             return Ok(job);
         }

@@ -70,6 +70,7 @@ impl Job {
             Phase::Finishing | Phase::Ended => return,
             // What was trained is exported already.
             Phase::Saving { .. } => return self.finish(now),
+            _ if self.is_exported() => return self.finish(now),
             Phase::Stopping { .. } | Phase::Asking => true,
             _ => self.ends_early(),
         };
@@ -173,7 +174,7 @@ impl Job {
         let begun = partitions.begun();
         self.partitions.as_mut().into_iter().for_each(Partitions::keep);
         self.changed = true;
-        if self.ends_early() {
+        if self.ends_early() && !self.is_exported() {
             // It was being stopped when the master was started again.
             self.phase = Phase::Asking;
             return self.on_asked(now, Ok(ledgers));
@@ -193,6 +194,9 @@ impl Job {
             self.numbers.samples_before = training.samples_done;
         }
         self.training = Some(training);
+        if self.is_exported() {
+            return self.save_last(now);
+        }
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);

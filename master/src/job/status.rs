@@ -128,6 +128,9 @@ impl Job {
         }
         let reason = self.end.as_ref().map(|end| end.reason.as_str()).unwrap_or_default();
         match &self.phase {
+            Phase::Surveying { .. } if self.is_exported() => {
+                (JobState::Exporting, format!("{reason}; the ps tell their numbers"))
+            }
             Phase::Indexing => (JobState::Indexing, "workers count the records of its files".to_owned()),
             Phase::Initializing | Phase::Surveying { .. } if self.training.is_some() => {
                 (JobState::Running, "a worker makes anew what a ps lost".to_owned())

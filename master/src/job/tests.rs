@@ -278,6 +278,10 @@ fn a_job_goes_from_submission_to_success() {
     assert_eq!(world.effects(), [Effect::Finish(vec![address("p")])]);
     assert!(!world.job.is_ended());
     world.job.on_finished(world.now, Ok(vec![ledger(4)]));
+    assert_eq!(world.effects(), [Effect::Close(vec![address("p")], Era(0))]);
+    assert!(world.job.is_ended() && !world.job.is_over(), "a restart may forget it");
+    world.job.on_end_durable();
+    assert!(world.job.is_over());
 
     let status = world.status();
     assert_eq!((status.state(), status.reason.as_str()), (JobState::Succeeded, "trained 2 epochs"));
@@ -390,7 +394,7 @@ fn files_that_do_not_go_together_fail_the_job_at_once() {
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Failed);
     assert!(world.reason().contains("`x.gz` has label -3"), "{}", world.reason());
-    assert_eq!(world.effects(), []);
+    assert_eq!(world.effects(), [Effect::Close(vec![], Era(0))]);
 }
 
 #[test]

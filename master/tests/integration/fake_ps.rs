@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::Stream;
 use proto::channel::{Dialer, Purpose};
@@ -15,6 +16,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::harness::soon;
+
 /// What it remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
@@ -24,6 +27,8 @@ pub(crate) struct Accounts {
     pub(crate) open: BTreeMap<u64, Vec<pb::OpenRequest>>,
     /// Steps applied, as each ledger of a job but its first says: the first is asked for before anything is trained.
     pub(crate) version: u64,
+    /// It is asked to close jobs, and does not answer.
+    pub(crate) deaf_to_close: bool,
 }
 
 /// A running ps; dropped, it is gone.
@@ -64,6 +69,16 @@ impl FakePs {
         ];
         session.registered().await;
         Self { accounts, tasks }
+    }
+
+    /// Waits until the master has made this call.
+    pub(crate) async fn called(&self, call: &str) {
+        let calling = async {
+            while !self.calls().iter().any(|made| made == call) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(call, calling).await;
     }
 
     pub(crate) fn calls(&self) -> Vec<String> {
@@ -129,10 +144,16 @@ impl Parameters for Service {
     }
 
     async fn close(&self, request: Request<pb::CloseRequest>) -> Result<Response<pb::CloseReply>, Status> {
-        let pb::CloseRequest { job } = request.into_inner();
-        let mut accounts = self.0.lock().expect("unpoisoned");
-        accounts.calls.push(format!("close job {job}"));
-        accounts.open.remove(&job);
+        let pb::CloseRequest { job, .. } = request.into_inner();
+        let deaf = {
+            let mut accounts = self.0.lock().expect("unpoisoned");
+            accounts.calls.push(format!("close job {job}"));
+            accounts.deaf_to_close
+        };
+        if deaf {
+            std::future::pending::<()>().await;
+        }
+        self.0.lock().expect("unpoisoned").open.remove(&job);
         Ok(Response::new(pb::CloseReply {}))
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use master::{Master, Options};
+use master::{Master, Options, Store};
 use proto::artifact::{describe, slices};
 use proto::channel::{Channel, Dialer, Purpose, accept};
 use proto::checkpoint::store::Stores;
@@ -20,6 +21,7 @@ use proto::pb::{JobState, submit_request, upload_request};
 use proto::spec::JobSpec;
 use proto::status::Failure;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -58,12 +60,15 @@ pub(crate) struct Cluster {
     pub(crate) master: Master,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<()>,
-    _folder: tempfile::TempDir,
+    /// Its own, when it can be killed.
+    runtime: Option<Runtime>,
+    folder: Option<tempfile::TempDir>,
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.served.abort();
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
@@ -90,7 +95,67 @@ impl Cluster {
             let (master, shutdown) = (master.clone(), shutdown.clone());
             async move { master.serve(accept(listener), shutdown).await.expect("serves until the shutdown") }
         };
-        Self { url, master, shutdown, served: tokio::spawn(serving), _folder: folder }
+        let (served, folder) = (tokio::spawn(serving), Some(folder));
+        Self { url, master, shutdown, served, runtime: None, folder }
+    }
+
+    /// A master on a runtime of its own with a journal in `store`: it can be [killed](Self::kill).
+    pub(crate) async fn mortal(store: Arc<dyn Store>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::start_mortal(store, folder, "127.0.0.1:0").await
+    }
+
+    /// Kills the master; whatever it was doing ends there. Then one starts at its address, with its folder.
+    pub(crate) async fn kill(mut self, store: Arc<dyn Store>) -> Self {
+        let folder = self.folder.take().expect("it has one");
+        let address = self.url.trim_start_matches("http://").to_owned();
+        self.runtime.take().expect("a runtime of its own").shutdown_background();
+        drop(self);
+        Self::start_mortal(store, folder, &address).await
+    }
+
+    async fn start_mortal(store: Arc<dyn Store>, folder: tempfile::TempDir, address: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let options = Options {
+            data_dir: folder.path().to_owned(),
+            heartbeat: Duration::from_millis(100),
+            death: Duration::from_secs(60),
+            ..Options::default()
+        };
+        // Until the threads of one that was killed have let go of the folder and the address.
+        let opening = async {
+            loop {
+                let clock = master::Clock::at_rate(1.0);
+                let (options, store, dialer) = (options.clone(), store.clone(), Dialer::tcp());
+                match Master::open_with(options, Stores::default(), dialer, store, clock).await {
+                    Ok(master) => break master,
+                    Err(master::Error::Busy(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        let master = soon("the folder", opening).await;
+        let listener = {
+            let address = address.to_owned();
+            let binding = async move {
+                loop {
+                    match TcpListener::bind(&address).await {
+                        Ok(listener) => break listener,
+                        Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                    }
+                }
+            };
+            soon("the address", runtime.spawn(binding)).await.expect("no panic")
+        };
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let shutdown = CancellationToken::new();
+        let serving = {
+            let (master, shutdown) = (master.clone(), shutdown.clone());
+            async move { master.serve(accept(listener), shutdown).await.expect("serves until the shutdown") }
+        };
+        let served = runtime.spawn(serving);
+        Self { url, master, shutdown, served, runtime: Some(runtime), folder: Some(folder) }
     }
 
     pub(crate) fn channel(&self) -> Channel {

@@ -185,7 +185,7 @@ async fn a_forced_cancel_saves_nothing_and_waits_for_nobody() {
     let cancel = pb::CancelRequest { job: "1".to_owned(), force: true };
     cluster.jobs().cancel(cancel).await.expect("a job");
     cluster.reach("digits", JobState::Cancelled).await;
-    assert!(ps.calls().contains(&"close job 1".to_owned()), "{:?}", ps.calls());
+    ps.called("close job 1").await;
     assert_eq!(cluster.status("digits").await.expect("a job").artifacts, []);
 }
 

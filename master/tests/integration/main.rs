@@ -1,6 +1,7 @@
 //! A master over real tonic on 127.0.0.1, with scripted workers and a ps that only keeps accounts.
 
 mod control;
+mod ending;
 mod fake_ps;
 mod fleet;
 mod harness;

@@ -6,6 +6,8 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Outcome, Parameters, Pull, Want};
 use proto::status::{Failure, Kind};
 
+use ps::{MasterStart, Ps};
+
 use crate::harness::{Job, Shape, opened, options, soon, until};
 
 const PARTITION: PartitionId = PartitionId(0);
@@ -64,6 +66,28 @@ async fn a_closed_job_is_forgotten_and_its_waiting_pulls_learn_it() {
     assert_eq!(ps.metrics().partitions.get(), 1);
     ps.close(job.id);
     assert_eq!(ps.open(job.opening(PARTITION)).unwrap(), None, "a closed job may begin anew");
+}
+
+#[tokio::test]
+async fn a_close_of_an_earlier_era_master_or_start_is_refused_and_drops_nothing() {
+    let job = Job { era: Era(2), ..Job::new(Shape::default()) };
+    let ps = Ps::new(options()).unwrap();
+    let sender = |master, starts| MasterStart { master, starts };
+    ps.registered_with(sender(70, 3));
+    ps.open(job.opening(PARTITION)).unwrap();
+    for (era, sender, words) in [
+        (1, sender(70, 3), "sent in era 1, it is in era 2"),
+        (2, sender(70, 2), "start 2 of the master, and start 3 is the master"),
+        (2, sender(69, 9), "master 0000000000000046 opened it"),
+    ] {
+        let failure = Failure::from(ps.close_ended(job.id, Era(era), sender).unwrap_err());
+        assert!(failure.kind == Kind::Fenced && failure.message.contains(words), "{failure}");
+        assert_eq!(ps.ledger(job.id).unwrap().len(), 1);
+    }
+    // The next leader has not registered this ps yet.
+    ps.close_ended(job.id, Era(2), sender(70, 4)).unwrap();
+    assert!(ps.ledger(job.id).is_err());
+    ps.close_ended(job.id, Era(2), sender(70, 4)).expect("a repeat");
 }
 
 #[tokio::test]

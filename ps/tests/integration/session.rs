@@ -55,7 +55,12 @@ impl Fleet for Master {
         }
         self.registered.send_replace(Some(request));
         let master = self.script.borrow().start;
-        Ok(Response::new(pb::RegisterReply { incarnation: 5, heartbeat_ms: 10, master }))
+        Ok(Response::new(pb::RegisterReply {
+            incarnation: 5,
+            heartbeat_ms: 10,
+            master,
+            ..Default::default()
+        }))
     }
 
     async fn heartbeat(

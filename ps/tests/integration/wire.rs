@@ -188,7 +188,7 @@ async fn a_model_of_several_chunks_survives_the_round_trip_in_both_partitions() 
         ..Default::default()
     };
     assert_eq!(ledger.partitions, [expected(0), expected(1)]);
-    let close = pb::CloseRequest { job: job.id.get() };
+    let close = pb::CloseRequest { job: job.id.get(), ..Default::default() };
     served.client.0.clone().close(close).await.unwrap();
     served.client.0.clone().close(close).await.expect("unknown jobs are fine");
     assert_eq!(served.client.0.clone().ledger(request).await.unwrap_err().code(), tonic::Code::NotFound);

@@ -195,3 +195,49 @@ fn a_record_that_does_not_fit_together_is_refused() {
     wrong.fresh.clear();
     assert!(restore(wrong).expect_err("a partition").contains("partitions"));
 }
+
+/// A job that has exported its model on the one ps; it trained to its end, or was cancelled.
+fn exported_job(cancelled: bool) -> World {
+    let mut world = World::training(parse(""), 1);
+    if cancelled {
+        world.job.cancel(world.now, false);
+        world.survey(&[2]);
+    } else {
+        world.work();
+        world.pass(3 * SECOND);
+    }
+    let lease = world.lease(0).expect("an export");
+    let artifacts = vec![proto::artifact::describe("model.safetensors", b"weights")];
+    world.complete(0, &lease, Report::Exported(pb::Exported { artifacts }));
+    world
+}
+
+#[test]
+fn a_job_that_is_exported_only_ends() {
+    for (cancelled, state, version) in [(false, JobState::Succeeded, 4), (true, JobState::Cancelled, 2)] {
+        let mut world = exported_job(cancelled);
+        let reason = world.job.end.clone().expect("it is decided").reason;
+        world.start_again();
+        assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
+        world.job.cancel(world.now, false);
+        world.come_back("p", version);
+        world.survey(&[version]);
+        assert_eq!(world.effects(), [Effect::Finish(vec![address("p")])]);
+        world.job.on_finished(world.now, Ok(vec![ledger(version)]));
+        let status = world.status();
+        assert_eq!((status.state(), status.reason, status.steps_done), (state, reason, version));
+        assert_eq!(status.artifacts.len(), 1);
+    }
+}
+
+#[test]
+fn a_job_that_is_exported_ends_with_its_model_also_when_its_ps_have_lost_theirs() {
+    let mut world = exported_job(true);
+    world.start_again();
+    join(&mut world.fleet, Role::Worker, "w0");
+    world.restart("p");
+    assert_eq!(world.effects(), [Effect::Finish(vec![])]);
+    world.job.on_finished(world.now, Ok(vec![]));
+    let status = world.status();
+    assert_eq!((status.state(), status.artifacts.len(), world.job.era), (JobState::Cancelled, 1, Era(0)));
+}
