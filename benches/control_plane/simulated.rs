@@ -5,12 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proto::channel::{Channel, Dialer, Purpose};
+use proto::ids::IncarnationId;
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::lease::Work;
+use proto::session::{Secret, Shown};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 
 /// Longest wait of one request for work, as a worker has it.
 const LEASE_WAIT_MS: u32 = 20_000;
@@ -101,7 +105,7 @@ async fn live(
     let joining = shared.joining.acquire().await.expect("never closed");
     // A connection of its own, to the master's TCP socket.
     let channel = Dialer::tcp().channel(url, Purpose::Control).map_err(tonic::Status::from)?;
-    let mut fleet = FleetClient::new(channel);
+    let mut fleet = FleetClient::new(channel.clone());
     let register = pb::RegisterRequest {
         role: pb::ProcessRole::Worker.into(),
         name: format!("simulated-{index}"),
@@ -110,7 +114,11 @@ async fn live(
         threads: 1,
         device: "cpu".to_owned(),
     };
-    let pb::RegisterReply { incarnation, heartbeat_ms, .. } = fleet.register(register).await?.into_inner();
+    let reply = fleet.register(register).await?.into_inner();
+    let pb::RegisterReply { incarnation, heartbeat_ms, secret, .. } = reply;
+    let secret = Secret::from_bytes(&secret).expect("16 bytes");
+    let shown = Shown { incarnation: IncarnationId(incarnation), secret };
+    let mut fleet = FleetClient::with_interceptor(channel, Shows(shown));
     let held = AtomicU64::new(0);
     let beat = || pb::HeartbeatRequest {
         incarnation,
@@ -162,9 +170,20 @@ async fn live(
     }
 }
 
+/// Shows a session with each call.
+#[derive(Clone, Copy)]
+struct Shows(Shown);
+
+impl Interceptor for Shows {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        self.0.show(request.metadata_mut().as_mut());
+        Ok(request)
+    }
+}
+
 /// One lease, to the answered report, which may bring the next. `asked` becomes when it was sent.
 async fn work(
-    fleet: &mut FleetClient<Channel>,
+    fleet: &mut FleetClient<InterceptedService<Channel, Shows>>,
     incarnation: u64,
     lease: pb::Lease,
     takes: Duration,

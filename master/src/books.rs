@@ -12,18 +12,20 @@ use proto::ids::{Era, IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::event::Kind as Event;
+use proto::session::Shown;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 
 use crate::clock::Now;
 use crate::config::Options;
 use crate::events::EventLog;
-use crate::job::{Effect, Job, PsAddress, Settings, ended};
+use crate::job::{Effect, Holder, Job, PsAddress, Settings, ended};
 use crate::journal::{Batch, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
+use crate::secrets::Key;
 
 /// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
 const IDS_PER_START: u64 = 1 << 40;
@@ -39,6 +41,8 @@ const LISTED_MAX: usize = 20;
 #[derive(Debug)]
 pub(crate) struct Books {
     options: Options,
+    /// What the secrets of members are made of.
+    key: Key,
     /// Unlike every other master; the same over all starts with one journal.
     master: u64,
     /// How often a master has started with this journal.
@@ -68,11 +72,12 @@ pub(crate) enum Answer {
 }
 
 impl Books {
-    /// `identity`: of this master over all its starts; `starts`: how often it started with this data folder; `newest_job`: the
+    /// `key`: random, of this start alone; `identity`: of this master over all its starts; `starts`: how often it started with this data folder; `newest_job`: the
     /// newest that it has files of.
-    pub(crate) fn new(options: Options, identity: u64, starts: u64, newest_job: JobId) -> Self {
+    pub(crate) fn new(options: Options, key: Key, identity: u64, starts: u64, newest_job: JobId) -> Self {
         let first = (starts - 1) * IDS_PER_START + 1;
         Self {
+            key,
             master: identity,
             starts,
             fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
@@ -177,7 +182,21 @@ impl Books {
             heartbeat_ms: u32::try_from(self.options.heartbeat.as_millis()).unwrap_or(u32::MAX),
             master: self.master,
             starts: self.starts,
+            secret: self.key.secret(incarnation).bytes().to_vec().into(),
         })
+    }
+
+    /// Whether a call that speaks for `incarnation` is of that member.
+    ///
+    /// # Errors
+    /// The member is gone, or the call is of another process; then nothing may be done for it.
+    pub(crate) fn check_sender(
+        &self,
+        shown: Option<Shown>,
+        incarnation: IncarnationId,
+    ) -> Result<(), Failure> {
+        self.fleet.member(incarnation)?;
+        self.key.check(shown, incarnation)
     }
 
     /// The first heartbeat of a stream: its number, for [`stream_broken`](Self::stream_broken), and the answer.
@@ -196,7 +215,13 @@ impl Books {
         request: &pb::HeartbeatRequest,
     ) -> Result<pb::HeartbeatReply, Failure> {
         let incarnation = IncarnationId(request.incarnation);
-        let drained_before = self.fleet.member(incarnation)?.draining;
+        let member = self.fleet.member(incarnation)?;
+        if member.process.role != Role::Ps && !(request.saved.is_empty() && request.save_failed.is_empty()) {
+            let message =
+                "HeartbeatRequest.saved: a worker holds no partition, so it reports no checkpoint of one";
+            return Err(Failure::new(Kind::Denied, message));
+        }
+        let drained_before = member.draining;
         if let Some(change) = self.fleet.beat(now.since_start, incarnation, request.draining)? {
             self.on_change(now, change);
         } else if request.draining && !drained_before {
@@ -213,19 +238,36 @@ impl Books {
         Ok(pb::HeartbeatReply { reports_taken: taken, may_leave, ..self.reply(lost) })
     }
 
-    /// What a ps reports of checkpoints; answers which of it need not be told again.
+    /// What a ps reports of checkpoints; answers which of it need not be told again. Only the process that holds a partition says
+    /// anything of it.
     fn take_reports(&mut self, now: Now, request: &pb::HeartbeatRequest) -> Vec<u64> {
+        let ps = IncarnationId(request.incarnation);
+        let name = self.fleet.member(ps).map(|member| member.process.name.clone()).unwrap_or_default();
         let mut taken = Vec::new();
         for saved in &request.saved {
             let job = self.jobs.get_mut(&JobId(saved.job)).filter(|job| !job.is_ended());
-            if job.is_none_or(|job| job.on_saved(now, saved)) {
+            let is_taken = |job: &mut Job| match job.holder(saved.partition, ps, &name) {
+                Holder::Sender => job.on_saved(now, saved),
+                Holder::SenderUnlessRestarted => false,
+                Holder::Another => true,
+            };
+            if job.is_none_or(is_taken) {
                 taken.push(saved.report);
             }
         }
         for failed in &request.save_failed {
             let job = self.jobs.get_mut(&JobId(failed.job)).filter(|job| !job.is_ended());
-            job.into_iter().for_each(|job| job.on_save_failed(now, failed));
-            taken.push(failed.report);
+            let is_taken = |job: &mut Job| match job.holder(failed.partition, ps, &name) {
+                Holder::Sender => {
+                    job.on_save_failed(now, failed);
+                    true
+                }
+                Holder::SenderUnlessRestarted => false,
+                Holder::Another => true,
+            };
+            if job.is_none_or(is_taken) {
+                taken.push(failed.report);
+            }
         }
         taken
     }

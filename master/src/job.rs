@@ -52,7 +52,7 @@ use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
 use self::index::{Facts, Index};
 use self::partitions::Partitions;
-pub(crate) use self::partitions::PsAddress;
+pub(crate) use self::partitions::{Holder, PsAddress};
 use self::training::Training;
 use self::work::Work;
 use crate::checkpoints::Place;

@@ -35,6 +35,7 @@ mod metrics;
 mod owner;
 mod patience;
 mod ps_client;
+mod secrets;
 mod server;
 mod service;
 mod speeds;

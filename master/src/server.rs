@@ -1,7 +1,8 @@
 //! The edge of a master: the lock around its books, the clock, the data folder, the calls to ps, and the server itself.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,6 +36,7 @@ use crate::journal::{
 };
 use crate::metrics::Metrics;
 use crate::ps_client;
+use crate::secrets::Key;
 use crate::service::{FleetService, JobsService};
 
 /// How often deadlines are looked at.
@@ -167,7 +169,7 @@ impl Master {
         let now = clock.now();
         let identity = found.identity.unwrap_or((now.unix_ms << 16) | (artifacts.starts & 0xFFFF));
         let starts = artifacts.starts;
-        let mut books = Books::new(options, identity, starts, artifacts.newest_job);
+        let mut books = Books::new(options, random()?, identity, starts, artifacts.newest_job);
         for (record, log) in found.jobs {
             let job = record.job;
             if let Err(reason) = books.restore(now, record, log) {
@@ -377,6 +379,14 @@ impl Shared {
             Effect::Tell(..) | Effect::Lost(_) | Effect::Recall(..) => {}
         }
     }
+}
+
+/// A key that nobody can guess.
+fn random() -> Result<Key> {
+    let path = Path::new("/dev/urandom");
+    let mut key = [0; 32];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut key));
+    read.map(|()| Key(key)).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 async fn tick(shared: &Arc<Shared>) {

@@ -3,12 +3,21 @@
 //! The heartbeat stream stays open as long as the process lives; when it breaks, the master knows at once. The session then
 //! tries again with backoff for as long as its owner lets it, under a new incarnation if the master no longer knows the old one.
 
+mod secret;
+
+use std::future::ready;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::{Request, Response};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
 
+pub use self::secret::{KEY, Secret, Shown};
 use crate::failover::Failover;
 use crate::ids::IncarnationId;
 use crate::pb;
@@ -26,13 +35,14 @@ const UNANSWERED_MAX: u32 = 5;
 /// What the fleet knows of this process: cheap to clone, all clones are the same session.
 #[derive(Clone, Debug)]
 pub struct Session {
+    masters: Failover,
     registered: watch::Receiver<Option<Registered>>,
     replies: watch::Receiver<pb::HeartbeatReply>,
     outgoing: Arc<Outgoing>,
 }
 
 /// The current incarnation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Registered {
     /// This process start, as the master numbered it.
     pub incarnation: IncarnationId,
@@ -40,6 +50,14 @@ pub struct Registered {
     pub master: u64,
     /// How often a master has started with that journal: a later one counts, an earlier one does not.
     pub starts: u64,
+    /// Proves that calls are of this process.
+    pub secret: Secret,
+}
+
+impl Registered {
+    const fn shown(&self) -> Shown {
+        Shown { incarnation: self.incarnation, secret: self.secret }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +78,7 @@ impl Session {
         let (registered_tx, registered) = watch::channel(None);
         let (replies_tx, replies) = watch::channel(pb::HeartbeatReply::default());
         let outgoing = Arc::new(Outgoing::default());
-        let session = Self { registered, replies, outgoing: outgoing.clone() };
+        let session = Self { masters: masters.clone(), registered, replies, outgoing: outgoing.clone() };
         let driver = async move {
             let (mut was_member, mut is_refused) = (false, false);
             loop {
@@ -99,6 +117,12 @@ impl Session {
         }
     }
 
+    /// The master, to be called as the current incarnation. While there is none, calls fail as unavailable.
+    pub fn fleet(&self) -> FleetClient<AsMember> {
+        let (masters, registered) = (self.masters.clone(), self.registered.clone());
+        FleetClient::new(AsMember { masters, registered })
+    }
+
     /// Changes of the current incarnation; `None` while the master does not know this process.
     pub fn incarnations(&self) -> watch::Receiver<Option<Registered>> {
         self.registered.clone()
@@ -114,6 +138,32 @@ impl Session {
         if edit(&mut self.outgoing.next.lock().unwrap_or_else(PoisonError::into_inner)) {
             self.outgoing.now.notify_one();
         }
+    }
+}
+
+/// A channel to the master whose calls show the session of this process.
+#[derive(Clone, Debug)]
+pub struct AsMember {
+    masters: Failover,
+    registered: watch::Receiver<Option<Registered>>,
+}
+
+impl tower::Service<Request<Body>> for AsMember {
+    type Response = Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        tower::Service::poll_ready(&mut self.masters, cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Some(registered) = *self.registered.borrow() else {
+            let message = "this process is not registered with the master now; try again";
+            return Box::pin(ready(Ok(Status::from(Failure::new(Kind::Unavailable, message)).into_http())));
+        };
+        registered.shown().show(request.headers_mut());
+        tower::Service::call(&mut self.masters, request)
     }
 }
 
@@ -145,6 +195,11 @@ async fn live(
         })
         .await?;
     let incarnation = IncarnationId(reply.incarnation);
+    let secret = Secret::from_bytes(&reply.secret).ok_or_else(|| {
+        let found = reply.secret.len();
+        Failure::new(Kind::Malformed, format!("RegisterReply.secret: expected 16 bytes, found {found}"))
+    })?;
+    let member = Registered { incarnation, master: reply.master, starts: reply.starts, secret };
     let period = Duration::from_millis(u64::from(reply.heartbeat_ms.max(10)));
     tracing::info!(%incarnation, "registered with the master");
 
@@ -156,13 +211,13 @@ async fn live(
     let (requests, receiver) = mpsc::channel(4);
     // The first one travels with the call, so that the master can answer it.
     let _ = requests.try_send(beat());
-    let opening = async {
-        Ok(fleet.heartbeat(ReceiverStream::new(receiver)).await.map_err(Failure::from)?.into_inner())
-    };
+    let mut opening = tonic::Request::new(ReceiverStream::new(receiver));
+    member.shown().show(opening.metadata_mut().as_mut());
+    let opening = async { Ok(fleet.heartbeat(opening).await.map_err(Failure::from)?.into_inner()) };
     let mut answers = answered(masters, opening).await?;
     let master = masters.url();
     let mut unanswered = 0;
-    registered.send_replace(Some(Registered { incarnation, master: reply.master, starts: reply.starts }));
+    registered.send_replace(Some(member));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

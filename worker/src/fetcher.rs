@@ -87,7 +87,7 @@ impl Fetcher {
     pub(crate) async fn run(mut self) {
         let mut replies = self.session.replies();
         loop {
-            let Registered { incarnation, master } = self.session.registered().await;
+            let Registered { incarnation, master, .. } = self.session.registered().await;
             if self.known_master.replace(master) != Some(master) {
                 // Another master numbers its jobs anew.
                 self.jobs.clear();

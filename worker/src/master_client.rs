@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::convert;
-use proto::failover::Failover;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::retry::Retry;
+use proto::session::AsMember;
 use proto::status::Failure;
 use proto::timeline;
 use tokio::io::AsyncWriteExt;
@@ -22,13 +22,13 @@ const LEASE_WAIT: Duration = Duration::from_secs(20);
 /// Calls to the master. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct MasterClient {
-    fleet: FleetClient<Failover>,
+    fleet: FleetClient<AsMember>,
     url: String,
     seed: u64,
 }
 
 impl MasterClient {
-    pub(crate) fn new(fleet: FleetClient<Failover>, url: &str, seed: u64) -> Self {
+    pub(crate) fn new(fleet: FleetClient<AsMember>, url: &str, seed: u64) -> Self {
         Self { fleet, url: url.to_owned(), seed }
     }
 
@@ -186,7 +186,7 @@ impl MasterClient {
         Ok(artifacts)
     }
 
-    async fn call<T, Fut>(&self, what: &str, call: impl Fn(FleetClient<Failover>) -> Fut) -> Result<T>
+    async fn call<T, Fut>(&self, what: &str, call: impl Fn(FleetClient<AsMember>) -> Fut) -> Result<T>
     where
         Fut: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {

@@ -14,7 +14,6 @@ use proto::failover::Failover;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
-use proto::pb::fleet_client::FleetClient;
 use proto::plan::Microbatch;
 use proto::session::Session;
 use proto::status::{Failure, Kind};
@@ -74,7 +73,6 @@ pub async fn run(
     let device = options.device.resolve(engine::cuda_devices())?;
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
     let masters = Failover::new(&dialer, master_url, Purpose::Control).map_err(unreachable)?;
-    let fleet = FleetClient::new(masters.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let register = pb::RegisterRequest {
         role: pb::ProcessRole::Worker.into(),
         name: options.name.clone(),
@@ -85,6 +83,7 @@ pub async fn run(
     };
     let (session, driver) = Session::start(masters, register);
     let seed = proto::random::key(0, &options.name, 0);
+    let fleet = session.fleet().max_decoding_message_size(MESSAGE_BYTES_MAX);
     let master = MasterClient::new(fleet, master_url, seed);
     let held = Held::new(session.clone());
     let (arrivals_tx, arrivals) = mpsc::channel(16);

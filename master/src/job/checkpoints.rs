@@ -14,14 +14,14 @@ use std::time::Duration;
 use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
-use proto::ids::{Epoch, Era, Step, Version};
+use proto::ids::{Epoch, Era, IncarnationId, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
 use proto::spec::{CheckpointSpec, JobSpec, Order};
 
 use super::closing::Closing;
 use super::ending::{Salvage, failed};
-use super::partitions::{NotRestored, Partitions};
+use super::partitions::{Holder, NotRestored, Partitions};
 use super::work::Work;
 use super::{Effect, Job, Phase};
 use crate::checkpoints::{Candidates, Place};
@@ -183,6 +183,11 @@ impl Job {
     }
 
     // What partitions report.
+
+    /// Whether the process `ps` called `name` holds a partition, and so may report of it.
+    pub(crate) fn holder(&self, partition: u32, ps: IncarnationId, name: &str) -> Holder {
+        self.partitions.as_ref().map_or(Holder::Another, |partitions| partitions.holder(partition, ps, name))
+    }
 
     /// A partition's file lies on the store; answers whether that need not be told again.
     pub(crate) fn on_saved(&mut self, now: Now, saved: &pb::SavedPartition) -> bool {

@@ -96,6 +96,17 @@ pub(super) enum Back {
     Empty,
 }
 
+/// Who holds a partition, as far as the process that reports of it is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// The process itself.
+    Sender,
+    /// A ps of its name. Whether it is that process is being asked.
+    SenderUnlessRestarted,
+    /// Another ps, or none.
+    Another,
+}
+
 impl Partitions {
     /// `count` fresh partitions without a place.
     pub(super) fn new(tensors: Vec<TensorSpec>, count: u32) -> Self {
@@ -295,6 +306,15 @@ impl Partitions {
         self.homes.iter().any(|home| !home.fresh && home.incarnation == ps)
     }
 
+    /// Whether the process `ps` called `name` holds a partition.
+    pub(super) fn holder(&self, partition: u32, ps: IncarnationId, name: &str) -> Holder {
+        match self.homes.get(partition as usize) {
+            Some(home) if home.incarnation == ps => Holder::Sender,
+            Some(home) if home.ps == name => Holder::SenderUnlessRestarted,
+            _ => Holder::Another,
+        }
+    }
+
     /// Whether no ps is missing.
     pub(super) fn are_all_here(&self) -> bool {
         self.missing.is_empty()
@@ -476,6 +496,20 @@ mod tests {
         let told = vec![ledger(0, 0), ledger(1, 3)];
         let [a, b] = [0, 1].map(|at| homes.addresses().nth(at).expect("two").own(told.clone()));
         assert_eq!((a, b), (vec![ledger(0, 0)], vec![ledger(1, 3)]));
+    }
+
+    #[test]
+    fn only_the_process_that_holds_a_partition_may_report_of_it() {
+        let mut fleet = fleet(&["a", "b"]);
+        let homes = place(&fleet, 2, &[]).expect("enough");
+        let [a, b] = ["a", "b"].map(|name| fleet.ps_named(name).expect("it lives").0);
+        assert_eq!(homes.holder(0, a, "a"), Holder::Sender);
+        assert_eq!(homes.holder(1, a, "a"), Holder::Another);
+        assert_eq!(homes.holder(0, b, "b"), Holder::Another);
+        assert_eq!(homes.holder(2, b, "b"), Holder::Another);
+        join(&mut fleet, "b");
+        let again = fleet.ps_named("b").expect("it lives").0;
+        assert_eq!(homes.holder(1, again, "b"), Holder::SenderUnlessRestarted);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_server::Fleet;
 use proto::pb::upload_request::Part;
 use proto::security::Caller;
+use proto::session::Shown;
 use proto::status::{Failure, Kind};
 use proto::timeline;
 use tokio::sync::broadcast;
@@ -20,7 +21,7 @@ use tracing::Instrument as _;
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
-use crate::books::{Answer, check_exported};
+use crate::books::{Answer, Books, check_exported};
 use crate::patience::Patience;
 use crate::ps_client;
 use crate::server::Shared;
@@ -32,6 +33,41 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct FleetService {
     shared: Arc<Shared>,
+}
+
+/// Who sent a call, as far as it proves that.
+struct Sender {
+    shown: Option<Shown>,
+    caller: Caller,
+}
+
+impl Sender {
+    fn of<T>(request: &Request<T>) -> Self {
+        Self { shown: Shown::of(request.metadata().as_ref()), caller: Caller::of(request) }
+    }
+
+    /// Whether the call may speak for `incarnation`.
+    ///
+    /// # Errors
+    /// It may not; see [`Books::check_sender`].
+    fn speaks_for(&self, books: &Books, incarnation: u64) -> Result<(), Failure> {
+        let checked = books.check_sender(self.shown, IncarnationId(incarnation));
+        checked.inspect_err(|failure| {
+            if failure.kind == Kind::Denied
+                || self.shown.is_some_and(|shown| shown.incarnation.get() != incarnation)
+            {
+                self.caller.refuse("a call in the name of another process", &failure.message);
+            }
+        })
+    }
+
+    /// Whether the call is of a member at all.
+    ///
+    /// # Errors
+    /// It is not.
+    fn is_member(&self, books: &Books) -> Result<(), Failure> {
+        self.speaks_for(books, self.shown.map_or(0, |shown| shown.incarnation.get()))
+    }
 }
 
 impl FleetService {
@@ -59,11 +95,14 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        let mut patience = Patience::with(Caller::of(&request));
+        let (mut patience, sender) = (Patience::with(Caller::of(&request)), Sender::of(&request));
         let mut requests = request.into_inner();
         // Taken before the answer, so that the process is live by the time that it knows it is connected.
         let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
-        let (stream, reply) = self.shared.act(|books, now| books.stream_opened(now, &first))?;
+        let (stream, reply) = self.shared.act(|books, now| {
+            sender.speaks_for(books, first.incarnation)?;
+            books.stream_opened(now, &first)
+        })?;
         let heartbeats = Heartbeats {
             incarnation: IncarnationId(first.incarnation),
             stream,
@@ -82,12 +121,17 @@ impl Fleet for FleetService {
         let span =
             tracing::debug_span!(target: timeline::TARGET, parent: None, "grant", otel.kind = "server");
         timeline::follow(&span, request.metadata().as_ref());
-        self.wait_for_lease(request.into_inner()).instrument(span).await
+        let sender = Sender::of(&request);
+        self.wait_for_lease(&sender, request.into_inner()).instrument(span).await
     }
 
     async fn job(&self, request: Request<pb::JobRequest>) -> Result<Response<pb::JobReply>, Status> {
+        let sender = Sender::of(&request);
         let id = JobId(request.into_inner().job);
-        let reply = self.shared.act(|books, _| books.job(id).map(crate::job::Job::reply))?;
+        let reply = self.shared.act(|books, _| {
+            sender.is_member(books)?;
+            books.job(id).map(crate::job::Job::reply)
+        })?;
         Ok(Response::new(reply))
     }
 
@@ -95,9 +139,12 @@ impl Fleet for FleetService {
         &self,
         request: Request<pb::DescribeRequest>,
     ) -> Result<Response<pb::DescribeReply>, Status> {
-        let request = request.into_inner();
+        let (sender, request) = (Sender::of(&request), request.into_inner());
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
-        let (job, partitions) = self.shared.act(|books, _| books.describe(&request))?;
+        let (job, partitions) = self.shared.act(|books, _| {
+            sender.speaks_for(books, request.incarnation)?;
+            books.describe(&request)
+        })?;
         for (partition, (ps, _)) in partitions.iter().enumerate() {
             tracing::info!(%job, partition, ps = ps.name, url = ps.url, "partition placed");
         }
@@ -116,11 +163,14 @@ impl Fleet for FleetService {
         &self,
         request: Request<pb::CompleteRequest>,
     ) -> Result<Response<pb::CompleteReply>, Status> {
-        let request = request.into_inner();
+        let (sender, request) = (Sender::of(&request), request.into_inner());
         let (incarnation, lease) = (request.incarnation, request.lease);
         let (accepted, next) = match request.result {
-            Some(Report::Exported(_)) => (self.complete_export(request)?, None),
-            _ => self.shared.act(|books, now| books.complete_and_go_on(now, request))?,
+            Some(Report::Exported(_)) => (self.complete_export(&sender, request)?, None),
+            _ => self.shared.act(|books, now| {
+                sender.speaks_for(books, incarnation)?;
+                books.complete_and_go_on(now, request)
+            })?,
         };
         tracing::debug!(incarnation, lease, accepted, "task completed");
         if let Some(next) = &next {
@@ -130,10 +180,13 @@ impl Fleet for FleetService {
     }
 
     async fn fail(&self, request: Request<pb::FailRequest>) -> Result<Response<pb::FailReply>, Status> {
-        let request = request.into_inner();
+        let (sender, request) = (Sender::of(&request), request.into_inner());
         let pb::FailRequest { incarnation, lease, message, fatal, .. } = &request;
+        self.shared.act(|books, now| {
+            sender.speaks_for(books, *incarnation)?;
+            books.fail(now, &request)
+        })?;
         tracing::info!(incarnation, lease, fatal, reason = message, "task failed");
-        self.shared.act(|books, now| books.fail(now, &request))?;
         Ok(Response::new(pb::FailReply {}))
     }
 
@@ -141,9 +194,13 @@ impl Fleet for FleetService {
         &self,
         request: Request<pb::ReleaseRequest>,
     ) -> Result<Response<pb::ReleaseReply>, Status> {
-        let request = request.into_inner();
-        tracing::debug!(incarnation = request.incarnation, lease = request.lease, "lease released");
-        self.shared.act(|books, now| books.release(now, request))?;
+        let (sender, request) = (Sender::of(&request), request.into_inner());
+        let (incarnation, lease) = (request.incarnation, request.lease);
+        self.shared.act(|books, now| {
+            sender.speaks_for(books, incarnation)?;
+            books.release(now, request)
+        })?;
+        tracing::debug!(incarnation, lease, "lease released");
         Ok(Response::new(pb::ReleaseReply {}))
     }
 
@@ -151,10 +208,12 @@ impl Fleet for FleetService {
         &self,
         request: Request<pb::DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
+        let sender = Sender::of(&request);
         let pb::DownloadRequest { job, name } = request.into_inner();
         let id = JobId(job);
         artifact_name(&name)?;
         let artifact = self.shared.act(|books, _| {
+            sender.is_member(books)?;
             let input = &books.job(id)?.input;
             let found = input.iter().find(|artifact| artifact.name == name).cloned();
             found.ok_or_else(|| {
@@ -169,7 +228,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::UploadRequest>>,
     ) -> Result<Response<pb::UploadReply>, Status> {
-        let mut patience = Patience::with(Caller::of(&request));
+        let (mut patience, sender) = (Patience::with(Caller::of(&request)), Sender::of(&request));
         let mut requests = request.into_inner();
         let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("UploadRequest"))?;
         let Some(Part::Header(pb::UploadHeader { incarnation, lease })) = first.part else {
@@ -177,11 +236,13 @@ impl Fleet for FleetService {
             return Err(Failure::new(Kind::Malformed, message).into());
         };
         let (worker, lease) = (IncarnationId(incarnation), LeaseId(lease));
-        let is_good = || self.shared.act(|books, _| books.exported_by(worker, lease).is_some());
-        let ended = || Status::from(crate::job::ended(lease));
-        if !is_good() {
-            return Err(ended());
-        }
+        let is_good = || {
+            self.shared.act(|books, _| {
+                sender.speaks_for(books, incarnation)?;
+                books.exported_by(worker, lease).map(drop).ok_or_else(|| crate::job::ended(lease))
+            })
+        };
+        is_good()?;
         let mut receiving = self.shared.artifacts.receive()?;
         while let Some(request) = patience.next(&mut requests).await? {
             match required("UploadRequest", "part", request.part)? {
@@ -193,9 +254,7 @@ impl Fleet for FleetService {
             }
         }
         let received = receiving.finish()?;
-        if !is_good() {
-            return Err(ended());
-        }
+        is_good()?;
         let mut uploads = self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
         uploads.insert((worker, lease), received);
         Ok(Response::new(pb::UploadReply {}))
@@ -204,7 +263,11 @@ impl Fleet for FleetService {
 
 impl FleetService {
     /// Answers with work as soon as there is some.
-    async fn wait_for_lease(&self, request: pb::LeaseRequest) -> Result<Response<pb::LeaseReply>, Status> {
+    async fn wait_for_lease(
+        &self,
+        sender: &Sender,
+        request: pb::LeaseRequest,
+    ) -> Result<Response<pb::LeaseReply>, Status> {
         let pb::LeaseRequest { incarnation, wait_ms } = request;
         let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
         let asking = self.shared.work.ask(IncarnationId(incarnation));
@@ -217,7 +280,11 @@ impl FleetService {
             let news = asking.news();
             tokio::pin!(news);
             news.as_mut().enable();
-            let again = match self.shared.act(|books, now| books.lease(now, IncarnationId(incarnation)))? {
+            let answer = self.shared.act(|books, now| {
+                sender.speaks_for(books, incarnation)?;
+                books.lease(now, IncarnationId(incarnation))
+            })?;
+            let again = match answer {
                 Answer::Lease(lease) => {
                     tell_granted(incarnation, &lease);
                     return Ok(Response::new(pb::LeaseReply { lease: Some(lease) }));
@@ -238,9 +305,10 @@ impl FleetService {
     }
 
     /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files.
-    fn complete_export(&self, request: pb::CompleteRequest) -> Result<bool, Failure> {
+    fn complete_export(&self, sender: &Sender, request: pb::CompleteRequest) -> Result<bool, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         self.shared.act(|books, now| {
+            sender.speaks_for(books, request.incarnation)?;
             let Some(job) = books.exported_by(worker, lease) else { return books.complete(now, request) };
             let uploaded =
                 self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner).remove(&(worker, lease));

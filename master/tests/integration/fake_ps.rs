@@ -35,6 +35,7 @@ pub(crate) struct Accounts {
 #[derive(Debug)]
 pub(crate) struct FakePs {
     pub(crate) accounts: Arc<Mutex<Accounts>>,
+    pub(crate) session: Session,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -68,7 +69,7 @@ impl FakePs {
             tokio::spawn(async move { panic!("the session ended: {}", driver.await) }),
         ];
         session.registered().await;
-        Self { accounts, tasks }
+        Self { accounts, session, tasks }
     }
 
     /// Waits until the master has made this call.

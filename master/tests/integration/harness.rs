@@ -10,6 +10,7 @@ use master::{Master, Options, Store};
 use proto::artifact::{describe, slices};
 use proto::channel::{Channel, Dialer, Purpose, accept};
 use proto::checkpoint::store::Stores;
+use proto::ids::IncarnationId;
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::complete_request::Result as Report;
@@ -18,6 +19,7 @@ use proto::pb::fleet_client::FleetClient;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::lease::Work;
 use proto::pb::{JobState, submit_request, upload_request};
+use proto::session::{Secret, Shown};
 use proto::spec::JobSpec;
 use proto::status::Failure;
 use tokio::net::TcpListener;
@@ -27,6 +29,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 
 /// Far more than anything here takes, far less than a lease holds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -223,6 +227,27 @@ impl Cluster {
     }
 }
 
+/// A client that shows a session with each call.
+pub(crate) type Member = FleetClient<InterceptedService<Channel, Shows>>;
+
+/// Shows a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shows(Shown);
+
+impl Interceptor for Shows {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        self.0.show(request.metadata_mut().as_mut());
+        Ok(request)
+    }
+}
+
+/// Calls the master as a member with this secret.
+pub(crate) fn member(cluster: &Cluster, incarnation: u64, secret: &[u8]) -> Member {
+    let incarnation = IncarnationId(incarnation);
+    let shown = Shown { incarnation, secret: Secret::from_bytes(secret).expect("16 bytes") };
+    FleetClient::with_interceptor(cluster.channel(), Shows(shown))
+}
+
 /// Puts files together again.
 pub(crate) async fn read_artifacts(
     mut stream: Streaming<pb::ArtifactPart>,
@@ -253,7 +278,8 @@ fn artifact_parts(files: &[(&str, &[u8])]) -> Vec<Part> {
 /// A worker that does what the test says. Dropped, it is dead: its connection closes.
 pub(crate) struct Worker {
     pub(crate) incarnation: u64,
-    pub(crate) fleet: FleetClient<Channel>,
+    /// Calls the master as this worker.
+    pub(crate) fleet: Member,
     beats: mpsc::Sender<pb::HeartbeatRequest>,
     replies: Streaming<pb::HeartbeatReply>,
 }
@@ -269,7 +295,9 @@ impl Worker {
             device: "cpu".to_owned(),
             ..Default::default()
         };
-        let incarnation = fleet.register(register).await.expect("a place").into_inner().incarnation;
+        let pb::RegisterReply { incarnation, secret, .. } =
+            fleet.register(register).await.expect("a place").into_inner();
+        let mut fleet = member(cluster, incarnation, &secret);
         let (beats, receiver) = mpsc::channel(4);
         let first = pb::HeartbeatRequest { incarnation, ..Default::default() };
         beats.send(first).await.expect("open");
@@ -292,6 +320,16 @@ impl Worker {
         let beat = pb::HeartbeatRequest { incarnation, leases, draining, ..Default::default() };
         self.beats.send(beat).await.expect("open");
         self.reply().await
+    }
+
+    /// This heartbeat and its answer.
+    pub(crate) async fn beat_with(
+        &mut self,
+        beat: pb::HeartbeatRequest,
+    ) -> Result<pb::HeartbeatReply, Failure> {
+        self.beats.send(beat).await.expect("open");
+        let reply = soon("an answer to a heartbeat", self.replies.message()).await;
+        Ok(reply?.expect("an answer"))
     }
 
     /// Work, if there is some within `wait`.

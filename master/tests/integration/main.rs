@@ -6,3 +6,4 @@ mod fake_ps;
 mod fleet;
 mod harness;
 mod jobs;
+mod sessions;

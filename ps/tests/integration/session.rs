@@ -59,7 +59,8 @@ impl Fleet for Master {
             incarnation: 5,
             heartbeat_ms: 10,
             master,
-            ..Default::default()
+            starts: 1,
+            secret: vec![7; 16].into(),
         }))
     }
 
