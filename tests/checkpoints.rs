@@ -228,3 +228,31 @@ fn without_libtorch_a_scripts_weights_are_exported_and_what_is_missing_is_said()
     assert!(std::fs::read(&exported).unwrap() == model(&folder.path().join("out")));
     assert!(!folder.path().join("exported.pt").exists());
 }
+
+#[test]
+fn ps_that_have_disks_of_their_own_are_named_before_anything_is_trained() {
+    /// A ps whose working folder is its own.
+    struct Ps(std::process::Child);
+    impl Drop for Ps {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let cluster = Cluster::start(0, 1);
+    let _ps = ["a", "b"].map(|name| {
+        let home = cluster.dir.path().join(name);
+        std::fs::create_dir(&home).unwrap();
+        let mut command = ebb(["ps", "--master", &cluster.url, "--listen", "127.0.0.1:0", "--name", name]);
+        Ps(command.current_dir(home).stdout(std::process::Stdio::null()).spawn().unwrap())
+    });
+    // One URL that leads each process somewhere else, as a path on disks of their own does.
+    let sets = ["checkpoint.url=/proc/self/cwd/own", "checkpoint.every_steps=10"];
+    let sets: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let out = cluster.dir.path().join("out");
+    let output = cluster.submit(&root().join("examples/digits/job.toml"), &out, &sets);
+    let said = text(&output);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("the master do not see one store at checkpoint.url"), "{said}");
+    assert!(events(&out, "train").is_empty() && events(&out, "checkpoint").is_empty(), "{said}");
+}

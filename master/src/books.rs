@@ -16,6 +16,7 @@ use proto::session::Shown;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 
+use crate::checkpoints::{Place, Probed};
 use crate::clock::Now;
 use crate::config::Options;
 use crate::events::EventLog;
@@ -61,6 +62,16 @@ pub(crate) struct Books {
     changes: Vec<Change>,
     /// What the journal need not keep any more.
     forgotten: Batch,
+}
+
+/// What follows from the description of a model.
+#[derive(Debug)]
+pub(crate) struct Described {
+    pub(crate) job: JobId,
+    /// What to open where.
+    pub(crate) partitions: Vec<(PsAddress, pb::OpenRequest)>,
+    /// Of a job with checkpoints: where they shall lie, and a name that no probe had before.
+    pub(crate) probe: Option<(Place, String)>,
 }
 
 /// What a worker that asks for work gets.
@@ -420,10 +431,7 @@ impl Books {
 
     // The model.
 
-    pub(crate) fn describe(
-        &mut self,
-        request: &pb::DescribeRequest,
-    ) -> Result<(JobId, Vec<(PsAddress, pb::OpenRequest)>), Failure> {
+    pub(crate) fn describe(&mut self, request: &pb::DescribeRequest) -> Result<Described, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         let tensors = proto::convert::tensors(request.tensors.clone())?;
         let mut load = BTreeMap::new();
@@ -434,7 +442,24 @@ impl Books {
         fleet.member(worker)?;
         let job = self.jobs.values_mut().find(|job| !job.is_ended() && job.holds(worker, lease));
         let job = job.ok_or_else(|| ended(lease))?;
-        Ok((job.id, job.describe(worker, lease, tensors, fleet, &load)?))
+        let partitions = job.describe(worker, lease, tensors, fleet, &load)?;
+        let probe = job.place().map(|place| (place, format!("{:016x}-{lease}", self.master)));
+        Ok(Described { job: job.id, partitions, probe })
+    }
+
+    /// It was looked whether the ps that are to hold the model see the same store as this master.
+    ///
+    /// # Errors
+    /// They do not, so the job has failed; or the lease has ended meanwhile.
+    pub(crate) fn probed(
+        &mut self,
+        now: Now,
+        worker: IncarnationId,
+        lease: LeaseId,
+        probed: Probed,
+    ) -> Result<(), Failure> {
+        self.news = true;
+        self.job_of(worker, lease)?.ok_or_else(|| ended(lease))?.on_probed(now, lease, probed)
     }
 
     pub(crate) fn described(

@@ -3,11 +3,21 @@
 use std::fmt;
 
 use bytes::Bytes;
+use futures::future::{join_all, try_join_all};
+use proto::channel::Dialer;
+use proto::checkpoint::file::DataFile;
 use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{Error, MANIFEST, Result, folder_name};
-use proto::ids::Version;
+use proto::checkpoint::{Error, MANIFEST, PROBE, Result, folder_name};
+use proto::ids::{PartitionId, Version};
+use proto::pb;
+
+use crate::job::PsAddress;
+use crate::ps_client;
+
+/// Largest file of a probe that makes sense: it has the name of a ps.
+const PROBE_BYTES_MAX: u64 = 1 << 10;
 
 /// Where the checkpoints of one job lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,11 +68,63 @@ pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
     })
 }
 
+/// Whether a ps and this master see one store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// What each ps wrote is here.
+    Shared,
+    /// What this ps wrote is not here; what to tell users.
+    Apart(String),
+    /// The store, or a ps, did not do it now; what to tell users.
+    Unclear(String),
+}
+
+/// Looks whether each ps writes to the store that this master reads: a ps writes a file, and it must be found here. `name` is a name
+/// that was never used before.
+pub(crate) async fn probe(
+    stores: &Stores,
+    dialer: &Dialer,
+    place: &Place,
+    ps: &[PsAddress],
+    name: &str,
+) -> Probed {
+    let one = async |index: usize, ps: &PsAddress| -> Result<Option<String>, String> {
+        let file = format!("{PROBE}{name}-{index}");
+        let (url, job) = (place.url.clone(), place.job.clone());
+        let request = pb::ProbeRequest { url, job, file: file.clone() };
+        ps_client::probe(dialer, ps, &request).await.map_err(|failure| failure.to_string())?;
+        let folder = place.open(stores).map_err(|error| error.to_string())?;
+        match patiently(|| folder.read(&file, PROBE_BYTES_MAX)).await {
+            Ok(_) => {
+                let removed = folder.remove_file(&file).await;
+                removed.map(|()| None).map_err(|error| error.to_string())
+            }
+            Err(Error::Missing { file }) => Ok(Some(format!(
+                "ps `{}` and the master do not see one store at checkpoint.url: the ps has written `{file}`, and the master \
+                 does not find it; let the URL lead to a file system that all ps and the master share, or to an object store",
+                ps.name
+            ))),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let probes = join_all(ps.iter().enumerate().map(|(index, ps)| one(index, ps))).await;
+    let mut unclear = None;
+    for probe in probes {
+        match probe {
+            Ok(None) => {}
+            Ok(Some(apart)) => return Probed::Apart(apart),
+            Err(reason) => unclear = unclear.or(Some(reason)),
+        }
+    }
+    unclear.map_or(Probed::Shared, Probed::Unclear)
+}
+
 /// Completes a checkpoint, and then removes what it supersedes. `script` reads the job's module, which is written with its first
-/// checkpoint.
+/// checkpoint. Every file must be seen here first, whole and with the header that its ps reported: a manifest of anything else would
+/// be a checkpoint that cannot be restored, and in its name those that can be would be removed.
 ///
 /// # Errors
-/// The module or the manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is
+/// A file is not here as it was reported, or the module or the manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is
 /// only logged.
 pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
     stores: &Stores,
@@ -77,6 +139,11 @@ pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
     }
     let text = Bytes::from(manifest.encode());
     let complete = folder.below(&folder_name(manifest.version));
+    let seen = async |partition: usize| {
+        let partition = PartitionId(partition as u32);
+        patiently(|| DataFile::open(&complete, manifest, partition)).await.map(drop)
+    };
+    try_join_all((0..manifest.files.len()).map(seen)).await?;
     patiently(|| complete.write(MANIFEST, text.clone())).await?;
     if let Err(error) = prune(&folder, manifest, keep).await {
         tracing::warn!(%place, %error, "an old checkpoint is not removed; the next one tries again");

@@ -34,6 +34,19 @@ pub(crate) async fn open(
     .map(drop)
 }
 
+/// Lets a ps write a file to where a job's checkpoints shall lie.
+///
+/// # Errors
+/// It does not answer, or cannot write there.
+pub(crate) async fn probe(
+    dialer: &Dialer,
+    ps: &PsAddress,
+    request: &pb::ProbeRequest,
+) -> Result<(), Failure> {
+    let probing = |mut client: ParametersClient<Channel>| async move { client.probe(request.clone()).await };
+    call(dialer, ps, "probe", probing).await.map(drop)
+}
+
 /// What the ps have applied of a job's partitions that live there, in no order. A ps that does not know the job holds none.
 ///
 /// # Errors

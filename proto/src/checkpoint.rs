@@ -42,6 +42,9 @@ use crate::retry::Retry;
 /// Name of the manifest in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
 
+/// What names of files begin with by which a ps and the master find that they see one store. They lie in the job's folder for a moment.
+pub const PROBE: &str = "probe-";
+
 /// Largest manifest that makes sense: it lists the tensors of a model.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 

@@ -39,6 +39,9 @@ impl Parameters for Keeper {
         Ok(Response::new(tokio_stream::iter(replies)))
     }
 
+    async fn probe(&self, _: Request<pb::ProbeRequest>) -> Result<Response<pb::ProbeReply>, Status> {
+        Err(Status::unimplemented("probe"))
+    }
     async fn open(&self, _: Request<pb::OpenRequest>) -> Result<Response<pb::OpenReply>, Status> {
         Err(Status::unimplemented("not here"))
     }

@@ -194,6 +194,12 @@ pub enum Error {
         /// The step.
         step: Step,
     },
+    /// The file that would show the master where this ps writes cannot be written.
+    #[error("the place of the checkpoints: {failure}")]
+    Probe {
+        /// Why not.
+        failure: Failure,
+    },
     /// A job that does not say where its checkpoints go.
     #[error("save {place}: its job has no checkpoints; give it a [checkpoint] section")]
     NoCheckpoints {
@@ -314,7 +320,7 @@ impl Error {
     /// What the other side should do.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Home(failure) => failure.kind,
+            Self::Home(failure) | Self::Probe { failure } => failure.kind,
             Self::Stream(status) => Failure::from(Status::clone(status)).kind,
             Self::Message(_)
             | Self::Differs { .. }

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::Duration;
 
 use proto::channel::Dialer;
+use proto::checkpoint::PROBE;
 use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
-use proto::status::Failure;
+use proto::status::{Failure, Kind};
 use proto::tensor::Chunk;
 use proto::wire::WireType;
 use tokio::sync::watch;
@@ -117,6 +118,25 @@ impl Ps {
     /// What it has counted.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Writes a file to where the checkpoints of a job shall lie, by which the master sees that it lies in the store that it knows.
+    ///
+    /// # Errors
+    /// [`Error::Probe`]: a name that is no probe's, or a store that cannot be written.
+    pub async fn probe(&self, url: &str, job: &str, file: &str) -> Result<()> {
+        let malformed = |reason: String| Error::Probe { failure: Failure::new(Kind::Malformed, reason) };
+        let is_part = |part: char| part.is_ascii_alphanumeric() || part == '-';
+        if !file.starts_with(PROBE) || file.len() > 128 || !file.chars().all(is_part) {
+            let found = file.escape_debug();
+            return Err(malformed(format!(
+                "ProbeRequest.file: expected `probe-` and letters, digits or `-`, found `{found}`"
+            )));
+        }
+        let folder = self.0.stores.open(url).map_err(|error| malformed(error.to_string()))?.below(job);
+        let name = self.0.options.name.clone();
+        let written = folder.write(file, name.into()).await;
+        written.map_err(|error| Error::Probe { failure: Failure::new(Kind::Unavailable, error) })
     }
 
     /// Creates a partition, empty until version 0 is pushed or its checkpoint is loaded in the background; answers its version.

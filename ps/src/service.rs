@@ -276,6 +276,12 @@ fn misplaced(expected: &str) -> Error {
 impl pb::parameters_server::Parameters for Service {
     type PullStream = tokio_stream::Empty<Result<pb::PullReply, Status>>;
 
+    async fn probe(&self, request: Request<pb::ProbeRequest>) -> Result<Response<pb::ProbeReply>, Status> {
+        let pb::ProbeRequest { url, job, file } = request.into_inner();
+        self.ps.probe(&url, &job, &file).await?;
+        Ok(Response::new(pb::ProbeReply {}))
+    }
+
     async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenReply>, Status> {
         let version = self.ps.open(opening(request.into_inner())?)?;
         Ok(Response::new(pb::OpenReply { version: version.map(Version::get) }))

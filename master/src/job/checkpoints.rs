@@ -14,17 +14,18 @@ use std::time::Duration;
 use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
-use proto::ids::{Epoch, Era, IncarnationId, Step, Version};
+use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
 use proto::spec::{CheckpointSpec, JobSpec, Order};
+use proto::status::Failure;
 
 use super::closing::Closing;
 use super::ending::{Salvage, failed};
 use super::partitions::{Holder, NotRestored, Partitions};
 use super::work::Work;
-use super::{Effect, Job, Phase};
-use crate::checkpoints::{Candidates, Place};
+use super::{Effect, Job, Phase, ended};
+use crate::checkpoints::{Candidates, Place, Probed};
 use crate::clock::Now;
 
 /// Versions of which reports are remembered at most.
@@ -305,6 +306,36 @@ impl Job {
     }
 
     // The beginning, and every beginning after a loss.
+
+    /// Where its checkpoints shall lie.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.checkpoints.as_ref().map(|checkpoints| checkpoints.place.clone())
+    }
+
+    /// Whether the ps that are to hold the model see the store that the master sees. A job whose checkpoints nobody could restore does
+    /// not begin, nor does it go on from version 0 because a new ps cannot find them.
+    ///
+    /// # Errors
+    /// They do not: the job has failed.
+    pub(crate) fn on_probed(&mut self, now: Now, lease: LeaseId, probed: Probed) -> Result<(), Failure> {
+        match probed {
+            Probed::Shared => Ok(()),
+            Probed::Apart(reason) => {
+                self.stop(now, failed(reason), Salvage::Nothing);
+                Err(ended(lease))
+            }
+            Probed::Unclear(reason) => {
+                let told = self.checkpoints.as_mut().map(|checkpoints| &mut checkpoints.told);
+                if told.is_some_and(|told| std::mem::replace(told, reason.clone()) != reason) {
+                    let message = format!(
+                        "it is not known whether all ps and the master see one store: {reason}; training goes on"
+                    );
+                    self.warn(now, message);
+                }
+                Ok(())
+            }
+        }
+    }
 
     /// Decides what the fresh partitions begin with; false when the store is asked first.
     pub(super) fn decide_beginning(&mut self) -> bool {

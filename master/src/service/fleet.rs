@@ -21,7 +21,8 @@ use tracing::Instrument as _;
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
-use crate::books::{Answer, Books, check_exported};
+use crate::books::{Answer, Books, Described, check_exported};
+use crate::checkpoints;
 use crate::patience::Patience;
 use crate::ps_client;
 use crate::server::Shared;
@@ -141,7 +142,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<pb::DescribeReply>, Status> {
         let (sender, request) = (Sender::of(&request), request.into_inner());
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
-        let (job, partitions) = self.shared.act(|books, _| {
+        let Described { job, partitions, probe } = self.shared.act(|books, _| {
             sender.speaks_for(books, request.incarnation)?;
             books.describe(&request)
         })?;
@@ -151,6 +152,12 @@ impl Fleet for FleetService {
         // What they are opened with is known after a restart: another beginning would be refused.
         // A master that no longer leads cannot write, and so opens nothing.
         self.shared.durable().await;
+        if let Some((place, name)) = probe {
+            let Shared { stores, dialer, .. } = &*self.shared;
+            let ps: Vec<_> = partitions.iter().map(|(ps, _)| ps.clone()).collect();
+            let probed = checkpoints::probe(stores, dialer, &place, &ps, &name).await;
+            self.shared.act(|books, now| books.probed(now, worker, lease, probed))?;
+        }
         ps_client::open(&self.shared.dialer, partitions).await.map_err(|failure| match failure.kind {
             // The worker is fine, and so is its task: it waits for the ps.
             Kind::Unavailable => Failure::new(Kind::NotYet, failure.message),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use proto::channel::{Dialer, Purpose};
+use proto::checkpoint::store::Stores;
 use proto::failover::Failover;
 use proto::pb;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
@@ -27,6 +28,8 @@ pub(crate) struct Accounts {
     pub(crate) open: BTreeMap<u64, Vec<pb::OpenRequest>>,
     /// Steps applied, as each ledger of a job but its first says: the first is asked for before anything is trained.
     pub(crate) version: u64,
+    /// What it writes is not where the master looks.
+    pub(crate) elsewhere: bool,
     /// It is asked to close jobs, and does not answer.
     pub(crate) deaf_to_close: bool,
 }
@@ -94,6 +97,15 @@ type Pulls = Pin<Box<dyn Stream<Item = Result<pb::PullReply, Status>> + Send>>;
 #[tonic::async_trait]
 impl Parameters for Service {
     type PullStream = Pulls;
+
+    async fn probe(&self, request: Request<pb::ProbeRequest>) -> Result<Response<pb::ProbeReply>, Status> {
+        let pb::ProbeRequest { url, job, file } = request.into_inner();
+        if !self.0.lock().expect("unpoisoned").elsewhere {
+            let folder = Stores::default().open(&url).expect("a place").below(&job);
+            folder.write(&file, "a ps".into()).await.expect("written");
+        }
+        Ok(Response::new(pb::ProbeReply {}))
+    }
 
     async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenReply>, Status> {
         let request = request.into_inner();

@@ -7,3 +7,4 @@ mod fleet;
 mod harness;
 mod jobs;
 mod sessions;
+mod stores;

@@ -3,11 +3,11 @@
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::upload_request::Part;
-use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 
 use crate::fake_ps::FakePs;
-use crate::harness::{Cluster, Worker, job, soon, trained};
+use crate::harness::{Cluster, Worker, job, trained};
+use crate::stores::{file, place, report, saving};
 
 /// How a client is refused that speaks for the worker with this lease.
 macro_rules! refusals {
@@ -61,38 +61,16 @@ async fn a_call_in_the_name_of_another_process_is_refused_and_changes_nothing() 
     assert_eq!((status.leases_expired, status.workers_seen), (0, 1));
 }
 
-/// A job that saves each step to a folder.
-fn saving(folder: &tempfile::TempDir) -> JobSpec {
-    job(|spec| {
-        let url = folder.path().to_str().expect("a path of ours");
-        let text = format!(r#"{{ "url": "{url}", "every_steps": 1 }}"#);
-        spec.checkpoint = Some(serde_json::from_str(&text).expect("a good section"));
-    })
-}
-
-/// Partition 0 of job 1 has saved version 1.
-fn saved(bytes: &[u8]) -> pb::SavedPartition {
-    pb::SavedPartition {
-        report: 1,
-        job: 1,
-        version: 1,
-        file: "partition-0".to_owned(),
-        bytes: bytes.len() as u64,
-        watermark: 1,
-        ..Default::default()
-    }
-}
-
 #[tokio::test]
 async fn a_worker_reports_no_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
     let cluster = Cluster::start().await;
     let _ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut worker = Worker::join(&cluster, "a").await;
-    cluster.submit(&saving(&folder), &[]).await.expect("a good job");
+    cluster.submit(&saving(folder.path()), &[]).await.expect("a good job");
     worker.until_training().await;
     let incarnation = worker.incarnation;
-    let forged = pb::HeartbeatRequest { incarnation, saved: vec![saved(b"forged")], ..Default::default() };
+    let forged = pb::HeartbeatRequest { incarnation, saved: vec![file(1).1], ..Default::default() };
     let refused = worker.beat_with(forged).await.expect_err("refused");
     assert!(
         refused.kind == Kind::Denied && refused.message.contains("a worker holds no partition"),
@@ -107,20 +85,14 @@ async fn only_the_ps_that_holds_a_partition_reports_its_checkpoints() {
     let cluster = Cluster::with(|options| options.heartbeat = std::time::Duration::from_millis(50)).await;
     let ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut worker = Worker::join(&cluster, "a").await;
-    cluster.submit(&saving(&folder), &[]).await.expect("a good job");
+    cluster.submit(&saving(folder.path()), &[]).await.expect("a good job");
     worker.until_training().await;
     let other = FakePs::start(&cluster.url, "ps-1").await;
-    let place = folder.path().join("digits/v0000000001");
-    std::fs::create_dir_all(&place).expect("a folder");
-    std::fs::write(place.join("partition-0"), b"weights").expect("written");
+    let (bytes, saved) = file(1);
+    std::fs::create_dir_all(place(folder.path(), 1)).expect("a folder");
+    std::fs::write(place(folder.path(), 1).join("partition-0"), bytes).expect("written");
     for (ps, checkpoint) in [(&other, None), (&ps, Some(1))] {
-        let mut replies = ps.session.replies();
-        ps.session.report(|beat| {
-            beat.saved = vec![saved(b"weights")];
-            true
-        });
-        let taken = replies.wait_for(|reply| reply.reports_taken == [1]);
-        drop(soon("the report is taken", taken).await.expect("open"));
+        report(ps, saved.clone()).await;
         assert_eq!(cluster.status("digits").await.expect("a job").checkpoint, checkpoint);
     }
 }

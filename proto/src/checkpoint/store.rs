@@ -207,15 +207,23 @@ impl Folder {
         Ok(names.filter_map(|path| path.filename().map(str::to_owned)).collect())
     }
 
+    /// Removes a file; one that is gone already is fine.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn remove_file(&self, file: &str) -> Result<()> {
+        match self.store.delete(&self.at(file)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed("remove", file, error)),
+        }
+    }
+
     /// Removes this folder and all below it, `first` before anything else; what is gone already is fine.
     ///
     /// # Errors
     /// [`Error::Store`].
     pub async fn remove(&self, first: &str) -> Result<()> {
-        match self.store.delete(&self.at(first)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => return Err(self.failed("remove", first, error)),
-        }
+        self.remove_file(first).await?;
         let files: Vec<_> = self
             .store
             .list(Some(&self.path))

@@ -89,7 +89,7 @@ const PS: Whose = Whose::Of(&[Role::Ps]);
 const MASTERS: Whose = Whose::Of(&[Role::Master]);
 
 /// The table: the call as HTTP/2 names it, and whose it is.
-const TABLE: [(&str, Whose); 31] = [
+const TABLE: [(&str, Whose); 32] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
@@ -110,6 +110,7 @@ const TABLE: [(&str, Whose); 31] = [
     ("/ebbflow.v1.Fleet/Release", WORKERS),
     ("/ebbflow.v1.Fleet/Download", WORKERS),
     ("/ebbflow.v1.Fleet/Upload", WORKERS),
+    ("/ebbflow.v1.Parameters/Probe", MASTERS),
     ("/ebbflow.v1.Parameters/Open", MASTERS),
     ("/ebbflow.v1.Parameters/Push", WORKERS),
     ("/ebbflow.v1.Parameters/Pull", WORKERS),
