@@ -11,8 +11,8 @@
 //!
 //! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size and hash that were
 //! announced: they are received beside and renamed. They are named by their hash and never replaced, so a master that no longer leads
-//! can do no harm here: which files a job has is in the journal. Reads and writes are of at most 1 MiB and go to the page cache, so
-//! they are done in place: a hop to another thread would cost more, and a simulation has only one.
+//! can do no harm here: which files a job has is in the journal. A disk may be slow, or a share away: whatever waits for it does so
+//! in [`waiting`], and never under a lock that a heartbeat needs.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -28,6 +28,7 @@ use proto::pb::artifact_part::Part;
 use proto::pb::{Artifact, ArtifactPart};
 use proto::status::{Failure, Kind};
 use sha2::{Digest, Sha256};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::error::{Error, Result};
 
@@ -155,12 +156,12 @@ impl Artifacts {
     pub(crate) fn receive(&self) -> Result<Receiving, Failure> {
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let folder = self.incoming.join(number.to_string());
-        fs::create_dir(&folder).map_err(|error| unusable(&folder, &error))?;
+        waiting(|| fs::create_dir(&folder)).map_err(|error| unusable(&folder, &error))?;
         let received = Received { folder, artifacts: Vec::new() };
         Ok(Receiving { received, current: None, bytes: 0, bytes_max: self.bytes_max })
     }
 
-    /// Gives received files to a job.
+    /// Gives received files to a job. Repeating it, or doing it twice at once, changes nothing.
     pub(crate) fn adopt(
         &self,
         received: &Received,
@@ -168,13 +169,19 @@ impl Artifacts {
         folder: Folder,
     ) -> Result<Vec<Artifact>, Failure> {
         let target = self.folder(job, folder);
-        fs::create_dir_all(&target).map_err(|error| unusable(&target, &error))?;
-        for artifact in &received.artifacts {
-            let path = target.join(&artifact.sha256);
-            fs::rename(received.folder.join(&artifact.name), &path)
-                .map_err(|error| unusable(&path, &error))?;
-        }
-        Ok(received.artifacts.clone())
+        let moving = || {
+            fs::create_dir_all(&target).map_err(|error| unusable(&target, &error))?;
+            for artifact in &received.artifacts {
+                let path = target.join(&artifact.sha256);
+                match fs::rename(received.folder.join(&artifact.name), &path) {
+                    // It was moved before.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_file() => {}
+                    moved => moved.map_err(|error| unusable(&path, &error))?,
+                }
+            }
+            Ok(received.artifacts.clone())
+        };
+        waiting(moving)
     }
 
     /// A file as a stream's messages: its header, then its content. Read as they are asked for.
@@ -186,7 +193,7 @@ impl Artifacts {
     ) -> impl Iterator<Item = Result<ArtifactPart, Failure>> + Send + use<> {
         let path = self.folder(job, folder).join(&artifact.sha256);
         let header = ArtifactPart { part: Some(Part::Header(artifact.clone())) };
-        let slices = match File::open(&path) {
+        let slices = match waiting(|| File::open(&path)) {
             Ok(file) => Ok(Slices { path, file: Some(file) }),
             Err(error) => Err(unusable(&path, &error)),
         };
@@ -218,6 +225,25 @@ impl Artifacts {
 
     fn folder(&self, job: JobId, folder: Folder) -> PathBuf {
         self.root.join("jobs").join(job.to_string()).join(folder.name())
+    }
+}
+
+/// Does what may wait for the disk, while other tasks of a runtime with several threads go on. A runtime with one thread, as that of a
+/// simulation, has nobody else to let them go on.
+fn waiting<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+/// Does what may wait for the disk and what nobody waits for.
+pub(crate) fn later(work: impl FnOnce() + Send + 'static) {
+    match Handle::try_current() {
+        Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
+            drop(runtime.spawn_blocking(work))
+        }
+        _ => work(),
     }
 }
 
@@ -309,7 +335,7 @@ impl Receiving {
             )));
         }
         let path = self.received.folder.join(name);
-        let file = File::create(&path).map_err(|error| unusable(&path, &error))?;
+        let file = waiting(|| File::create(&path)).map_err(|error| unusable(&path, &error))?;
         self.current = Some(Incoming { announced: artifact, path, file, hash: Sha256::new(), bytes: 0 });
         Ok(())
     }
@@ -348,7 +374,7 @@ impl Incoming {
             ));
         }
         self.hash.update(content);
-        self.file.write_all(content).map_err(|error| unusable(&self.path, &error))
+        waiting(|| self.file.write_all(content)).map_err(|error| unusable(&self.path, &error))
     }
 }
 
@@ -362,7 +388,7 @@ pub(crate) struct Received {
 impl Drop for Received {
     fn drop(&mut self) {
         // After adoption it is empty; at worst the next start cleans up.
-        let _ = fs::remove_dir_all(&self.folder);
+        let _ = waiting(|| fs::remove_dir_all(&self.folder));
     }
 }
 
@@ -379,7 +405,7 @@ impl Iterator for Slices {
     fn next(&mut self) -> Option<Self::Item> {
         let mut slice = Vec::with_capacity(SLICE_BYTES);
         let file = self.file.as_mut()?;
-        match file.take(SLICE_BYTES as u64).read_to_end(&mut slice) {
+        match waiting(|| file.take(SLICE_BYTES as u64).read_to_end(&mut slice)) {
             Ok(0) => {
                 self.file = None;
                 None

@@ -21,7 +21,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::artifacts::{Artifacts, Received};
+use crate::artifacts::{self, Artifacts, Received};
 use crate::asking::Asking;
 use crate::books::Books;
 use crate::checkpoints;
@@ -77,7 +77,9 @@ pub(crate) struct Shared {
     pub(crate) artifacts: Artifacts,
     pub(crate) dialer: Dialer,
     /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
-    pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Received>>,
+    pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Arc<Received>>>,
+    /// Held from when a submission gets its number until the job is in the books: its files are moved between the two.
+    pub(crate) submitting: tokio::sync::Mutex<()>,
     /// Where checkpoints lie.
     pub(crate) stores: Stores,
     /// What a restart must know.
@@ -187,6 +189,7 @@ impl Master {
             stores,
             dialer,
             uploads: Mutex::default(),
+            submitting: tokio::sync::Mutex::default(),
             work: Asking::default(),
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
@@ -262,7 +265,8 @@ impl Master {
 }
 
 impl Shared {
-    /// The one way to the books: one short lock, then whatever follows from the change.
+    /// The one way to the books: one short lock, then whatever follows from the change. Heartbeats wait for this lock, so `action` calls no
+    /// file system.
     pub(crate) fn act<T>(self: &Arc<Self>, action: impl FnOnce(&mut Books, Now) -> T) -> T {
         let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         // The time is taken under the lock, so that it never steps back between two actions.
@@ -296,10 +300,13 @@ impl Shared {
 
     /// Removes the files of exports whose lease has ended.
     fn drop_ended_uploads(self: &Arc<Self>) {
-        self.act(|books, _| {
+        let ended: Vec<_> = self.act(|books, _| {
             let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
-            uploads.retain(|&(worker, lease), _| books.exported_by(worker, lease).is_some());
+            uploads.extract_if(.., |&(worker, lease), _| books.exported_by(worker, lease).is_none()).collect()
         });
+        if !ended.is_empty() {
+            artifacts::later(move || drop(ended));
+        }
     }
 
     /// Waits until all that happened so far survives a restart: before others are told of it.

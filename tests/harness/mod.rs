@@ -12,6 +12,7 @@ pub mod machine;
 pub mod oracle;
 pub mod s3;
 pub mod skip;
+pub mod slow_disk;
 pub mod watchdog;
 
 use std::fs;

@@ -262,8 +262,12 @@ impl Fleet for FleetService {
         }
         let received = receiving.finish()?;
         is_good()?;
-        let mut uploads = self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
-        uploads.insert((worker, lease), received);
+        let earlier = {
+            let mut uploads = self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+            uploads.insert((worker, lease), Arc::new(received))
+        };
+        // Its files are removed, which may wait for the disk: not under the lock.
+        drop(earlier);
         Ok(Response::new(pb::UploadReply {}))
     }
 }
@@ -311,22 +315,27 @@ impl FleetService {
         }
     }
 
-    /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files.
+    /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files. What is published for a
+    /// lease that ended meanwhile belongs to nothing.
     fn complete_export(&self, sender: &Sender, request: pb::CompleteRequest) -> Result<bool, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
-        self.shared.act(|books, now| {
+        let uploads = || self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        let exported = self.shared.act(|books, _| {
             sender.speaks_for(books, request.incarnation)?;
-            let Some(job) = books.exported_by(worker, lease) else { return books.complete(now, request) };
-            let uploaded =
-                self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner).remove(&(worker, lease));
+            let Some(job) = books.exported_by(worker, lease) else { return Ok(None) };
+            let uploaded = uploads().get(&(worker, lease)).cloned();
             let artifacts =
                 uploaded.as_ref().map(|uploaded| uploaded.artifacts.as_slice()).unwrap_or_default();
             check_exported(request.result.as_ref(), artifacts)?;
-            if let Some(uploaded) = uploaded {
-                self.shared.artifacts.adopt(&uploaded, job, Folder::Output)?;
-            }
-            books.complete(now, request)
-        })
+            Ok::<_, Failure>(uploaded.map(|uploaded| (job, uploaded)))
+        })?;
+        if let Some((job, uploaded)) = &exported {
+            self.shared.artifacts.adopt(uploaded, *job, Folder::Output)?;
+        }
+        let completed = self.shared.act(|books, now| books.complete(now, request));
+        let completed_upload = uploads().remove(&(worker, lease));
+        drop((exported, completed_upload));
+        completed
     }
 }
 

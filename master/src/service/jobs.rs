@@ -115,12 +115,20 @@ impl Jobs for JobsService {
                 )));
             }
         }
-        let reply = self.shared.act(|books, now| {
-            books.check_owner(&owner, bytes)?;
-            let id = books.admit(&spec)?;
+        let reply = {
+            // One after the other, so that the number is still the next one when the files lie under it.
+            let _next = self.shared.submitting.lock().await;
+            let admit = |books: &mut Books| {
+                books.check_owner(&owner, bytes)?;
+                books.admit(&spec)
+            };
+            let id = self.shared.act(|books, _| admit(books))?;
             let input = self.shared.artifacts.adopt(&received, id, Folder::Input)?;
-            Ok::<_, Failure>(books.submit(now, id, spec, input, resume, owner.name))
-        })?;
+            self.shared.act(|books, now| {
+                let id = admit(books)?;
+                Ok::<_, Failure>(books.submit(now, id, spec.clone(), input, resume, owner.name.clone()))
+            })?
+        };
         self.shared.durable().await;
         tracing::info!(job = reply.job, "{} submitted", reply.name);
         Ok(Response::new(reply))

@@ -1,0 +1,87 @@
+//! A disk on which some folder is not made until the test lets it: a library that is loaded before the C library's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::skip::Lacks;
+
+/// `mkdir` of a path that ends with `/NAME` waits while there is a file `$EBB_TEST_GATES/NAME`, and says so in `NAME.waits` beside it.
+const LIBRARY: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int mkdir(const char *path, mode_t mode) {
+    int (*real)(const char *, mode_t) = (int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "mkdir");
+    const char *gates = getenv("EBB_TEST_GATES"), *name = strrchr(path, '/');
+    if (gates && name) {
+        char gate[4096], waits[4096 + 8];
+        snprintf(gate, sizeof gate, "%s%s", gates, name);
+        snprintf(waits, sizeof waits, "%s.waits", gate);
+        while (access(gate, F_OK) == 0) {
+            int file = open(waits, O_CREAT | O_WRONLY, 0600);
+            if (file >= 0) close(file);
+            usleep(1000);
+        }
+    }
+    return real(path, mode);
+}
+"#;
+
+/// The library, and what is not made yet.
+pub struct SlowDisk {
+    gates: PathBuf,
+    library: PathBuf,
+}
+
+impl SlowDisk {
+    /// Builds the library in `folder`; `None` without a C compiler. Folders of these names are not made.
+    pub fn new(folder: &Path, names: &[&str]) -> Option<Self> {
+        let (source, library, gates) = (folder.join("slow.c"), folder.join("slow.so"), folder.join("gates"));
+        fs::write(&source, LIBRARY).expect("written");
+        fs::create_dir(&gates).expect("a folder");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .arg("-ldl")
+            .output();
+        match built {
+            Ok(built) => assert!(built.status.success(), "{}", super::text(&built)),
+            Err(error) => {
+                super::skipped(Lacks::Package, &format!("no C compiler (cc) for a slow disk: {error}"));
+                return None;
+            }
+        }
+        for name in names {
+            fs::write(gates.join(name), "").expect("written");
+        }
+        Some(Self { gates, library })
+    }
+
+    /// What a process that has this disk has in its environment.
+    pub fn environment(&self) -> [(&str, &str); 2] {
+        [
+            ("LD_PRELOAD", self.library.to_str().expect("a path of ours")),
+            ("EBB_TEST_GATES", self.gates.to_str().expect("a path of ours")),
+        ]
+    }
+
+    /// Waits until a process waits for the folder of this name.
+    pub fn wait_for(&self, name: &str) {
+        while !self.gates.join(format!("{name}.waits")).exists() {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Lets it be made.
+    pub fn open(&self, name: &str) {
+        fs::remove_file(self.gates.join(name)).expect("it is closed");
+    }
+}
