@@ -21,7 +21,7 @@ use crate::clock::Now;
 use crate::config::Options;
 use crate::events::EventLog;
 use crate::job::{Effect, Holder, Job, PsAddress, Settings, ended};
-use crate::journal::{Batch, keys};
+use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
@@ -50,6 +50,8 @@ pub(crate) struct Books {
     starts: u64,
     fleet: Membership,
     jobs: BTreeMap<JobId, Job>,
+    /// Jobs of the journal that this program cannot read: for the ps they live.
+    unreadable: BTreeMap<JobId, Unreadable>,
     newest_job: JobId,
     ids: LeaseIds,
     /// Leases that expired: those of forgotten jobs, the others are with their jobs.
@@ -93,6 +95,7 @@ impl Books {
             starts,
             fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
             jobs: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             newest_job,
             ids: LeaseIds::starting_at(first),
             metrics: Metrics::default(),
@@ -129,13 +132,30 @@ impl Books {
     /// Takes up a job that an earlier start of the master wrote down.
     ///
     /// # Errors
-    /// What of it does not fit together.
-    pub(crate) fn restore(&mut self, now: Now, record: pb::JobRecord, log: EventLog) -> Result<(), String> {
+    /// It does not fit together: what to [keep](Self::keep) instead.
+    pub(crate) fn restore(
+        &mut self,
+        now: Now,
+        record: pb::JobRecord,
+        log: EventLog,
+    ) -> Result<(), Unreadable> {
         let id = JobId(record.job);
-        let job = Job::restore(record, log, self.settings(), now, &self.fleet)?;
+        let name = record.spec_json.clone();
+        let events = log.numbers().map(|number| keys::event(id, number));
+        let keys = std::iter::once(keys::job(id)).chain(events).collect();
+        let job = Job::restore(record, log, self.settings(), now, &self.fleet).map_err(|reason| {
+            let name = serde_json::from_str::<Named>(&name).map_or("job".to_owned(), |named| named.name);
+            Unreadable::new(id, &name, keys, reason)
+        })?;
         self.newest_job = self.newest_job.max(id);
         self.jobs.insert(id, job);
         Ok(())
+    }
+
+    /// A job of the journal that cannot be read: it is shown, and no ps drops it.
+    pub(crate) fn keep(&mut self, job: Unreadable) {
+        self.newest_job = self.newest_job.max(job.job);
+        self.unreadable.insert(job.job, job);
     }
 
     /// What is to be written down since the last call.
@@ -285,10 +305,11 @@ impl Books {
 
     /// The answer to a heartbeat, also to one that is only due: these leases of the sender have ended.
     pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
+        let live = self.jobs.values().filter(|job| !job.is_over()).map(|job| &job.id);
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
             // A ps keeps what it has of a job until the end of the job is durable.
-            jobs: self.jobs.values().filter(|job| !job.is_over()).map(|job| job.id.get()).collect(),
+            jobs: self.unreadable.keys().chain(live).map(|id| id.get()).collect(),
             newest_job: self.newest_job.get(),
             reports_taken: Vec::new(),
             may_leave: false,
@@ -410,6 +431,7 @@ impl Books {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         if let Some(job) = self.job_of(worker, lease)? {
             job.release(now, worker, lease, &request.trained.unwrap_or_default())?;
+            request.not_held.into_iter().for_each(|partition| job.doubt(partition));
             self.metrics.leases_released += 1;
             self.news = true;
         }
@@ -556,6 +578,9 @@ impl Books {
     pub(crate) fn find(&self, name: &str) -> Result<&Job, Failure> {
         let by_number = name.parse().ok().and_then(|id| self.jobs.get(&JobId(id)));
         let newest = |matches: &dyn Fn(&Job) -> bool| self.jobs.values().rev().find(|job| matches(job));
+        if let Some(job) = self.find_unreadable(name) {
+            return Err(Failure::new(Kind::Internal, format!("job {}: {}", job.name, job.reason)));
+        }
         let found = by_number
             .or_else(|| newest(&|job| job.name() == name))
             .or_else(|| newest(&|job| job.spec.name == name));
@@ -568,6 +593,32 @@ impl Books {
             };
             Failure::new(Kind::NotFound, format!("no job `{name}`; {known}"))
         })
+    }
+
+    /// The unreadable job that a user names.
+    fn find_unreadable(&self, name: &str) -> Option<&Unreadable> {
+        let by_number = name.parse().ok().and_then(|id| self.unreadable.get(&JobId(id)));
+        by_number.or_else(|| self.unreadable.values().find(|job| job.name == name))
+    }
+
+    /// Gives up an unreadable job that a user names: the journal forgets it, and its ps drop it. `None` when there is none.
+    pub(crate) fn give_up(&mut self, name: &str) -> Option<pb::JobStatus> {
+        let id = self.find_unreadable(name)?.job;
+        let job = self.unreadable.remove(&id)?;
+        self.forgotten.extend(job.keys.iter().map(|key| (key.clone(), None)));
+        let reason = "given up by a user; this program could not read it".to_owned();
+        Some(pb::JobStatus { state: pb::JobState::Cancelled.into(), reason, ..unreadable_status(&job) })
+    }
+
+    /// Everything that a user may ask of the job that it names.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn status(&self, now: Now, name: &str) -> Result<pb::JobStatus, Failure> {
+        match self.find_unreadable(name) {
+            Some(job) => Ok(unreadable_status(job)),
+            None => self.find(name).map(|job| job.status(now)),
+        }
     }
 
     /// A job by its number.
@@ -604,7 +655,10 @@ impl Books {
 
     /// Oldest first.
     pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
-        self.jobs.values().map(|job| job.status(now)).collect()
+        let unreadable = self.unreadable.values().map(unreadable_status);
+        let mut all: Vec<_> = self.jobs.values().map(|job| job.status(now)).chain(unreadable).collect();
+        all.sort_by_key(|status| status.job);
+        all
     }
 
     fn settings(&self) -> Settings {
@@ -614,6 +668,22 @@ impl Books {
 
     fn live_jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values().filter(|job| !job.is_ended())
+    }
+}
+
+/// As much of a specification as most versions can read.
+#[derive(serde::Deserialize)]
+struct Named {
+    name: String,
+}
+
+fn unreadable_status(job: &Unreadable) -> pb::JobStatus {
+    pb::JobStatus {
+        job: job.job.get(),
+        name: job.name.clone(),
+        state: pb::JobState::Unreadable.into(),
+        reason: job.reason.clone(),
+        ..Default::default()
     }
 }
 

@@ -47,7 +47,10 @@ pub enum Error {
     #[error("the journal cannot be read: {0}")]
     Store(crate::journal::StoreError),
     /// The journal has something that this program did not write.
-    #[error("the journal's `{key}` cannot be read: {reason}; was it written by another program?")]
+    #[error(
+        "the journal's `{key}` cannot be read: {reason}; it says which master this is, and without it the ps would drop every job. Start \
+         the version of ebb that wrote it, or bring back a copy of the journal from before"
+    )]
     Record {
         /// Of what.
         key: String,

@@ -48,17 +48,40 @@ pub(crate) struct Found {
     /// See [`pb::MasterRecord::identity`].
     pub(crate) identity: Option<u64>,
     pub(crate) jobs: Vec<(pb::JobRecord, EventLog)>,
+    /// Jobs whose record this program cannot read.
+    pub(crate) unreadable: Vec<Unreadable>,
+}
+
+/// A job that this program cannot take up. It stays in the journal as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    pub(crate) job: JobId,
+    /// `NAME-ID`, or as much of it as is known.
+    pub(crate) name: String,
+    /// Why, and what to do.
+    pub(crate) reason: String,
+    /// Everything that the journal has of it.
+    pub(crate) keys: Vec<String>,
+}
+
+impl Unreadable {
+    pub(crate) fn new(job: JobId, name: &str, keys: Vec<String>, reason: impl std::fmt::Display) -> Self {
+        let key = keys::job(job);
+        let reason = format!(
+            "the journal's `{key}` cannot be read: {reason}; start the version of ebb that wrote it, or give the job up with \
+             `ebb cancel --force {job}`; until then its ps keep what they hold of it"
+        );
+        Self { job, name: format!("{name}-{job}"), reason, keys }
+    }
 }
 
 impl Found {
+    /// What of a job cannot be read costs that job, and not the start: an event becomes a warning, a record an [`Unreadable`].
+    ///
     /// # Errors
-    /// The store cannot be read, or has what this program did not write.
+    /// The store cannot be read, or does not say which master this is.
     pub(crate) async fn load(store: &dyn Store) -> Result<Self> {
         let all = store.load().await.map_err(Error::Store)?;
-        let wrong = |key: &str| {
-            let key = key.to_owned();
-            move |reason| Error::Record { key, reason }
-        };
         let mut found = Self::default();
         if let Some(bytes) = all.get(keys::MASTER) {
             found.identity = Some(master_record(bytes)?.identity);
@@ -68,15 +91,35 @@ impl Found {
             all.range(prefix.clone()..).take_while(move |(key, _)| key.starts_with(&prefix))
         };
         for (key, bytes) in under(keys::JOBS) {
-            let record = pb::JobRecord::decode(&bytes[..]).map_err(wrong(key))?;
-            let events = under(&keys::events(JobId(record.job)));
-            let decode =
-                |(key, bytes): (&String, &Vec<u8>)| pb::Event::decode(&bytes[..]).map_err(wrong(key));
-            let events = events.map(decode).collect::<Result<Vec<_>>>()?;
-            found.jobs.push((record, EventLog::restored(events)));
+            let Some(id) = keys::job_of(key) else {
+                tracing::error!(key, "the journal has a key that is no job's; it stays there as it is");
+                continue;
+            };
+            let events = || under(&keys::events(id));
+            match pb::JobRecord::decode(&bytes[..]) {
+                Ok(record) => {
+                    found
+                        .jobs
+                        .push((record, EventLog::restored(events().map(|(key, bytes)| event(key, bytes)))));
+                }
+                Err(reason) => {
+                    let keys = std::iter::once(key).chain(events().map(|(key, _)| key)).cloned().collect();
+                    found.unreadable.push(Unreadable::new(id, "job", keys, reason));
+                }
+            }
         }
         Ok(found)
     }
+}
+
+/// An event, from its bytes; what cannot be read is told in its place, so that numbers have no gaps.
+fn event(key: &str, bytes: &[u8]) -> pb::Event {
+    pb::Event::decode(bytes).unwrap_or_else(|reason| {
+        tracing::error!(key, %reason, "an event of the journal cannot be read; a warning stands in its place");
+        let message = format!("the journal's `{key}` cannot be read: {reason}; what happened here is not known");
+        let kind = pb::event::Kind::Warning(pb::WarningEvent { message });
+        pb::Event { sequence: keys::event_of(key).unwrap_or(0), unix_ms: 0, kind: Some(kind) }
+    })
 }
 
 /// The master's own record, from its bytes.

@@ -172,15 +172,17 @@ impl Master {
         let identity = found.identity.unwrap_or((now.unix_ms << 16) | (artifacts.starts & 0xFFFF));
         let starts = artifacts.starts;
         let mut books = Books::new(options, random()?, identity, starts, artifacts.newest_job);
+        let mut unreadable = found.unreadable;
         for (record, log) in found.jobs {
-            let job = record.job;
-            if let Err(reason) = books.restore(now, record, log) {
-                tracing::error!(
-                    job,
-                    reason,
-                    "a job of the journal cannot be taken up; it stays there as it is"
-                );
-            }
+            unreadable.extend(books.restore(now, record, log).err());
+        }
+        for job in unreadable {
+            tracing::error!(
+                job = job.name,
+                reason = job.reason,
+                "a job cannot be taken up; it stays as it is"
+            );
+            books.keep(job);
         }
         let journal = Journal::new(store);
         journal.append(keep_identity(identity, starts));

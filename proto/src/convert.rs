@@ -349,6 +349,7 @@ impl pb::JobState {
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
+            Self::Unreadable => "unreadable",
         }
     }
 }

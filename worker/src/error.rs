@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use proto::ids::PartitionId;
 use proto::status::Failure;
 
 /// Result of a worker's work.
@@ -16,6 +17,16 @@ pub enum Error {
         /// Which call, to whom.
         what: String,
         /// How it failed.
+        failure: Failure,
+    },
+    /// A ps says that it does not hold a partition which it holds by the master's placement.
+    #[error("{what}: {failure}")]
+    NotHeld {
+        /// Which call, to whom.
+        what: String,
+        /// Which partition.
+        partition: PartitionId,
+        /// What the ps says.
         failure: Failure,
     },
     /// A file cannot be read or written.
@@ -166,7 +177,8 @@ impl Error {
         Self::Engine { what: what.to_owned(), reason: panic.to_string() }
     }
 
-    /// Whether the other side no longer wants what this worker does: it slept, or the job was rewound or ended.
+    /// Whether the other side no longer wants what this worker does: it slept, or the job was rewound or ended. A ps that does not hold
+    /// what it should is another matter, see [`NotHeld`](Self::NotHeld).
     pub(crate) fn is_fenced(&self) -> bool {
         use proto::status::Kind;
         matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Fenced | Kind::NotFound))
@@ -189,11 +201,28 @@ impl Error {
         match self {
             Self::Call { failure, .. } => matches!(failure.kind, proto::status::Kind::Malformed),
             Self::File { .. }
+            | Self::NotHeld { .. }
             | Self::Records { .. }
             | Self::Engine { .. }
             | Self::NoSuchDevice { .. }
             | Self::NoTorch(_) => false,
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::status::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_partition_that_is_not_there_is_neither_fatal_nor_forgotten() {
+        let (what, failure) = ("pull from partition 0".to_owned(), Failure::new(Kind::NotFound, "not here"));
+        let of_the_master = Error::Call { what: what.clone(), failure: failure.clone() };
+        assert!(of_the_master.is_fenced(), "the job is gone");
+        let of_a_ps = Error::NotHeld { what, partition: PartitionId(0), failure };
+        assert!(!of_a_ps.is_fenced() && !of_a_ps.is_fatal() && !of_a_ps.is_unreachable());
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::convert;
-use proto::ids::{IncarnationId, JobId, LeaseId};
+use proto::ids::{IncarnationId, JobId, LeaseId, PartitionId};
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::retry::Retry;
@@ -109,11 +109,24 @@ impl MasterClient {
         lease: LeaseId,
         done: Vec<pb::MicrobatchReport>,
     ) -> Result<()> {
-        let request = pb::ReleaseRequest {
-            incarnation: incarnation.get(),
-            lease: lease.get(),
-            trained: Some(pb::Trained { microbatches: done }),
-        };
+        let (incarnation, lease) = (incarnation.get(), lease.get());
+        let trained = Some(pb::Trained { microbatches: done });
+        self.release_as(pb::ReleaseRequest { incarnation, lease, trained, not_held: None }).await
+    }
+
+    /// Gives back a lease because the ps of this partition says that it does not hold it.
+    pub(crate) async fn release_not_held(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        partition: PartitionId,
+    ) -> Result<()> {
+        let (incarnation, lease, not_held) = (incarnation.get(), lease.get(), Some(partition.get()));
+        let trained = Some(pb::Trained::default());
+        self.release_as(pb::ReleaseRequest { incarnation, lease, trained, not_held }).await
+    }
+
+    async fn release_as(&self, request: pb::ReleaseRequest) -> Result<()> {
         let reply = self.call("release", |mut fleet| {
             let request = request.clone();
             async move { fleet.release(request).await }

@@ -261,6 +261,10 @@ impl PsClient {
             if failure.kind == Kind::Full {
                 since = Instant::now();
             }
+            if failure.kind == Kind::NotFound {
+                let (what, partition) = (format!("{verb} {}", partition.name), partition.id);
+                return Err(Error::NotHeld { what, partition, failure });
+            }
             if failure.kind == Kind::NotYet || !failure.is_retryable() || since.elapsed() >= budget {
                 return Err(Error::Call { what: format!("{verb} {}", partition.name), failure });
             }

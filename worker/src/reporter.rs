@@ -90,6 +90,10 @@ impl Reporter {
                 tracing::info!(%lease, reason = %error, "this work is no longer wanted");
                 Ok(())
             }
+            Err(Error::NotHeld { what, partition, failure }) => {
+                tracing::info!(%lease, reason = %failure, "{what}: telling the master, and handing this work back");
+                self.master.release_not_held(incarnation, lease, partition).await.or_else(forgive_fenced)
+            }
             Err(error) if error.is_not_yet() => {
                 tracing::info!(%lease, reason = %error, "handing this work back until it can be done");
                 self.master.release(incarnation, lease, Vec::new()).await.or_else(forgive_fenced)

@@ -25,6 +25,8 @@ pub(super) struct Partitions {
     pub(super) open: bool,
     /// Ps that are missing, or back and not yet believed.
     missing: BTreeMap<String, Missing>,
+    /// Ps that are here and asked what they hold, because a worker says that it is not all.
+    doubted: BTreeSet<String>,
 }
 
 /// The ps that holds a partition.
@@ -88,7 +90,7 @@ pub(super) struct Watched {
 /// What a ps that came back has of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Back {
-    /// Nobody asks any more, or it must be asked again.
+    /// Nobody asks any more, or it must be asked again; or it was doubted, and has all that it had.
     Late,
     /// All that it had.
     Whole,
@@ -113,7 +115,8 @@ impl Partitions {
         let (ps, url) = (String::new(), String::new());
         let home = Home { ps, url, incarnation: IncarnationId(0), fresh: true, begin: None };
         let homes = vec![home; count as usize];
-        Self { tensors, homes, number: 0, open: false, missing: BTreeMap::new() }
+        let (missing, doubted) = (BTreeMap::new(), BTreeSet::new());
+        Self { tensors, homes, number: 0, open: false, missing, doubted }
     }
 
     /// Partitions that an earlier start of this master had placed. Their ps are believed once they have been asked.
@@ -138,7 +141,8 @@ impl Partitions {
             begin,
         };
         let homes = partitions.into_iter().zip(fresh).zip(begin).map(home).collect();
-        Ok(Self { tensors, homes, number, open: false, missing: BTreeMap::new() })
+        let (missing, doubted) = (BTreeMap::new(), BTreeSet::new());
+        Ok(Self { tensors, homes, number, open: false, missing, doubted })
     }
 
     /// For each partition whether there is nothing in it to lose.
@@ -406,7 +410,14 @@ impl Partitions {
         watched
     }
 
-    /// A ps that came back has answered what it holds. It must have every step below `watermark`, which the books have as done.
+    /// A worker says that a partition is not where it should be: the ps to ask, unless that is being looked into.
+    pub(super) fn doubt(&mut self, partition: u32) -> Option<(PsAddress, IncarnationId)> {
+        let home = self.homes.get(partition as usize).filter(|home| !home.fresh && !home.ps.is_empty())?;
+        let known = self.missing.contains_key(&home.ps) || !self.doubted.insert(home.ps.clone());
+        (!known).then(|| (address(&self.homes, &home.ps, &home.url), home.incarnation))
+    }
+
+    /// A ps that came back, or that is [doubted](Self::doubt), has answered what it holds. It must have every step below `watermark`, which the books have as done.
     pub(super) fn on_answer(
         &mut self,
         ps: &PsAddress,
@@ -415,19 +426,24 @@ impl Partitions {
         era: Era,
         watermark: Step,
     ) -> Back {
-        let Some(missing) =
-            self.missing.get_mut(&ps.name).filter(|missing| missing.asked == Some(incarnation))
-        else {
+        let is_it = |home: &Home| home.ps == ps.name && home.incarnation == incarnation;
+        let doubted = self.doubted.remove(&ps.name) && self.homes.iter().any(is_it);
+        let missing = self.missing.get_mut(&ps.name).filter(|missing| missing.asked == Some(incarnation));
+        let back = missing.is_some();
+        if !back && !doubted {
             return Back::Late;
-        };
+        }
         let Ok(ledgers) = ledgers else {
             // Ask again; the grace goes on.
-            missing.asked = None;
+            missing.into_iter().for_each(|missing| missing.asked = None);
             return Back::Late;
         };
         let behind = |ledger: &pb::PartitionLedger| ledger.watermark < watermark.get();
         if self.check_all(&ledgers, Some(&ps.name), era).is_err() || ledgers.iter().any(behind) {
             return Back::Empty;
+        }
+        if !back {
+            return Back::Late;
         }
         self.missing.remove(&ps.name);
         for home in self.homes.iter_mut().filter(|home| home.ps == ps.name) {
@@ -547,6 +563,27 @@ mod tests {
         assert_eq!(answer(&mut partitions, Ok(vec![])), Back::Late, "a repeat");
         assert_eq!((partitions.reachable().len(), partitions.number()), (1, 1));
         assert_eq!(partitions.watch(36 * SECOND, &fleet, GRACE).lost, ["a"]);
+    }
+
+    #[test]
+    fn a_ps_that_is_doubted_is_asked_once_at_a_time_and_goes_on_if_it_has_all() {
+        let mut fleet = fleet(&["a", "b"]);
+        let mut partitions = kept(&fleet, 2);
+        let ask = |partitions: &mut Partitions| partitions.doubt(1);
+        let (b, incarnation) = ask(&mut partitions).expect("to be asked");
+        assert_eq!((b.name.as_str(), ask(&mut partitions), partitions.doubt(2)), ("b", None, None));
+        let answer = |partitions: &mut Partitions, ledgers| {
+            partitions.on_answer(&b, incarnation, ledgers, Era(0), Step(3))
+        };
+        assert_eq!(answer(&mut partitions, Ok(vec![ledger(1, 3)])), Back::Late);
+        assert_eq!(answer(&mut partitions, Ok(vec![])), Back::Late, "nobody asks any more");
+        assert!(ask(&mut partitions).is_some());
+        assert_eq!(answer(&mut partitions, Err(Failure::new(Kind::Unavailable, "down"))), Back::Late);
+        assert!(ask(&mut partitions).is_some());
+        assert_eq!(answer(&mut partitions, Ok(vec![])), Back::Empty);
+        partitions.lose(|ps| ps == "b");
+        assert_eq!(ask(&mut partitions), None, "there is nothing in it to lose");
+        fleet.expire(5 * SECOND);
     }
 
     #[test]

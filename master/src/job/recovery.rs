@@ -42,7 +42,15 @@ impl Job {
         self.maybe_survey();
     }
 
-    /// A ps that came back has said what it holds.
+    /// A worker says that the ps of a partition does not hold it: the ps is asked at once.
+    pub(crate) fn doubt(&mut self, partition: u32) {
+        let over = matches!(self.phase, Phase::Finishing | Phase::Ended);
+        let asked =
+            self.partitions.as_mut().filter(|_| !over).and_then(|partitions| partitions.doubt(partition));
+        self.effects.extend(asked.map(|(ps, id)| Effect::Verify(ps, id)));
+    }
+
+    /// A ps that came back, or that is doubted, has said what it holds.
     pub(crate) fn on_ps_answer(
         &mut self,
         now: Now,

@@ -141,7 +141,7 @@ impl Jobs for JobsService {
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| books.find(&name).map(|job| job.status(now)))?;
+        let status = self.shared.act(|books, now| books.status(now, &name))?;
         Ok(Response::new(status))
     }
 
@@ -160,6 +160,10 @@ impl Jobs for JobsService {
 
     async fn cancel(&self, request: Request<pb::CancelRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let pb::CancelRequest { job, force } = request.into_inner();
+        if force && let Some(status) = self.shared.act(|books, _| books.give_up(&job)) {
+            self.shared.durable().await;
+            return Ok(Response::new(status));
+        }
         let cancel = |job: &mut Job, now, _: &Membership| {
             job.cancel(now, force);
             Ok(())

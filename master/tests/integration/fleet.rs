@@ -106,7 +106,12 @@ async fn a_draining_worker_hands_back_the_rest_and_leaves() {
     a.beat(&[&lease], true).await;
     assert_eq!(a.maybe_lease(Duration::from_millis(50)).await, None, "it takes no more work");
     let pb::complete_request::Result::Trained(done) = trained(0, 3) else { unreachable!() };
-    let request = pb::ReleaseRequest { incarnation: a.incarnation, lease: lease.id, trained: Some(done) };
+    let request = pb::ReleaseRequest {
+        incarnation: a.incarnation,
+        lease: lease.id,
+        trained: Some(done),
+        not_held: None,
+    };
     a.fleet.release(request).await.expect("known");
     drop(a);
     let mut b = Worker::join(&cluster, "b").await;
@@ -283,4 +288,28 @@ async fn a_ps_that_comes_back_without_its_partitions_is_given_them_again() {
         _ => false,
     };
     assert!(cluster.events("digits").await.iter().any(warned));
+}
+
+#[tokio::test]
+async fn a_ps_that_does_not_hold_a_partition_is_asked_as_soon_as_a_worker_says_so() {
+    let (cluster, ps, mut worker, lease) = training(&job(|_| ())).await;
+    // It lives, and its heartbeats come: nothing but the worker's word says that something is wrong.
+    ps.accounts.lock().expect("unpoisoned").open.clear();
+    let mut held = lease;
+    let rewound = async {
+        loop {
+            let (incarnation, lease) = (worker.incarnation, held.id);
+            let trained = Some(pb::Trained::default());
+            let request = pb::ReleaseRequest { incarnation, lease, trained, not_held: Some(0) };
+            worker.fleet.release(request).await.expect("known");
+            held = worker.until_training().await;
+            let Some(Work::Train(task)) = held.work else { panic!("{held:?}") };
+            // The master may hand the work out before the ps has answered.
+            if task.era == 1 {
+                break task.first;
+            }
+        }
+    };
+    assert_eq!(soon("the job is rewound", rewound).await, 0, "trained again from version 0");
+    assert_eq!(cluster.status("digits").await.expect("a job").state(), JobState::Running);
 }

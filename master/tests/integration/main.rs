@@ -8,3 +8,4 @@ mod harness;
 mod jobs;
 mod sessions;
 mod stores;
+mod unreadable;

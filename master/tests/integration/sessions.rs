@@ -22,7 +22,7 @@ macro_rules! refusals {
         let message = "forged".to_owned();
         let fail = pb::FailRequest { incarnation, lease, message, fatal: true, diverged_at: None };
         let trained = Some(pb::Trained::default());
-        let release = pb::ReleaseRequest { incarnation, lease, trained };
+        let release = pb::ReleaseRequest { incarnation, lease, trained, not_held: None };
         let describe = pb::DescribeRequest { incarnation, lease, tensors: Vec::new() };
         let header = Part::Header(pb::UploadHeader { incarnation, lease });
         let upload = tokio_stream::iter([pb::UploadRequest { part: Some(header) }]);
