@@ -37,6 +37,48 @@ enum Test {
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
+        what: "a ps drops a job whose end is not durable",
+        file: "master/src/books.rs",
+        find: ".filter(|job| !job.is_over()).map(|job| &job.id)",
+        replace: ".filter(|job| !job.is_ended()).map(|job| &job.id)",
+        test: Test::Cargo(&["-p", "ebbflow-master", "--test", "integration", "ending"]),
+    },
+    Mutant {
+        what: "a ps obeys a close of an earlier master",
+        file: "ps/src/handle.rs",
+        find: "sender.starts < here.starts",
+        replace: "sender.starts > here.starts",
+        test: Test::Cargo(&["-p", "ebbflow-ps", "--test", "integration", "life"]),
+    },
+    Mutant {
+        what: "a secret that the master did not give is good",
+        file: "master/src/secrets.rs",
+        find: "if !self.secret(shown.incarnation).is(&shown.secret) {",
+        replace: "if false {",
+        test: Test::Cargo(&["-p", "ebbflow-master", "--lib", "secrets"]),
+    },
+    Mutant {
+        what: "any ps reports of any partition",
+        file: "master/src/job/partitions.rs",
+        find: "Some(home) if home.incarnation == ps => Holder::Sender",
+        replace: "Some(_) => Holder::Sender",
+        test: Test::Cargo(&["-p", "ebbflow-master", "--test", "integration", "sessions"]),
+    },
+    Mutant {
+        what: "a manifest is written without a look at its files",
+        file: "master/src/checkpoints.rs",
+        find: "try_join_all((0..manifest.files.len()).map(seen)).await?;",
+        replace: "try_join_all((0..0).map(seen)).await?;",
+        test: Test::Cargo(&["-p", "ebbflow-master", "--test", "integration", "stores"]),
+    },
+    Mutant {
+        what: "the master's clock goes on while the master does not",
+        file: "master/src/clock.rs",
+        find: "self.lost += since.saturating_sub(LATE_MAX);",
+        replace: "self.lost += Duration::ZERO;",
+        test: Test::Cargo(&["-p", "ebbflow-master", "--lib", "clock"]),
+    },
+    Mutant {
         what: "a repeated push is merged again",
         file: "ps/src/aggregator.rs",
         find: "if covers(nodes, at.node) {",
@@ -88,8 +130,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "partitions are opened before the journal has their places",
         file: "master/src/service/fleet.rs",
-        find: "        self.shared.durable().await;\n        ps_client::open(",
-        replace: "        ps_client::open(",
+        find: "        self.shared.durable().await;\n        if let Some((place, name)) = probe {",
+        replace: "        if let Some((place, name)) = probe {",
         test: Test::Seeds(300),
     },
     Mutant {
