@@ -118,6 +118,9 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
         "workers",
         workers.into_iter().chain([format!("{} so far", status.workers_seen)]).collect::<Vec<_>>().join("; "),
     );
+    for slow in &status.left_out {
+        line("left out", left_out(slow));
+    }
     line(
         "time",
         format!(
@@ -142,6 +145,21 @@ fn progress(status: &pb::JobStatus) -> String {
         0 => format!("{epochs}; the number of steps is known once the data is counted"),
         steps => format!("step {} of {steps}, {epochs}", status.steps_done),
     }
+}
+
+/// Who gets no work because it is slow: `worker `b` takes 512.0 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s`.
+fn left_out(slow: &pb::LeftOut) -> String {
+    let &pb::LeftOut { ref worker, microbatch_us, usual_us, again_ms } = slow;
+    let millis = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
+    let again = match again_ms {
+        0 => "now".to_owned(),
+        _ => format!("in {}", duration(Duration::from_millis(again_ms))),
+    };
+    format!(
+        "worker `{worker}` takes {} for a microbatch, others {}; it is tried again {again}",
+        millis(microbatch_us),
+        millis(usual_us)
+    )
 }
 
 /// All jobs for `ebb jobs`.
@@ -174,6 +192,14 @@ pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
 pub(crate) fn json(status: &pb::JobStatus) -> Value {
     let artifact =
         |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
+    let left_out = |slow: &pb::LeftOut| {
+        json!({
+            "worker": slow.worker,
+            "microbatch_seconds": slow.microbatch_us as f64 / 1e6,
+            "usual_seconds": slow.usual_us as f64 / 1e6,
+            "again_seconds": slow.again_ms as f64 / 1e3,
+        })
+    };
     json!({
         "job": status.name,
         "id": status.job,
@@ -192,6 +218,7 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "workers_min": status.workers_min,
         "workers_max": status.workers_max,
         "workers_seen": status.workers_seen,
+        "left_out": status.left_out.iter().map(left_out).collect::<Vec<_>>(),
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
         "loss": status.loss,
@@ -331,6 +358,16 @@ mod tests {
         assert_eq!(workers_wanted(&job), "3 workers, wants 1 to 4");
         job.state = pb::JobState::Failed.into();
         assert!(status(&job).contains("workers    3 so far"));
+    }
+
+    #[test]
+    fn status_names_a_worker_that_is_left_out() {
+        let slow =
+            pb::LeftOut { worker: "b".to_owned(), microbatch_us: 512_300, usual_us: 140_000, again_ms: 1900 };
+        let job = pb::JobStatus { left_out: vec![slow], ..succeeded() };
+        let line = "left out   worker `b` takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s";
+        assert!(status(&job).contains(line), "{}", status(&job));
+        assert_eq!(json(&job)["left_out"][0]["again_seconds"], 1.9);
     }
 
     #[test]

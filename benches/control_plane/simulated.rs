@@ -124,7 +124,7 @@ async fn live(
         incarnation,
         leases: match held.load(Ordering::Relaxed) {
             0 => Vec::new(),
-            lease => vec![pb::LeaseProgress { lease, microbatches_done: 0 }],
+            lease => vec![pb::LeaseProgress { lease, ..Default::default() }],
         },
         ..Default::default()
     };
@@ -199,7 +199,7 @@ async fn work(
         tokio::time::sleep(takes).await;
     }
     let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1 };
-    let trained = pb::Trained { microbatches: vec![report; train.count as usize] };
+    let trained = pb::Trained { microbatches: vec![report; train.count as usize], took_us: 0 };
     let result = Some(Report::Trained(trained));
     let request = pb::CompleteRequest { incarnation, lease: lease.id, result, more: true };
     *asked = Instant::now();

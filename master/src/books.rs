@@ -27,6 +27,7 @@ use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
 use crate::secrets::Key;
+use crate::speeds::LeftOut;
 
 /// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
 const IDS_PER_START: u64 = 1 << 40;
@@ -262,6 +263,9 @@ impl Books {
         let mut lost: Vec<_> = request.leases.iter().map(|progress| LeaseId(progress.lease)).collect();
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             let good = job.renew(now, incarnation, &lost);
+            let of_job = request.leases.iter().filter(|progress| good.contains(&LeaseId(progress.lease)));
+            let micros = of_job.map(|progress| progress.microbatch_us).max().unwrap_or(0);
+            job.computes(incarnation, Duration::from_micros(micros));
             lost.retain(|lease| !good.contains(lease));
         }
         let taken = self.take_reports(now, request);
@@ -617,7 +621,7 @@ impl Books {
     pub(crate) fn status(&self, now: Now, name: &str) -> Result<pb::JobStatus, Failure> {
         match self.find_unreadable(name) {
             Some(job) => Ok(unreadable_status(job)),
-            None => self.find(name).map(|job| job.status(now)),
+            None => self.find(name).map(|job| self.status_of(now, job)),
         }
     }
 
@@ -650,15 +654,34 @@ impl Books {
         let job = self.jobs.get_mut(&id).expect("it was just found");
         change(job, &self.fleet)?;
         self.news = true;
-        Ok(job.status(now))
+        self.status(now, name)
     }
 
     /// Oldest first.
     pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
         let unreadable = self.unreadable.values().map(unreadable_status);
-        let mut all: Vec<_> = self.jobs.values().map(|job| job.status(now)).chain(unreadable).collect();
+        let mut all: Vec<_> =
+            self.jobs.values().map(|job| self.status_of(now, job)).chain(unreadable).collect();
         all.sort_by_key(|status| status.job);
         all
+    }
+
+    /// What the job says of itself, with the names of workers.
+    fn status_of(&self, now: Now, job: &Job) -> pb::JobStatus {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let left_out = job.left_out().map(|LeftOut { worker, time, usual, again }| pb::LeftOut {
+            worker: self.name(worker),
+            microbatch_us: micros(time),
+            usual_us: micros(usual),
+            again_ms: micros(again.saturating_sub(now.since_start)) / 1000,
+        });
+        pb::JobStatus { left_out: left_out.collect(), ..job.status(now) }
+    }
+
+    /// Of a process that is registered.
+    fn name(&self, incarnation: IncarnationId) -> String {
+        let member = self.fleet.member(incarnation);
+        member.map_or_else(|_| incarnation.to_string(), |member| member.process.name.clone())
     }
 
     fn settings(&self) -> Settings {

@@ -28,7 +28,7 @@ use proto::tree;
 
 use crate::applied::Applied;
 use crate::lease::{Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
-use crate::speeds::Speeds;
+use crate::speeds::{LeftOut, Speeds};
 
 /// Microbatches that a run of several whole steps may have: enough to hide the round trip to the master.
 const RUN_MAX: u64 = 16;
@@ -176,6 +176,7 @@ impl Dispatcher {
             [_] => share,
             _ => self.part(now, worker, self.step_at(first), share),
         };
+        self.speeds.answered(worker, share > 0);
         if share == 0 {
             return None;
         }
@@ -254,17 +255,19 @@ impl Dispatcher {
         good.then_some(MicrobatchId(first)..MicrobatchId(run.end))
     }
 
-    /// The run of the lease is done, for all its holders. `None`: the lease had ended, nothing changed.
+    /// The run of the lease is done, for all its holders; `took`: how long it took the worker by its own clock, when it says so.
+    /// `None`: the lease had ended, nothing changed.
     pub(crate) fn complete(
         &mut self,
         now: Duration,
         worker: IncarnationId,
         lease: LeaseId,
+        took: Option<Duration>,
     ) -> Option<Completed> {
         let range = self.run_of(worker, lease)?;
         let first = range.start.get();
         let run = self.runs.remove(&first).expect("a good lease has a run");
-        self.learn(now, lease, first, &run);
+        self.learn(now, lease, took, first, &run);
         self.ready(now);
         self.waiting.remove(&first);
         self.no_copies = None;
@@ -362,6 +365,11 @@ impl Dispatcher {
     /// The first microbatches of the runs that a worker holds, ascending.
     fn held_by(&self, worker: IncarnationId) -> &[u64] {
         self.held.get(&worker).map_or(&[], Vec::as_slice)
+    }
+
+    /// Workers that get nothing because they are slow.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
+        self.speeds.left_out().filter(|slow| self.held_by(slow.worker).is_empty())
     }
 
     /// How many leases a worker holds.

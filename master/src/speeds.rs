@@ -3,11 +3,15 @@
 //!
 //! - A speed is a time per microbatch: the median of the latest five leases, so that one hiccup is none. What is within half of
 //!   the fleet's median *is* the fleet's median: equal machines get equal shares whatever the noise.
-//! - A worker is *unknown* until its second lease, for the first one includes opening the job. It counts as the median.
-//! - A lease that somebody else completed first still says something when it was late: its holder is at least that slow.
-//! - A slow worker that holds nothing cannot show that it has become fast again. So it is forgotten after 32 of its own
-//!   microbatches' time: it is unknown then, is given one microbatch, and its lease is copied if it is late. A worker that
-//!   takes 100 ms instead of 10 is tried every 3.2 s, for the price of about one microbatch: 0.3 %.
+//! - Opening the job and the first pull of its weights are not speed: the worker says how long it worked on a lease without them.
+//! - A worker is *unknown* until its second lease, for the first computation of a process takes longer. It counts as the median.
+//! - A lease that somebody else completed first says something about a known worker when it was late: its holder is at least that
+//!   slow. It says nothing about a worker that has completed no two leases yet, which may have been opening the job. Such a worker
+//!   becomes known by what it says in heartbeats that a microbatch takes it to compute, if that is far more than usual.
+//! - A slow worker that holds nothing cannot show that it has become fast again. So it is *tried*: it is given one microbatch after
+//!   the time of four of its own or of 32 usual ones, whichever comes first. The others take it for as slow as before meanwhile, so
+//!   that the first of them with nothing else to do takes a copy at once: a trial delays no step. A worker that takes 100 ms
+//!   instead of 10 is tried every 0.32 s.
 //!
 //! Each lease asks for the fleet's median several times, and a fleet may have thousands of workers: medians are kept sorted, so that
 //! a question costs nothing and a completed lease a binary search.
@@ -21,7 +25,10 @@ use proto::ids::IncarnationId;
 const TIMES: usize = 5;
 
 /// An idle slow worker is tried again after this many of its microbatches.
-const TRUST: u32 = 32;
+const TRIAL_OWN: u32 = 4;
+
+/// The same, of usual microbatches: a worker that was once very slow does not wait for longer.
+const TRIAL_USUAL: u32 = 32;
 
 /// Groups of like speed, for a quick look at all workers.
 const GROUPS: usize = 32;
@@ -72,6 +79,22 @@ struct Speed {
     freed: Duration,
     /// When it last asked for work.
     asked: Duration,
+    /// It is tried again: the next that it gets is one microbatch.
+    on_trial: bool,
+    /// It asked for work last and got none, for it would keep the others waiting.
+    left_out: bool,
+}
+
+/// A worker that gets no work because it is slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    pub(crate) worker: IncarnationId,
+    /// What a microbatch takes it.
+    pub(crate) time: Duration,
+    /// What one takes usually.
+    pub(crate) usual: Duration,
+    /// When it is tried again.
+    pub(crate) again: Duration,
 }
 
 impl Speeds {
@@ -87,7 +110,15 @@ impl Speeds {
         self.warm.retain(|(_, worker)| members.contains(worker));
         self.cold.retain(|(_, worker)| members.contains(worker));
         for &worker in crew {
-            let new = || Speed { times: VecDeque::new(), median: None, warm: false, freed: now, asked: now };
+            let new = || Speed {
+                times: VecDeque::new(),
+                median: None,
+                warm: false,
+                freed: now,
+                asked: now,
+                on_trial: false,
+                left_out: false,
+            };
             self.workers.entry(worker).or_insert_with(new);
         }
     }
@@ -164,41 +195,68 @@ impl Speeds {
         (stride as u64, sample.map(move |&worker| self.of(worker, usual)))
     }
 
-    /// A worker asks for work; `idle`: it holds none. Forgets a speed that is too old to be believed.
+    /// A worker asks for work; `idle`: it holds none. One that is too slow is tried when it is time.
     pub(crate) fn asked(&mut self, now: Duration, worker: IncarnationId, idle: bool) {
         let usual = self.usual();
         let Some(speed) = self.workers.get_mut(&worker) else { return };
         speed.asked = now;
-        if let (Some(median), Some(usual)) = (speed.median, usual)
-            && idle
-            && like(median, usual) > usual
-            && now >= speed.freed + median * TRUST
-        {
-            self.change(worker, |speed| speed.times.clear());
+        speed.on_trial = idle && speed.tried_again(usual).is_some_and(|again| again <= now);
+    }
+
+    /// What a worker that asked got; `some`: work.
+    pub(crate) fn answered(&mut self, worker: IncarnationId, some: bool) {
+        if let Some(speed) = self.workers.get_mut(&worker) {
+            speed.left_out = !some;
         }
+    }
+
+    /// Who gets no work because it is slow.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
+        let usual = self.usual();
+        self.workers.iter().filter_map(move |(&worker, speed)| {
+            let again = speed.tried_again(usual).filter(|_| speed.left_out)?;
+            Some(LeftOut { worker, time: speed.median?, usual: usual?, again })
+        })
     }
 
     /// A lease was completed: its time per microbatch.
     pub(crate) fn completed(&mut self, now: Duration, worker: IncarnationId, time: Duration) {
         self.change(worker, |speed| {
-            if speed.times.is_empty() || std::mem::replace(&mut speed.warm, true) {
-                speed.times.push_back(time);
-            } else {
-                // The first one is only better than nothing.
-                speed.times = [time].into();
+            if std::mem::take(&mut speed.on_trial) {
+                // What it was before the trial is over.
+                speed.times.clear();
             }
-            if speed.times.len() > TIMES {
-                speed.times.pop_front();
+            if !speed.times.is_empty() && !std::mem::replace(&mut speed.warm, true) {
+                // The first one was only better than nothing.
+                speed.times.clear();
             }
+            speed.learn(time);
             speed.freed = now;
         });
     }
 
     /// A lease ended because somebody else completed it; `at_least`: its time per microbatch up to then, if it was late.
     pub(crate) fn beaten(&mut self, now: Duration, worker: IncarnationId, at_least: Option<Duration>) {
-        match at_least {
-            Some(time) => self.completed(now, worker, time),
-            None => self.change(worker, |speed| speed.freed = now),
+        self.change(worker, |speed| {
+            speed.on_trial = false;
+            speed.freed = now;
+            // Of any other worker nobody knows whether it has computed yet.
+            if let Some(time) = at_least.filter(|_| speed.warm) {
+                speed.learn(time);
+            }
+        });
+    }
+
+    /// A worker says that a microbatch takes it so long to compute. That is news of one that has completed nothing, because copies of
+    /// its leases are always faster.
+    pub(crate) fn computes(&mut self, worker: IncarnationId, time: Duration) {
+        let usual = self.usual();
+        let unknown = self.workers.get(&worker).is_some_and(|speed| !speed.warm);
+        if unknown && usual.is_some_and(|usual| like(time, usual) > usual) {
+            self.change(worker, |speed| {
+                speed.times = [time].into();
+                speed.warm = true;
+            });
         }
     }
 
@@ -209,8 +267,35 @@ impl Speeds {
 
     /// Whether the fleet's speed is known and this worker's is not.
     pub(crate) fn is_newcomer(&self, worker: IncarnationId) -> bool {
-        let known = self.workers.get(&worker).is_some_and(|speed| speed.warm && !speed.times.is_empty());
+        let known = self.workers.get(&worker).is_some_and(|speed| speed.warm);
         !known && !self.warm.is_empty()
+    }
+
+    /// Whether the fleet's speed is known and this worker has completed nothing yet: it may be opening the job.
+    pub(crate) fn is_untried(&self, worker: IncarnationId) -> bool {
+        let tried = self.workers.get(&worker).is_some_and(|speed| !speed.times.is_empty());
+        !tried && !self.warm.is_empty()
+    }
+
+    /// Whether this slow worker, which holds nothing, is tried now.
+    pub(crate) fn is_on_trial(&self, worker: IncarnationId) -> bool {
+        self.workers.get(&worker).is_some_and(|speed| speed.on_trial)
+    }
+}
+
+impl Speed {
+    fn learn(&mut self, time: Duration) {
+        self.times.push_back(time);
+        if self.times.len() > TIMES {
+            self.times.pop_front();
+        }
+    }
+
+    /// When it is tried, if it is too slow and holds nothing.
+    fn tried_again(&self, usual: Option<Duration>) -> Option<Duration> {
+        let (usual, median) = (usual?, self.median.filter(|_| self.warm)?);
+        let pause = (median * TRIAL_OWN).min(usual * TRIAL_USUAL);
+        (like(median, usual) > usual).then(|| self.freed + pause)
     }
 }
 

@@ -13,6 +13,7 @@ use proto::session::{Registered, Session};
 use proto::timeline::TARGET;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
@@ -120,7 +121,7 @@ impl Fetcher {
             match lease {
                 Ok(None) => {}
                 Ok(Some(lease)) => {
-                    self.held.insert(incarnation, LeaseId(lease.id));
+                    self.held.insert(incarnation, &lease);
                     self.on_lease(incarnation, lease, task).await;
                 }
                 Err(error) => {
@@ -133,7 +134,9 @@ impl Fetcher {
 
     fn on_reply(&mut self, reply: &pb::HeartbeatReply) {
         // A job above the newest that the master knew when it answered may have begun since.
-        self.jobs.retain(|id, _| id.get() > reply.newest_job || reply.jobs.contains(&id.get()));
+        let lives = |id: JobId| id.get() > reply.newest_job || reply.jobs.contains(&id.get());
+        self.jobs.retain(|&id, _| lives(id));
+        self.held.retain_jobs(lives);
     }
 
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
@@ -183,7 +186,8 @@ impl Fetcher {
             });
         }
         let batches = self.read_ahead(job.clone(), next, end);
-        Ok(Train { job, era: Era(task.era), next, end, batches, reports: Vec::new(), pushes: JoinSet::new() })
+        let (era, reports, pushes, began) = (Era(task.era), Vec::new(), JoinSet::new(), Instant::now());
+        Ok(Train { job, era, next, end, batches, reports, pushes, began })
     }
 
     /// Reads `next..end` on another thread, a few microbatches ahead of the computation.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use proto::artifact::INITIAL;
@@ -33,6 +34,8 @@ pub(crate) struct Job {
     pub(crate) compute: Compute,
     /// Known once `Init` has described the model; one of a higher number replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
+    /// Its weights were here once: memory for them is there, and so are the connections.
+    weighed: AtomicBool,
     /// Name of this worker.
     worker: String,
     folder: PathBuf,
@@ -98,6 +101,7 @@ impl Job {
             validation,
             compute,
             placed: RwLock::default(),
+            weighed: AtomicBool::new(false),
             worker: options.name.clone(),
             folder,
             initial,
@@ -137,6 +141,11 @@ impl Job {
             reason: "the master handed out work before the model was placed".to_owned(),
         };
         self.placed.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(missing)
+    }
+
+    /// The weights to train with are here; whether that is the first time.
+    pub(crate) fn first_weights(&self) -> bool {
+        !self.weighed.swap(true, Ordering::Relaxed)
     }
 
     /// Reads the records of one microbatch.

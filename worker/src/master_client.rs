@@ -110,7 +110,7 @@ impl MasterClient {
         done: Vec<pb::MicrobatchReport>,
     ) -> Result<()> {
         let (incarnation, lease) = (incarnation.get(), lease.get());
-        let trained = Some(pb::Trained { microbatches: done });
+        let trained = Some(pb::Trained { microbatches: done, took_us: 0 });
         self.release_as(pb::ReleaseRequest { incarnation, lease, trained, not_held: None }).await
     }
 

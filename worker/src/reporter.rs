@@ -57,17 +57,20 @@ impl Reporter {
         let unknown = reports.iter().any(|report| report.samples == 0);
         let result = async {
             let result = pushing.await;
+            let took = train.began.elapsed();
             if unknown && result.is_ok() {
                 tokio::time::sleep(LOSSES_COME).await;
             }
-            result
+            result.map(|()| took)
         };
         let result = tokio::select! {
             biased;
             result = result => result,
             () = self.held.lost(lease) => return Ok(()),
         };
-        let result = result.map(|()| Report::Trained(pb::Trained { microbatches: reports }));
+        let took_us = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let result =
+            result.map(|took| Report::Trained(pb::Trained { microbatches: reports, took_us: took_us(took) }));
         self.report(incarnation, lease, result).await
     }
 
@@ -113,7 +116,7 @@ impl Reporter {
         tracing::debug!(%lease, accepted, "task reported");
         if let Some(next) = next {
             // From now on, for a worker that drains hands back what it holds, also what nobody fetches any more.
-            self.held.insert(incarnation, LeaseId(next.id));
+            self.held.insert(incarnation, &next);
             let _ = self.granted.send(Granted { incarnation, lease: next, after: lease });
         }
         Ok(())

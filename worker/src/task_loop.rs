@@ -19,6 +19,7 @@ use proto::session::Session;
 use proto::status::{Failure, Kind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 use tracing::{Instrument as _, Span};
@@ -209,6 +210,8 @@ pub(crate) struct Train {
     pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
+    /// When this worker could begin: the job was open, and its first weights were there.
+    pub(crate) began: Instant,
 }
 
 impl Work {
@@ -376,6 +379,9 @@ impl TaskLoop {
             }
         };
         let Task::Train(train) = &mut work.task else { unreachable!("called with training work only") };
+        if job.first_weights() {
+            train.began = Instant::now();
+        }
         let Some(weights) = weights else {
             // The version is gone, so the step is applied: somebody else was faster.
             for _ in indices.clone() {
@@ -409,9 +415,10 @@ impl TaskLoop {
             };
             drop(loading);
             let compute = part!("compute", work.span, step);
-            let computing = metrics.compute_nanos.time();
+            let (computing, began) = (metrics.compute_nanos.time(), Instant::now());
             let adding = piece.add(&job, &weights, microbatch, batch).instrument(compute);
             let (added, report) = adding.await?;
+            self.held.computed(job.id, began.elapsed());
             drop(computing);
             metrics.microbatches.add(1);
             metrics.samples.add(report.samples);

@@ -10,7 +10,8 @@
 //!
 //! **Copies.** A worker that has nothing to begin takes a copy when it will be done with it earlier than the holder. Two
 //! microbatches at 10 ms: a holder that usually takes 20 ms is late from then on, and at 40 ms it is expected to take another
-//! 20 ms, which is what a copy takes. Of a holder known to take 200 ms there is a copy at once.
+//! 20 ms, which is what a copy takes. Of a holder known to take 200 ms there is a copy at once, also when it is only tried; and of one
+//! that has completed nothing yet, while others have.
 //!
 //! Nobody waits for ever: who is silent, with a lease or without one, is expected to stay silent for as long again. So the
 //! level rises until it reaches whoever asks, and a slow worker gets everything when the fast ones are gone.
@@ -37,10 +38,15 @@ impl Dispatcher {
         let left = returned.map(|(&first, returned)| returned.end.min(window.end) - first).sum::<u64>()
             + window.end.saturating_sub(self.next);
         let usual = self.speeds.usual().unwrap_or(UNKNOWN);
-        let own = self.speeds.of(worker, usual);
+        let mut own = self.speeds.of(worker, usual);
+        let tried = self.speeds.is_on_trial(worker);
+        if tried {
+            own.expected = usual;
+        }
         let (begin, time) = (nanos(self.free(now, &own, &window)), nanos(own.expected));
         // A small one shows how fast it is.
-        let most = if self.speeds.is_newcomer(worker) { most.min(1) } else { most }.min(left);
+        let small = tried || self.speeds.is_newcomer(worker);
+        let most = if small { most.min(1) } else { most }.min(left);
         let reaches = |part: u64| {
             let end = begin.saturating_add(time.saturating_mul(part)) - 1;
             part == 0 || !self.is_done_by(now, end, left, &window, usual)
@@ -126,7 +132,9 @@ impl Dispatcher {
         let own = times(self.speeds.of(worker, usual).expected, len);
         let rest = rest(now, &known, first, run, holder);
         let late = begun + times(known.worst, len);
-        Some((if rest > own { now } else { late + own + Duration::from_nanos(1) }, rest))
+        // A worker that may still be opening the job delays no step.
+        let at_once = rest > own || self.speeds.is_untried(holder.worker);
+        Some((if at_once { now } else { late + own + Duration::from_nanos(1) }, rest))
     }
 
     /// Whether this worker holds something that can be computed now.
@@ -134,8 +142,17 @@ impl Dispatcher {
         self.held_by(worker).iter().any(|first| self.runs[first].ready.is_some())
     }
 
-    /// Learns from a run that is completed: from its holder `winner`, and from the other one.
-    pub(super) fn learn(&mut self, now: Duration, winner: LeaseId, first: u64, run: &Run) {
+    /// Learns from a run that is completed: from its holder `winner`, which says that it `took` so long, and from the other one.
+    ///
+    /// What a lease costs the others is the time since it could begin; what of this was opening the job is not in `took`.
+    pub(super) fn learn(
+        &mut self,
+        now: Duration,
+        winner: LeaseId,
+        took: Option<Duration>,
+        first: u64,
+        run: &Run,
+    ) {
         let len = u32::try_from(run.end - first).unwrap_or(u32::MAX);
         let usual = self.speeds.usual();
         for grant in &run.holders {
@@ -143,6 +160,7 @@ impl Dispatcher {
             let age = now.saturating_sub(begun(run, grant, &known).unwrap_or(grant.granted));
             let time = age / len;
             if grant.lease == winner {
+                let time = took.map_or(time, |took| time.min(took / len));
                 self.speeds.completed(now, grant.worker, time);
             } else {
                 let late = usual.is_some() && time > known.worst;

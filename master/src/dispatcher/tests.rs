@@ -104,7 +104,7 @@ impl Trace {
             },
             ["renew", who, id] => books.renew(*now, worker(who), lease(id)).to_string(),
             ["complete", who, id] => {
-                let completed = books.complete(*now, worker(who), lease(id));
+                let completed = books.complete(*now, worker(who), lease(id), None);
                 let beaten = completed.iter().flat_map(|completed| &completed.beaten);
                 let beaten: String = beaten.map(|(_, lease)| format!(", ends {lease}")).collect();
                 done(completed.map(|completed| completed.run)) + &beaten
@@ -259,7 +259,7 @@ impl Fleet {
             }
             Action::Complete(w, p) => {
                 if let Some(lease) = pick(self, w, p) {
-                    let done = self.books.complete(self.now, worker(w), lease);
+                    let done = self.books.complete(self.now, worker(w), lease, None);
                     self.count(done.map(|done| done.run));
                 }
             }
@@ -352,7 +352,7 @@ proptest! {
                 prop_assert!(fleet.now < until, "it gets nothing");
                 continue;
             }
-            let done = fleet.books.complete(fleet.now, A, held[0]);
+            let done = fleet.books.complete(fleet.now, A, held[0], None);
             prop_assert!(done.is_some());
             fleet.count(done.map(|done| done.run));
             rounds += 1;
@@ -411,7 +411,7 @@ proptest! {
             });
             let applied = fleet.books.step_at(outside.unwrap_or(plan.microbatches())).get();
             if fleet.books.step_at(run.end - 1).get() <= applied + delay.map_or(LOOK_AHEAD, u64::from) {
-                let done = fleet.books.complete(fleet.now, who, lease);
+                let done = fleet.books.complete(fleet.now, who, lease, None);
                 fleet.count(done.map(|done| done.run));
             }
         }
@@ -426,7 +426,7 @@ fn a_lease_of_another_worker_is_foreign() {
     let mut ids = LeaseIds::starting_at(1);
     let lease = books.lease(Duration::ZERO, &mut ids, A, &[A, B], 0).expect("work").lease;
     assert!(!books.renew(Duration::ZERO, B, lease));
-    assert_eq!(books.complete(Duration::ZERO, B, lease), None);
+    assert_eq!(books.complete(Duration::ZERO, B, lease, None), None);
     assert_eq!(books.fail(B, lease, "no"), None);
     assert_eq!(books.release(Duration::ZERO, B, lease, 1), None);
     assert_eq!(books.run_of(A, lease), Some(MicrobatchId(0)..MicrobatchId(2)));
@@ -439,7 +439,7 @@ fn a_huge_job_costs_no_memory() {
     let mut ids = LeaseIds::starting_at(1);
     for _ in 0..1000 {
         let lease = books.lease(Duration::ZERO, &mut ids, A, &[A], 0).expect("work").lease;
-        books.complete(Duration::ZERO, A, lease);
+        books.complete(Duration::ZERO, A, lease, None);
     }
     assert_eq!(books.done(), 1000 * LEASE_MAX);
     assert!(books.runs.is_empty() && books.returned.is_empty() && books.leases.is_empty());
@@ -460,7 +460,7 @@ proptest! {
             let worker = crew[worker];
             if completes && !held.is_empty() {
                 let (worker, lease) = held.remove(0);
-                books.complete(Duration::ZERO, worker, lease);
+                books.complete(Duration::ZERO, worker, lease, None);
             } else if let Some(grant) = books.lease(Duration::ZERO, &mut ids, worker, crew, 0) {
                 prop_assert!(grant.run.end <= plan.first_of(books.frontier()));
                 held.push((worker, grant.lease));
@@ -468,7 +468,7 @@ proptest! {
         }
         let step = books.close();
         for now in (1..1000).map(Duration::from_secs) {
-            held.drain(..).for_each(|(worker, lease)| drop(books.complete(now, worker, lease)));
+            held.drain(..).for_each(|(worker, lease)| drop(books.complete(now, worker, lease, None)));
             for &worker in crew {
                 held.extend(books.lease(now, &mut ids, worker, crew, 0).map(|grant| (worker, grant.lease)));
             }

@@ -1,6 +1,6 @@
 //! A fleet in simulated time around the dispatcher: workers with given speeds, no network. What can be reached at best.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
@@ -13,13 +13,17 @@ struct Worker {
     id: IncarnationId,
     /// How much slower than the usual.
     slower: u32,
-    /// Until when it opens the job, once it has a lease.
-    loads: Duration,
+    /// What its next microbatches take besides computing: opening the job, then the first pull into memory that it never touched.
+    prepares: VecDeque<Duration>,
     loading: bool,
     /// Lease, next microbatch and end, by the first one.
     held: BTreeMap<u64, (LeaseId, u64, u64)>,
     /// What it computes, and until when.
     busy: Option<(LeaseId, Duration)>,
+    /// Since when it computes that lease, by what it reports.
+    since: Duration,
+    /// Microbatches that it has computed.
+    computed: u32,
 }
 
 struct Fleet {
@@ -65,10 +69,12 @@ impl Fleet {
         self.workers.push(Worker {
             id,
             slower,
-            loads,
+            prepares: [loads].into(),
             loading: !loads.is_zero(),
             held: BTreeMap::new(),
             busy: None,
+            since: Duration::ZERO,
+            computed: 0,
         });
     }
 
@@ -120,7 +126,11 @@ impl Fleet {
                 self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let percent = 100 - self.noise + (self.random >> 33) % (2 * self.noise + 1);
                 let time = MICROBATCH * worker.slower * percent as u32 / 100;
-                worker.busy = Some((lease, self.now + std::mem::take(&mut worker.loads) + time));
+                let begins = self.now + worker.prepares.pop_front().unwrap_or_default();
+                if next == first {
+                    worker.since = begins;
+                }
+                worker.busy = Some((lease, begins + time));
             }
         }
     }
@@ -138,13 +148,20 @@ impl Fleet {
                 let worker = &mut self.workers[index];
                 let Some((lease, _)) = worker.busy.take_if(|(_, until)| *until <= self.now) else { continue };
                 worker.loading = false;
+                worker.computed += 1;
+                if worker.computed > 1 {
+                    // Its next heartbeat says so.
+                    self.books.speeds.computes(worker.id, MICROBATCH * worker.slower);
+                }
                 let Some((&first, work)) = worker.held.iter_mut().find(|(_, work)| work.0 == lease) else {
                     continue;
                 };
                 work.1 += 1;
                 if work.1 == work.2 {
                     worker.held.remove(&first);
-                    let completed = self.books.complete(self.now, worker.id, lease).expect("a good lease");
+                    let took = Some(self.now - worker.since);
+                    let completed =
+                        self.books.complete(self.now, worker.id, lease, took).expect("a good lease");
                     for (other, lease) in completed.beaten {
                         for worker in self.workers.iter_mut().filter(|worker| worker.id == other) {
                             worker.held.retain(|_, work| work.0 != lease);
@@ -276,6 +293,74 @@ fn a_slow_worker_comes_back_when_it_is_fast_again_and_is_alone_when_the_others_d
         fleet.run(Duration::from_secs(30));
         assert!(fleet.books.done() - before >= 64, "M {m}: {} of 100", fleet.books.done() - before);
     }
+}
+
+#[test]
+fn a_worker_that_was_slow_to_open_the_job_has_its_part_a_few_steps_later() {
+    for (m, opens) in [2, 4, 8, 32].into_iter().flat_map(|m| [(m, 500), (m, 4_000), (m, 10_000)]) {
+        let opens = Duration::from_millis(opens);
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1]);
+        // Then the first pull, which takes longer than a copy as well.
+        fleet.workers[1].prepares = [opens, 30 * MICROBATCH].into();
+        fleet.workers[1].loading = true;
+        fleet.run(opens + 30 * MICROBATCH + 4 * MICROBATCH);
+        let step = fleet.steps.len();
+        while fleet.steps.len() < step + 4 {
+            fleet.run(fleet.now + MICROBATCH);
+        }
+        let before = fleet.books.done();
+        fleet.run(fleet.now + 64 * MICROBATCH);
+        let done = (fleet.books.done() - before) as f64 / 64.0;
+        assert!(done >= 1.8, "M {m}, opened for {opens:?}: as much as {done} workers");
+    }
+}
+
+#[test]
+fn opening_the_job_is_not_speed() {
+    let mut fleet = Fleet::new(2, 10_000, Some(0), &[1, 1]);
+    fleet.workers[1].prepares = [Duration::from_secs(10)].into();
+    fleet.workers[1].loading = true;
+    // Nobody copies: the lease that it opened the job for is its own to complete.
+    fleet.workers[0].prepares = [Duration::from_secs(10)].into();
+    fleet.run(Duration::from_millis(10_015));
+    let known = |worker| fleet.books.speeds.of(IncarnationId(worker), MICROBATCH).expected;
+    assert_eq!((fleet.books.speeds.usual(), known(1), known(2)), (Some(MICROBATCH), MICROBATCH, MICROBATCH));
+}
+
+#[test]
+fn a_trial_of_a_slow_worker_delays_no_step_and_comes_soon() {
+    for m in [4, 8, 32] {
+        let mut three = Fleet::new(m, 10_000, Some(0), &[1, 1, 1]);
+        three.run(Duration::from_secs(6));
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 10, 1]);
+        fleet.run(Duration::from_secs(2));
+        let (step, copies) = (fleet.steps.len(), fleet.copies);
+        fleet.run(Duration::from_secs(6));
+        let (pause, usual) = (fleet.pause_since(step), three.pause_since(10));
+        assert!(pause <= usual + MICROBATCH, "M {m}: {pause:?}, without the slow worker {usual:?}");
+        println!("M {m}: {} copies in 4 s, {pause:?} at most, {usual:?} without", fleet.copies - copies);
+        fleet.workers[2].slower = 1;
+        fleet.run(fleet.now + Duration::from_secs(1));
+        let before = fleet.books.done();
+        fleet.run(fleet.now + Duration::from_secs(1));
+        let done = fleet.books.done() - before;
+        assert!(done >= 380, "M {m}: {done} of 400 a second after it was fast again");
+    }
+}
+
+#[test]
+fn who_is_left_out_is_known_with_its_speed_and_when_it_is_tried_again() {
+    let mut fleet = Fleet::new(4, 10_000, Some(0), &[1, 1, 20, 1]);
+    let mut seen = Vec::new();
+    while fleet.now < Duration::from_secs(5) {
+        fleet.run(fleet.now + MICROBATCH);
+        seen.extend(fleet.books.left_out().map(|slow| (fleet.now, slow)));
+    }
+    let (now, slow) = *seen.last().expect("the slow one is left out");
+    assert_eq!((slow.worker, slow.usual), (IncarnationId(3), MICROBATCH));
+    assert!(slow.time >= 2 * MICROBATCH, "{slow:?}");
+    assert!(slow.again <= now + 32 * MICROBATCH, "{slow:?} at {now:?}");
+    assert!(seen.iter().all(|(_, slow)| slow.worker == IncarnationId(3)), "{seen:?}");
 }
 
 proptest! {

@@ -119,6 +119,13 @@ impl Job {
         good
     }
 
+    /// A worker says that a microbatch of this job takes it so long to compute; zero: it does not say.
+    pub(crate) fn computes(&mut self, worker: IncarnationId, time: Duration) {
+        if let Some(books) = self.dispatcher().filter(|_| !time.is_zero()) {
+            books.speeds.computes(worker, time);
+        }
+    }
+
     /// What those who wait for work wait for, as far as a completed lease can change it: the phase, the first step that is not done, and
     /// whether other tasks wait.
     pub(crate) fn outlook(&self) -> impl PartialEq + use<> {

@@ -11,6 +11,7 @@ use proto::pb::event::Kind as Event;
 use super::crew::Crew;
 use super::{Effect, Job, Phase};
 use crate::clock::Now;
+use crate::speeds::LeftOut;
 
 /// When what happened.
 #[derive(Debug)]
@@ -233,7 +234,14 @@ impl Job {
                 .map(|checkpoints| checkpoints.place.to_string())
                 .unwrap_or_default(),
             samples_before: numbers.samples_before,
+            left_out: Vec::new(),
         }
+    }
+
+    /// Workers that get no training work because they are slow.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
+        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
+        training.into_iter().flat_map(|training| training.books.left_out())
     }
 
     /// What a worker needs to build its model and read its data.

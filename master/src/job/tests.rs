@@ -213,7 +213,7 @@ fn report(lease: &pb::Lease) -> Report {
         pb::lease::Work::Train(task) => {
             let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
             let ids = task.first..task.first + u64::from(task.count);
-            Report::Trained(pb::Trained { microbatches: ids.map(loss).collect() })
+            Report::Trained(pb::Trained { microbatches: ids.map(loss).collect(), took_us: 0 })
         }
         pb::lease::Work::Evaluate(task) => Report::Evaluated(pb::Evaluated {
             loss_sum: 3.0,
@@ -558,7 +558,10 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     world.survey(&[0]);
     let lease = world.lease(0).expect("training");
     let trained = |loss_sum, samples, count| {
-        Report::Trained(pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count] })
+        Report::Trained(pb::Trained {
+            microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count],
+            took_us: 0,
+        })
     };
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `trained`");
     refuse(&mut world, &lease, trained(1.0, 1, 3), "expected 16 reports, found 3");
@@ -566,9 +569,10 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     refuse(&mut world, &lease, trained(f64::NAN, 1, 16), "expected a finite number");
     assert_eq!(world.status().samples_applied, 0);
     let (worker, id) = (world.workers[0], LeaseId(lease.id));
-    let too_much = pb::Trained { microbatches: vec![pb::MicrobatchReport::default(); 17] };
+    let too_much = pb::Trained { microbatches: vec![pb::MicrobatchReport::default(); 17], took_us: 0 };
     assert!(world.job.release(world.now, worker, id, &too_much).is_err());
-    let some = pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1 }; 5] };
+    let some =
+        pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1 }; 5], took_us: 0 };
     assert_eq!(world.job.release(world.now, worker, id, &some), Ok(true));
     assert_eq!(world.job.release(world.now, worker, id, &some), Ok(false), "it has ended");
     assert_eq!(

@@ -102,7 +102,8 @@ impl Training {
             ));
         }
         self.check(run.start, &trained.microbatches)?;
-        let completed = self.books.complete(now, worker, lease);
+        let took = (trained.took_us > 0).then(|| Duration::from_micros(trained.took_us));
+        let completed = self.books.complete(now, worker, lease, took);
         self.record(run.start, &trained.microbatches);
         Ok(completed.map(|completed| completed.beaten).unwrap_or_default())
     }

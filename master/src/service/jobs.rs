@@ -187,7 +187,7 @@ impl Jobs for JobsService {
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
         let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| books.find(&name).map(|job| job.status(now)))?;
+        let status = self.shared.act(|books, now| books.status(now, &name))?;
         if status.artifacts.is_empty() {
             let state = status.state().name();
             let message = format!("job {} has no files; it is {state}: {}", status.name, status.reason);

@@ -314,7 +314,7 @@ impl Worker {
 
     /// One heartbeat and its answer.
     pub(crate) async fn beat(&mut self, leases: &[&pb::Lease], draining: bool) -> pb::HeartbeatReply {
-        let progress = |lease: &&pb::Lease| pb::LeaseProgress { lease: lease.id, microbatches_done: 0 };
+        let progress = |lease: &&pb::Lease| pb::LeaseProgress { lease: lease.id, ..Default::default() };
         let leases = leases.iter().map(progress).collect();
         let incarnation = self.incarnation;
         let beat = pb::HeartbeatRequest { incarnation, leases, draining, ..Default::default() };
@@ -455,7 +455,10 @@ impl Worker {
 /// A report of consecutive microbatches, each with its number as loss.
 pub(crate) fn trained(first: u64, count: u32) -> Report {
     let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
-    Report::Trained(pb::Trained { microbatches: (first..first + u64::from(count)).map(loss).collect() })
+    Report::Trained(pb::Trained {
+        microbatches: (first..first + u64::from(count)).map(loss).collect(),
+        took_us: 0,
+    })
 }
 
 /// The microbatches of a training lease: the first and how many.
