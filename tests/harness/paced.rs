@@ -41,16 +41,14 @@ pub(crate) fn with_paced(registry: Registry) -> Registry {
         let mut spec = (*context.spec).clone();
         spec.model.builtin = Some(options.of);
         spec.model.options = options.rest;
-        let inner = known.build(&ebbflow::model::Context { spec: Arc::new(spec), ..context.clone() })?;
         let trace = |dir: PathBuf| {
             let path = dir.join(std::process::id().to_string());
             File::options().create(true).append(true).open(path).expect("the trace can be written")
         };
-        Ok(Box::new(Paced {
-            inner,
-            takes: Duration::from_millis(options.millis) * factor(),
-            trace: options.trace.map(trace),
-        }))
+        // Before the network is built: a trace without a line is that of a worker that opens the job.
+        let trace = options.trace.map(trace);
+        let inner = known.build(&ebbflow::model::Context { spec: Arc::new(spec), ..context.clone() })?;
+        Ok(Box::new(Paced { inner, takes: Duration::from_millis(options.millis) * factor(), trace }))
     })
 }
 

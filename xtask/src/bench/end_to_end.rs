@@ -3,10 +3,10 @@
 //! The limit is the *silent pair*: two PyTorch processes that train a network each and never talk. What Ebbflow adds is the exchange,
 //! and one update where they make two. Windows of about 3 s alternate, with one of the silent pair before and after each two
 //! others, and every ratio is of neighbours: the machine's own ups and downs cancel. A window has no start in it: peers stay up,
-//! and of a job of ours the first steps do not count.
+//! and of a job of ours the first steps do not count. Beside each rate of ours stands that from the submission to the end of the job.
 
 use super::{
-    ours::{self, Fleet, Where},
+    ours::{self, Fleet, Rate, Where},
     peers::{Peer, Python},
     rows::{self, Row},
 };
@@ -110,6 +110,8 @@ enum Who {
 struct Seen {
     rates: Vec<f64>,
     beside: Vec<f64>,
+    /// Of a job of ours: from its submission to its end.
+    whole: Vec<f64>,
 }
 
 impl Seen {
@@ -179,10 +181,12 @@ impl<'a> Arena<'a> {
                         Who::Ddp => (&mut ddp, "DDP"),
                         Who::TensorFlow => (&mut tensorflow, "TensorFlow"),
                     };
-                    seen.rates.push(rate);
+                    seen.rates.push(rate.steady);
+                    seen.whole.push(rate.whole);
                     seen.beside.push(f64::midpoint(before, after));
                     eprintln!(
-                        "{name}, round {round} of {rounds}: {called} {rate:.0}, silent pair {before:.0} and {after:.0} samples/s"
+                        "{name}, round {round} of {rounds}: {called} {:.0}, silent pair {before:.0} and {after:.0} samples/s",
+                        rate.steady
                     );
                 }
                 before = after;
@@ -191,13 +195,14 @@ impl<'a> Arena<'a> {
         Ok(self.summed_up(silents, &ours, &ddp, &tensorflow))
     }
 
-    /// One window.
-    fn rate(&mut self, who: Who, steps: usize) -> Result<f64> {
-        match who {
-            Who::Ours(way) => self.job(way, steps),
-            Who::Ddp => self.ddp.rate(),
-            Who::TensorFlow => self.tensorflow.as_mut().context("it is up")?.rate(),
-        }
+    /// One window. That of a peer, which stays up, has no start and no end.
+    fn rate(&mut self, who: Who, steps: usize) -> Result<Rate> {
+        let window = match who {
+            Who::Ours(way) => return self.job(way, steps),
+            Who::Ddp => self.ddp.rate()?,
+            Who::TensorFlow => self.tensorflow.as_mut().context("it is up")?.rate()?,
+        };
+        Ok(Rate { steady: window, whole: window })
     }
 
     fn summed_up(&self, silents: Vec<f64>, ours: &[Seen], ddp: &Seen, tensorflow: &Seen) -> Vec<Row> {
@@ -220,6 +225,7 @@ impl<'a> Arena<'a> {
         for (way, seen) in self.network.ways.iter().zip(ours) {
             let row = format!("{name}: {}", way.name);
             found.push(Row::new(&row, unit, seen.rates.clone(), silent));
+            found.push(Row::new(format!("{row}, submission to end"), unit, seen.whole.clone(), silent));
             found.push(Row::ratio(format!("{row}, of the silent pair"), seen.ratios(), Some(way.of_silent)));
             if way.of_ddp.is_some() {
                 // Both over their neighbours.
@@ -231,7 +237,7 @@ impl<'a> Arena<'a> {
     }
 
     /// Trains a job of ours.
-    fn job(&self, way: usize, steps: usize) -> Result<f64> {
+    fn job(&self, way: usize, steps: usize) -> Result<Rate> {
         let Way { mode, name, .. } = self.network.ways[way];
         let folder = ours::empty(self.folder.join("job"))?;
         let job = job_file(self.network.name, mode, steps, self.data, self.folder)?;
@@ -298,7 +304,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_neighbours_in_time() {
-        let seen = Seen { rates: vec![90.0, 45.0], beside: vec![100.0, 50.0] };
+        let seen = Seen { rates: vec![90.0, 45.0], beside: vec![100.0, 50.0], whole: Vec::new() };
         assert_eq!(seen.ratios(), [0.9, 0.9]);
     }
 }

@@ -19,9 +19,18 @@ pub(super) enum Where {
     Fleet(Fleet),
 }
 
+/// Samples a second of a job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    /// Without the first steps.
+    pub(super) steady: f64,
+    /// From the submission to the end of the job, with its start and its results.
+    pub(super) whole: f64,
+}
+
 impl Where {
-    /// Trains the job, with its files in `folder`; samples a second, without the first `warmup` steps.
-    pub(super) fn rate(&self, program: &Path, job: &str, warmup: usize, folder: &Path) -> Result<f64> {
+    /// Trains the job, with its files in `folder`. The first `warmup` steps are not in the steady rate.
+    pub(super) fn rate(&self, program: &Path, job: &str, warmup: usize, folder: &Path) -> Result<Rate> {
         let (file, out) = (folder.join("job.toml"), folder.join("out"));
         fs::write(&file, job).with_context(|| format!("write `{}`", file.display()))?;
         let mut command = match self {
@@ -40,13 +49,14 @@ impl Where {
         let log = folder.join("job.log");
         let status = command.stderr(log_file(&log)?).status().context("start ebb")?;
         ensure!(status.success(), "{command:?}: {status}; see `{}`", log.display());
-        let rate = rate_of(&read(&out.join("metrics.jsonl"))?, warmup);
+        let steady = rate_of(&read(&out.join("metrics.jsonl"))?, warmup);
+        let whole = whole_rate_of(&read(&out.join("summary.json"))?);
         // What is gone before it was written to the disk cannot disturb who comes next.
         remove(&out)?;
         if let Self::Fleet(fleet) = self {
             remove(&fleet.jobs)?;
         }
-        rate
+        Ok(Rate { steady: steady?, whole: whole? })
     }
 }
 
@@ -134,6 +144,15 @@ fn rate_of(metrics: &str, warmup: usize) -> Result<f64> {
     Ok(samples / seconds)
 }
 
+/// Samples a second from the submission to the end of a job, of its summary.
+fn whole_rate_of(summary: &str) -> Result<f64> {
+    let summary: Value = serde_json::from_str(summary)?;
+    let (samples, seconds) = (summary["samples_applied"].as_f64(), summary["wall_seconds"].as_f64());
+    let (samples, seconds) = samples.zip(seconds).context("summary.json has no samples or seconds")?;
+    ensure!(seconds > 0.0, "summary.json: expected wall_seconds above 0, found {seconds}");
+    Ok(samples / seconds)
+}
+
 fn remove(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("remove `{}`", folder.display()))?;
@@ -162,5 +181,12 @@ mod tests {
         // 2 s and 4 s for 128 each.
         assert!((rate_of(metrics, 1).unwrap() - 256.0 / 6.0).abs() < 1e-9);
         assert!(rate_of(metrics, 3).is_err());
+    }
+
+    #[test]
+    fn the_whole_rate_counts_from_the_submission() {
+        let summary = r#"{"samples_applied":1000,"wall_seconds":4.0,"training_seconds":2.0}"#;
+        assert_eq!(whole_rate_of(summary).unwrap(), 250.0);
+        assert!(whole_rate_of("{}").is_err());
     }
 }
