@@ -45,6 +45,8 @@ pub(crate) struct Local {
     master: Roles,
     ps: Roles,
     workers: Roles,
+    /// From workers to the ps.
+    connector: Connector,
     /// The master's data folder; removed with the cluster.
     _folder: TempDir,
 }
@@ -72,13 +74,14 @@ impl Local {
             master: Roles::default(),
             ps: Roles::default(),
             workers: Roles::default(),
+            connector: in_process(BTreeMap::new()),
             _folder: folder,
         };
         local.start_master()?;
         let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
-        let connector = in_process(ps);
+        local.connector = in_process(ps);
         for index in 0..options.workers {
-            local.start_worker(index, &options, connector.clone(), registry.clone());
+            local.start_worker(index, &options, registry.clone());
         }
         Ok(local)
     }
@@ -148,7 +151,7 @@ impl Local {
         Ok((url, Arc::new(ps)))
     }
 
-    fn start_worker(&mut self, index: u32, options: &Options, connector: Connector, registry: Registry) {
+    fn start_worker(&mut self, index: u32, options: &Options, registry: Registry) {
         let options = worker::Options {
             name: format!("worker-{index}"),
             threads: options.threads,
@@ -157,6 +160,7 @@ impl Local {
             ..worker::Options::default()
         };
         let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());
+        let connector = self.connector.clone();
         self.workers.running.spawn(async move {
             worker::run(
                 options,
@@ -172,6 +176,9 @@ impl Local {
         });
     }
 }
+
+#[cfg(test)]
+mod hangs;
 
 /// Reaches each ps of this process as the object that it is.
 fn in_process(ps: BTreeMap<String, Arc<dyn Parameters>>) -> Connector {

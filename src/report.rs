@@ -121,6 +121,9 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
     for slow in &status.left_out {
         line("left out", left_out(slow));
     }
+    for hang in &status.hangs {
+        line("hangs", hangs(hang));
+    }
     line(
         "time",
         format!(
@@ -162,6 +165,19 @@ fn left_out(slow: &pb::LeftOut) -> String {
     )
 }
 
+/// Who lives and does not get on: `worker `b` has been reading `x.gz` for 6 min 02 s: count the records of `x.gz`; no other worker is free to`.
+fn hangs(hang: &pb::Hang) -> String {
+    let doing = hang.phase().doing();
+    let what = if hang.what.is_empty() { String::new() } else { format!(" {}", hang.what) };
+    let time = duration(Duration::from_millis(hang.idle_ms));
+    let work = match (hang.work.as_str(), hang.taken_over) {
+        ("", _) => "another worker has done that work".to_owned(),
+        (work, true) => format!("another worker is to {work}"),
+        (work, false) => format!("it is to {work}, and no other worker is free for that"),
+    };
+    format!("worker `{}` has been {doing}{what} for {time}; {work}", hang.worker)
+}
+
 /// All jobs for `ebb jobs`.
 pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
     let header = ["JOB", "STATE", "STEPS", "LOSS", "WORKERS", "TIME", "REASON"].map(str::to_owned);
@@ -200,6 +216,16 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
             "again_seconds": slow.again_ms as f64 / 1e3,
         })
     };
+    let hang = |hang: &pb::Hang| {
+        json!({
+            "worker": hang.worker,
+            "phase": hang.phase().name(),
+            "what": hang.what,
+            "idle_seconds": hang.idle_ms as f64 / 1e3,
+            "work": Some(&hang.work).filter(|work| !work.is_empty()),
+            "taken_over": hang.taken_over,
+        })
+    };
     json!({
         "job": status.name,
         "id": status.job,
@@ -218,6 +244,7 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "workers_min": status.workers_min,
         "workers_max": status.workers_max,
         "workers_seen": status.workers_seen,
+        "hangs": status.hangs.iter().map(hang).collect::<Vec<_>>(),
         "left_out": status.left_out.iter().map(left_out).collect::<Vec<_>>(),
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
@@ -358,6 +385,32 @@ mod tests {
         assert_eq!(workers_wanted(&job), "3 workers, wants 1 to 4");
         job.state = pb::JobState::Failed.into();
         assert!(status(&job).contains("workers    3 so far"));
+    }
+
+    #[test]
+    fn status_names_a_worker_that_hangs_and_what_in() {
+        let hang = pb::Hang {
+            worker: "b".to_owned(),
+            phase: pb::Phase::Reading.into(),
+            what: "/data/x.gz".to_owned(),
+            idle_ms: 362_000,
+            work: "count the records of `x.gz`".to_owned(),
+            taken_over: false,
+        };
+        let mut job = pb::JobStatus { hangs: vec![hang], ..succeeded() };
+        let line = "hangs      worker `b` has been reading /data/x.gz for 6 min 02 s; it is to count the records of `x.gz`, and no \
+                    other worker is free for that";
+        assert!(status(&job).contains(line), "{}", status(&job));
+        assert_eq!(
+            (&json(&job)["hangs"][0]["phase"], &json(&job)["hangs"][0]["idle_seconds"]),
+            (&json!("reading"), &json!(362.0))
+        );
+        job.hangs[0].work = String::new();
+        assert!(
+            status(&job).contains("for 6 min 02 s; another worker has done that work"),
+            "{}",
+            status(&job)
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Jobs are served oldest first: a later one gets the workers that the earlier ones have no work for. Whoever asks with an
 //! incarnation that is gone is told to register again, so an old process can never touch a new one's leases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use prost::Message as _;
@@ -26,6 +26,7 @@ use crate::lease::LeaseIds;
 use crate::membership::{Change, Membership, Process, Role};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
+use crate::progress::{Hang, Lingering};
 use crate::secrets::Key;
 use crate::speeds::LeftOut;
 
@@ -35,6 +36,9 @@ const IDS_PER_START: u64 = 1 << 40;
 /// In fleets up to this size all who wait look again whenever somebody has completed a lease. In a larger one they do when a step is
 /// done, when work comes back, and at each tick.
 const ASKED_AGAIN_MAX: usize = 64;
+
+/// Leases that have ended with which a worker may be busy; more are not listened to.
+const LINGERING_MAX: usize = 16;
 
 /// Jobs that an error lists at most.
 const LISTED_MAX: usize = 20;
@@ -63,6 +67,10 @@ pub(crate) struct Books {
     news_for: Vec<IncarnationId>,
     /// Who came and went, for the log.
     changes: Vec<Change>,
+    /// What workers are still busy with although the leases have ended.
+    lingering: BTreeMap<IncarnationId, Vec<Lingering>>,
+    /// Workers that hung when they asked for work last, and have said nothing else since.
+    hung: BTreeSet<IncarnationId>,
     /// What the journal need not keep any more.
     forgotten: Batch,
 }
@@ -103,6 +111,8 @@ impl Books {
             news: false,
             news_for: Vec::new(),
             changes: Vec::new(),
+            lingering: BTreeMap::new(),
+            hung: BTreeSet::new(),
             forgotten: Batch::new(),
             options,
         }
@@ -263,10 +273,20 @@ impl Books {
         let mut lost: Vec<_> = request.leases.iter().map(|progress| LeaseId(progress.lease)).collect();
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             let good = job.renew(now, incarnation, &lost);
-            let of_job = request.leases.iter().filter(|progress| good.contains(&LeaseId(progress.lease)));
-            let micros = of_job.map(|progress| progress.microbatch_us).max().unwrap_or(0);
-            job.computes(incarnation, Duration::from_micros(micros));
+            let of_job = request.leases.iter().filter(|said| good.contains(&LeaseId(said.lease)));
+            of_job.for_each(|said| job.progress(now, incarnation, said));
             lost.retain(|lease| !good.contains(lease));
+        }
+        let lingering = request.lingering.iter().take(LINGERING_MAX);
+        let lingering: Vec<_> =
+            lingering.filter_map(|said| Lingering::heard(now.since_start, said)).collect();
+        match lingering.is_empty() {
+            true => drop(self.lingering.remove(&incarnation)),
+            false => drop(self.lingering.insert(incarnation, lingering)),
+        }
+        // Until it has heard of a lease that has ended it says nothing of what is left of it.
+        if lost.is_empty() && !self.hangs(now, incarnation) {
+            self.hung.remove(&incarnation);
         }
         let taken = self.take_reports(now, request);
         let may_leave = request.draining && self.live_jobs().all(|job| job.lets_go(incarnation));
@@ -328,6 +348,8 @@ impl Books {
 
     fn on_change(&mut self, now: Now, change: Change) {
         if change.gone && change.role == Role::Worker {
+            self.lingering.remove(&change.incarnation);
+            self.hung.remove(&change.incarnation);
             for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
                 job.worker_gone(now, change.incarnation);
             }
@@ -366,6 +388,13 @@ impl Books {
         if !member.live || member.draining {
             return Ok(Answer::Wait(None));
         }
+        // Who hangs would hang in more.
+        if self.hangs(now, incarnation) {
+            self.hung.insert(incarnation);
+        }
+        if self.hung.contains(&incarnation) {
+            return Ok(Answer::Wait(None));
+        }
         let held: usize = self.live_jobs().map(|job| job.train_leases(incarnation)).sum();
         let elsewhere = |job: &Job| held - job.train_leases(incarnation);
         let (ids, jobs) = (&mut self.ids, &mut self.jobs);
@@ -386,6 +415,23 @@ impl Books {
             }
         }
         Ok(Answer::Wait(again.map(|again| again.saturating_sub(now.since_start))))
+    }
+
+    /// Whether a worker hangs, in something that it holds or in what is left of a lease that has ended.
+    fn hangs(&self, now: Now, worker: IncarnationId) -> bool {
+        self.live_jobs().any(|job| job.hangs_in(now, worker))
+            || self
+                .lingering
+                .get(&worker)
+                .into_iter()
+                .flatten()
+                .any(|lingering| self.still_hangs(now, lingering))
+    }
+
+    /// Whether what is left of a lease hangs. A call of the model is given as long as any other place.
+    fn still_hangs(&self, now: Now, lingering: &Lingering) -> bool {
+        let stall = self.jobs.get(&lingering.job).map(|job| job.spec.limits.stall);
+        stall.is_some_and(|stall| lingering.progress.hangs_from(None, stall) <= now.since_start)
     }
 
     /// A task is done; false when its lease had ended, then nothing changed.
@@ -675,7 +721,27 @@ impl Books {
             usual_us: micros(usual),
             again_ms: micros(again.saturating_sub(now.since_start)) / 1000,
         });
-        pb::JobStatus { left_out: left_out.collect(), ..job.status(now) }
+        let live = Some(job).filter(|job| !job.is_ended());
+        let held = live.into_iter().flat_map(|job| job.hangs(now));
+        let lingering = self.lingering.iter().flat_map(|(&worker, all)| {
+            let of_job = all.iter().filter(|one| one.job == job.id && self.still_hangs(now, one));
+            of_job.map(move |Lingering { lease, progress, .. }| Hang {
+                worker,
+                lease: *lease,
+                progress: progress.clone(),
+                work: String::new(),
+                taken_over: true,
+            })
+        });
+        let hangs = held.chain(lingering).map(|hang| pb::Hang {
+            worker: self.name(hang.worker),
+            phase: hang.progress.phase.into(),
+            what: hang.progress.what,
+            idle_ms: micros(now.since_start.saturating_sub(hang.progress.since)) / 1000,
+            work: hang.work,
+            taken_over: hang.taken_over,
+        });
+        pb::JobStatus { left_out: left_out.collect(), hangs: hangs.collect(), ..job.status(now) }
     }
 
     /// Of a process that is registered.

@@ -23,6 +23,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
+use proto::pb;
 use proto::plan::Plan;
 use proto::tree;
 
@@ -78,7 +79,7 @@ struct Run {
     attempts: Attempts,
     /// Since when the weights that it reads exist, while it was held.
     ready: Option<Duration>,
-    /// One holder, or two when one is a copy.
+    /// One holder, or more when there are copies.
     holders: Vec<Grant>,
 }
 
@@ -237,14 +238,44 @@ impl Dispatcher {
         }
     }
 
-    /// Prolongs a lease; false when it has ended.
+    /// The holder of a lease lives; false when the lease has ended.
     pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
         let limits = self.limits;
-        let held = self.leases.get(&lease).and_then(|first| self.runs.get_mut(first));
-        let grant = held.and_then(|run| {
-            run.holders.iter_mut().find(|grant| (grant.lease, grant.worker) == (lease, worker))
-        });
-        grant.map(|grant| grant.renew(now, &limits)).is_some()
+        self.grant_of(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
+    }
+
+    /// The holder of a lease says how it gets on; nothing changes when the lease has ended.
+    pub(crate) fn progress(&mut self, now: Duration, worker: IncarnationId, said: &pb::LeaseProgress) {
+        let Some(grant) = self.grant_of(worker, LeaseId(said.lease)) else { return };
+        grant.progress.hear(now, said);
+        if said.microbatch_us > 0 {
+            self.speeds.computes(worker, Duration::from_micros(said.microbatch_us));
+        }
+    }
+
+    fn grant_of(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<&mut Grant> {
+        let run = self.runs.get_mut(self.leases.get(&lease)?)?;
+        run.holders.iter_mut().find(|grant| (grant.lease, grant.worker) == (lease, worker))
+    }
+
+    /// Those who hang, each with its run and whether another one of its holders gets on.
+    pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (Range<MicrobatchId>, &Grant, bool)> {
+        self.runs.iter().flat_map(move |(&first, run)| {
+            let range = MicrobatchId(first)..MicrobatchId(run.end);
+            let hangs = move |grant: &Grant| self.hangs_from(run, grant).is_some_and(|from| from <= now);
+            let taken_over = run.holders.iter().any(|grant| !hangs(grant));
+            let hanging = run.holders.iter().filter(move |grant| hangs(grant));
+            hanging.map(move |grant| (range.clone(), grant, taken_over))
+        })
+    }
+
+    /// Whether a worker hangs in one of its runs.
+    pub(crate) fn hangs(&self, now: Duration, worker: IncarnationId) -> bool {
+        self.held_by(worker).iter().any(|first| {
+            let run = &self.runs[first];
+            let mut own = run.holders.iter().filter(|grant| grant.worker == worker);
+            own.any(|grant| self.hangs_from(run, grant).is_some_and(|from| from <= now))
+        })
     }
 
     /// What a good lease is for.

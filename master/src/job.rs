@@ -60,6 +60,7 @@ use crate::clock::Now;
 use crate::events::EventLog;
 use crate::lease::Limits;
 use crate::membership::Membership;
+use crate::progress::Hang;
 use crate::tasks::TaskQueue;
 
 /// One job.
@@ -103,9 +104,15 @@ pub(crate) struct Job {
     final_status: Option<pb::JobStatus>,
     /// Its end is on stable storage.
     over: bool,
+    /// Leases whose holders hang, as far as users were told; and when that was last looked at.
+    hangs_told: BTreeSet<LeaseId>,
+    hangs_told_at: Duration,
     /// Something changed that is to be written down.
     changed: bool,
 }
+
+/// How often it is looked who hangs, to tell users.
+const HANGS_TOLD: Duration = Duration::from_secs(1);
 
 /// What the master's options say about jobs.
 #[derive(Clone, Copy, Debug)]
@@ -218,6 +225,8 @@ impl Job {
             epochs_measured: Epoch(0),
             final_status: None,
             over: false,
+            hangs_told: BTreeSet::new(),
+            hangs_told_at: Duration::ZERO,
             changed: true,
         };
         job.on_fleet(now, fleet);
@@ -269,7 +278,31 @@ impl Job {
             self.on_stopped(now);
         }
         self.on_checkpoint_tick(now);
+        self.warn_of_hangs(now, fleet);
         self.on_fleet(now, fleet);
+    }
+
+    /// Tells users once of each lease whose holder hangs. Nobody needs to know sooner than a second later.
+    fn warn_of_hangs(&mut self, now: Now, fleet: &Membership) {
+        if now.since_start < self.hangs_told_at + HANGS_TOLD {
+            return;
+        }
+        self.hangs_told_at = now.since_start;
+        let hanging: Vec<_> = self.hangs(now).collect();
+        self.hangs_told.retain(|told| hanging.iter().any(|hang| hang.lease == *told));
+        for Hang { worker, lease, progress, work, .. } in hanging {
+            if self.hangs_told.insert(lease) {
+                let name = fleet
+                    .member(worker)
+                    .map_or_else(|_| worker.to_string(), |member| member.process.name.clone());
+                let since = now.since_start.saturating_sub(progress.since).as_secs();
+                let message = format!(
+                    "worker `{name}` does not get on, for {since} s now: {progress}; it is to {work}, which another worker does when one \
+                     is free (limits.stall)"
+                );
+                self.warn(now, message);
+            }
+        }
     }
 
     /// A worker is gone: what it held comes back.
@@ -448,6 +481,7 @@ fn limits(spec: &JobSpec, settings: Settings) -> Limits {
         claim: settings.claim,
         attempts_max: limits.attempts_max,
         deaths_max: limits.deaths_max,
+        stall: limits.stall,
     }
 }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId};
 
+use crate::progress::Progress;
+
 /// Leases of one kind that a worker holds at most: one to work on, one made ready meanwhile.
 pub(crate) const HELD_MAX: usize = 2;
 
@@ -31,14 +33,16 @@ impl LeaseIds {
 /// How long leases hold, and how often work may go wrong before its job fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Without renewal.
+    /// Without a heartbeat.
     pub(crate) lease: Duration,
-    /// Before the first renewal: an answer that was lost on its way costs no more than this.
+    /// Before the first heartbeat: an answer that was lost on its way costs no more than this.
     pub(crate) claim: Duration,
     /// Reported failures.
     pub(crate) attempts_max: u32,
     /// Deaths of holders.
     pub(crate) deaths_max: u32,
+    /// In one place of the work, without getting on: then the holder hangs.
+    pub(crate) stall: Duration,
 }
 
 /// One grant.
@@ -50,14 +54,17 @@ pub(crate) struct Grant {
     pub(crate) deadline: Duration,
     /// The holder has named it in a heartbeat, so it got our answer.
     pub(crate) claimed: bool,
+    /// What the holder said last of how it gets on.
+    pub(crate) progress: Progress,
 }
 
 impl Grant {
     pub(crate) fn new(now: Duration, lease: LeaseId, worker: IncarnationId, limits: &Limits) -> Self {
         let deadline = now + limits.lease.min(limits.claim);
-        Self { lease, worker, granted: now, deadline, claimed: false }
+        Self { lease, worker, granted: now, deadline, claimed: false, progress: Progress::granted(now) }
     }
 
+    /// The holder lives.
     pub(crate) fn renew(&mut self, now: Duration, limits: &Limits) {
         self.deadline = now + limits.lease;
         self.claimed = true;

@@ -34,6 +34,7 @@ mod membership;
 mod metrics;
 mod owner;
 mod patience;
+mod progress;
 mod ps_client;
 mod secrets;
 mod server;

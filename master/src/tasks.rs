@@ -1,12 +1,13 @@
 //! Work that is not training (index, initialize, measure, export): a short list of tasks, first come first served. Pure.
 //!
-//! A task is handed to one worker at a time and stays until it is completed or its job ends. Late and foreign leases change
-//! nothing, as in the dispatcher.
+//! A task is handed to one worker and stays until it is completed or its job ends. When all its holders hang, whoever is free takes a
+//! copy: the first to complete it ends the leases of the others. Late and foreign leases change nothing, as in the dispatcher.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId, TaskId};
+use proto::pb;
 
 use crate::lease::{Attempts, Ending, Grant, HELD_MAX, LeaseIds, Limits, Lost};
 
@@ -22,13 +23,31 @@ pub(crate) struct TaskQueue<T> {
 struct Task<T> {
     work: T,
     attempts: Attempts,
-    grant: Option<Grant>,
+    /// Nobody, or one, or also those who hold copies.
+    holders: Vec<Grant>,
 }
 
 impl<T> Task<T> {
     fn is_held(&self, worker: IncarnationId, lease: LeaseId) -> bool {
-        self.grant.as_ref().is_some_and(|grant| (grant.worker, grant.lease) == (worker, lease))
+        self.holders.iter().any(|grant| (grant.worker, grant.lease) == (worker, lease))
     }
+
+    fn is_held_by(&self, worker: IncarnationId) -> bool {
+        self.holders.iter().any(|grant| grant.worker == worker)
+    }
+
+    /// From when on all its holders hang; `None`: it has none.
+    fn hangs_from(&self, stall: Duration) -> Option<Duration> {
+        self.holders.iter().map(|grant| grant.progress.hangs_from(None, stall)).max()
+    }
+}
+
+/// A task that is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Done<T> {
+    pub(crate) work: T,
+    /// The other holders: they need not go on.
+    pub(crate) beaten: Vec<(IncarnationId, LeaseId)>,
 }
 
 /// What a worker is given.
@@ -47,7 +66,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     }
 
     pub(crate) fn push(&mut self, work: T) {
-        self.tasks.insert(self.next, Task { work, attempts: Attempts::default(), grant: None });
+        self.tasks.insert(self.next, Task { work, attempts: Attempts::default(), holders: Vec::new() });
         self.next = self.next.next();
     }
 
@@ -57,7 +76,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
 
     /// Every outstanding lease.
     pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
-        self.tasks.values().filter_map(|task| task.grant.as_ref()).map(|grant| grant.lease)
+        self.tasks.values().flat_map(|task| &task.holders).map(|grant| grant.lease)
     }
 
     /// Forgets all tasks; their leases have ended.
@@ -72,23 +91,86 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         ids: &mut LeaseIds,
         worker: IncarnationId,
     ) -> Option<TaskGrant<T>> {
-        let held = |task: &&Task<T>| task.grant.as_ref().is_some_and(|grant| grant.worker == worker);
-        if self.tasks.values().filter(held).count() >= HELD_MAX {
+        if self.held_by(worker) >= HELD_MAX {
             return None;
         }
-        let (&id, task) = self.tasks.iter_mut().find(|(_, task)| task.grant.is_none())?;
-        let grant = Grant::new(now, ids.fresh(), worker, &self.limits);
-        let (lease, deadline) = (grant.lease, grant.deadline);
-        task.attempts.grants += 1;
-        task.grant = Some(grant);
-        Some(TaskGrant { lease, task: id, work: task.work.clone(), attempt: task.attempts.grants, deadline })
+        let (&id, _) = self.tasks.iter().find(|(_, task)| task.holders.is_empty())?;
+        Some(self.grant(now, ids, worker, id))
     }
 
-    /// Prolongs a lease; false when it has ended.
+    /// A copy of the oldest task whose holders all hang, for a worker that has nothing else to do.
+    ///
+    /// # Errors
+    /// There is none; the time from which on there may be one, if nothing else happens before.
+    pub(crate) fn copy(
+        &mut self,
+        now: Duration,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+    ) -> Result<TaskGrant<T>, Option<Duration>> {
+        if self.held_by(worker) >= HELD_MAX {
+            return Err(None);
+        }
+        let stall = self.limits.stall;
+        let others = self.tasks.iter().filter(|(_, task)| !task.is_held_by(worker));
+        let oldest = others.filter_map(|(&id, task)| Some((task.hangs_from(stall)?, id))).min();
+        match oldest {
+            Some((from, id)) if from <= now => Ok(self.grant(now, ids, worker, id)),
+            later => Err(later.map(|(from, _)| from)),
+        }
+    }
+
+    fn grant(
+        &mut self,
+        now: Duration,
+        ids: &mut LeaseIds,
+        worker: IncarnationId,
+        id: TaskId,
+    ) -> TaskGrant<T> {
+        let grant = Grant::new(now, ids.fresh(), worker, &self.limits);
+        let (lease, deadline) = (grant.lease, grant.deadline);
+        let task = self.tasks.get_mut(&id).expect("a task to grant");
+        task.attempts.grants += 1;
+        task.holders.push(grant);
+        TaskGrant { lease, task: id, work: task.work.clone(), attempt: task.attempts.grants, deadline }
+    }
+
+    /// How many tasks a worker holds.
+    fn held_by(&self, worker: IncarnationId) -> usize {
+        self.tasks.values().filter(|task| task.is_held_by(worker)).count()
+    }
+
+    /// Those who hang, each with the work.
+    pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (&T, &Grant, bool)> {
+        let stall = self.limits.stall;
+        let hangs = move |grant: &Grant| grant.progress.hangs_from(None, stall) <= now;
+        self.tasks.values().flat_map(move |task| {
+            let taken_over = task.holders.iter().any(|grant| !hangs(grant));
+            let hanging = task.holders.iter().filter(move |grant| hangs(grant));
+            hanging.map(move |grant| (&task.work, grant, taken_over))
+        })
+    }
+
+    /// The holder of a lease lives; false when the lease has ended.
     pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
         let limits = self.limits;
-        let task = self.tasks.values_mut().find(|task| task.is_held(worker, lease));
-        task.and_then(|task| task.grant.as_mut()).map(|grant| grant.renew(now, &limits)).is_some()
+        self.held(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
+    }
+
+    /// The holder of a lease says how it gets on; false when the lease has ended.
+    pub(crate) fn progress(
+        &mut self,
+        now: Duration,
+        worker: IncarnationId,
+        said: &pb::LeaseProgress,
+    ) -> bool {
+        let held = self.held(worker, LeaseId(said.lease));
+        held.map(|grant| grant.progress.hear(now, said)).is_some()
+    }
+
+    fn held(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<&mut Grant> {
+        let mut grants = self.tasks.values_mut().flat_map(|task| &mut task.holders);
+        grants.find(|grant| (grant.worker, grant.lease) == (worker, lease))
     }
 
     /// What a good lease is for.
@@ -97,9 +179,11 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     }
 
     /// The task is done and leaves the list. `None`: the lease had ended, nothing changed.
-    pub(crate) fn complete(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<T> {
+    pub(crate) fn complete(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<Done<T>> {
         let (&id, _) = self.tasks.iter().find(|(_, task)| task.is_held(worker, lease))?;
-        self.tasks.remove(&id).map(|task| task.work)
+        let task = self.tasks.remove(&id)?;
+        let others = task.holders.iter().filter(|grant| grant.lease != lease);
+        Some(Done { beaten: others.map(|grant| (grant.worker, grant.lease)).collect(), work: task.work })
     }
 
     /// The holder could not do it. `None`: the lease had ended, nothing changed.
@@ -129,15 +213,15 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     fn end_where(&mut self, ending: impl Fn(&Grant) -> Option<Ending>) -> Vec<Lost> {
         let mut lost = Vec::new();
         for task in self.tasks.values_mut() {
-            let Some((grant, ending)) = task.grant.as_ref().and_then(|grant| Some((grant, ending(grant)?)))
-            else {
-                continue;
-            };
-            let (lease, worker) = (grant.lease, grant.worker);
-            task.grant = None;
-            let exhausted = task.attempts.end(ending, &self.limits);
-            let exhausted = exhausted.map(|exhausted| format!("{}: {exhausted}", task.work));
-            lost.push(Lost { lease, worker, exhausted });
+            for grant in std::mem::take(&mut task.holders) {
+                let Some(ending) = ending(&grant) else {
+                    task.holders.push(grant);
+                    continue;
+                };
+                let exhausted = task.attempts.end(ending, &self.limits);
+                let exhausted = exhausted.map(|exhausted| format!("{}: {exhausted}", task.work));
+                lost.push(Lost { lease: grant.lease, worker: grant.worker, exhausted });
+            }
         }
         lost
     }
@@ -152,7 +236,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn queue() -> (TaskQueue<&'static str>, LeaseIds) {
-        let limits = Limits { lease: 30 * SECOND, claim: 3 * SECOND, attempts_max: 2, deaths_max: 2 };
+        let limits = Limits {
+            lease: 30 * SECOND,
+            claim: 3 * SECOND,
+            attempts_max: 2,
+            deaths_max: 2,
+            stall: 300 * SECOND,
+        };
         let mut queue = TaskQueue::new(limits);
         ["one", "two", "three"].into_iter().for_each(|work| queue.push(work));
         (queue, LeaseIds::starting_at(1))
@@ -181,7 +271,8 @@ mod tests {
         let (mut queue, mut ids) = queue();
         lease(&mut queue, &mut ids, A);
         assert_eq!(queue.complete(B, LeaseId(1)), None);
-        assert_eq!(queue.complete(A, LeaseId(1)), Some("one"));
+        let done = queue.complete(A, LeaseId(1)).expect("a good lease");
+        assert_eq!((done.work, done.beaten), ("one", Vec::new()));
         assert_eq!(queue.complete(A, LeaseId(1)), None);
         assert!(!queue.renew(SECOND, A, LeaseId(1)));
     }
@@ -198,6 +289,65 @@ mod tests {
         assert_eq!(queue.expire(31 * SECOND), []);
         assert_eq!(queue.expire(32 * SECOND).len(), 1);
         assert!(queue.complete(B, LeaseId(3)).is_none());
+    }
+
+    /// Every holder sends heartbeats and gets on with nothing.
+    fn live(queue: &mut TaskQueue<&'static str>, now: Duration, holders: &[(IncarnationId, u64)]) {
+        for &(worker, lease) in holders {
+            assert!(queue.renew(now, worker, LeaseId(lease)));
+            let said = pb::LeaseProgress {
+                lease,
+                phase: pb::Phase::Reading.into(),
+                idle_ms: 1_000_000,
+                what: "one".to_owned(),
+                ..Default::default()
+            };
+            assert!(queue.progress(now, worker, &said));
+        }
+    }
+
+    #[test]
+    fn a_task_whose_holders_hang_is_copied_to_a_third_and_ends_for_all_when_one_is_done() {
+        let (mut queue, mut ids) = queue();
+        let c = IncarnationId(3);
+        lease(&mut queue, &mut ids, A);
+        let mut copy = |queue: &mut TaskQueue<_>, now, worker| {
+            queue.copy(now, &mut ids, worker).map(|grant| (grant.lease.get(), grant.work))
+        };
+        assert_eq!(copy(&mut queue, 2 * SECOND, B), Err(Some(301 * SECOND)), "it may be copied later");
+        live(&mut queue, 1001 * SECOND, &[(A, 1)]);
+        assert_eq!(queue.expire(1002 * SECOND), [], "who lives keeps what it holds");
+        assert_eq!(copy(&mut queue, 1002 * SECOND, A), Err(None), "not by its own holder");
+        assert_eq!(copy(&mut queue, 1002 * SECOND, B), Ok((2, "one")));
+        assert_eq!(
+            copy(&mut queue, 1002 * SECOND, c),
+            Err(Some(1302 * SECOND)),
+            "one copy is enough at first"
+        );
+        live(&mut queue, 2500 * SECOND, &[(A, 1), (B, 2)]);
+        assert_eq!(queue.hanging(2500 * SECOND).count(), 2);
+        assert!(queue.hanging(2500 * SECOND).all(|(_, _, taken_over)| !taken_over));
+        assert_eq!(copy(&mut queue, 2500 * SECOND, c), Ok((3, "one")), "the copy hangs, too");
+        assert!(queue.hanging(2500 * SECOND).all(|(_, _, taken_over)| taken_over));
+        let done = queue.complete(c, LeaseId(3)).expect("a good lease");
+        assert_eq!((done.work, done.beaten), ("one", vec![(A, LeaseId(1)), (B, LeaseId(2))]));
+        assert_eq!(queue.complete(A, LeaseId(1)), None);
+    }
+
+    #[test]
+    fn a_task_that_gets_on_is_not_copied() {
+        let (mut queue, mut ids) = queue();
+        lease(&mut queue, &mut ids, A);
+        for now in (1..100).map(|minute| minute * 60 * SECOND) {
+            let said = pb::LeaseProgress {
+                lease: 1,
+                phase: pb::Phase::Reading.into(),
+                idle_ms: 10_000,
+                ..Default::default()
+            };
+            assert!(queue.progress(now, A, &said));
+            assert!(queue.copy(now, &mut ids, B).is_err());
+        }
     }
 
     #[test]

@@ -354,6 +354,38 @@ impl pb::JobState {
     }
 }
 
+impl pb::Phase {
+    /// Its name, in `--json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::Queued => "queued",
+            Self::Opening => "opening",
+            Self::Reading => "reading",
+            Self::Compiling => "compiling",
+            Self::Pulling => "pulling",
+            Self::Computing => "computing",
+            Self::Pushing => "pushing",
+            Self::Retrying => "retrying",
+        }
+    }
+
+    /// What a worker does in it, for people, before the name of a file, a ps or records.
+    pub const fn doing(self) -> &'static str {
+        match self {
+            Self::Unspecified => "silent about its work",
+            Self::Queued => "busy with other work",
+            Self::Opening => "opening",
+            Self::Reading => "reading",
+            Self::Compiling => "building the model",
+            Self::Pulling => "pulling",
+            Self::Computing => "computing",
+            Self::Pushing => "pushing",
+            Self::Retrying => "trying again to",
+        }
+    }
+}
+
 /// Checks an artifact's name, so that it cannot leave its folder.
 ///
 /// # Errors

@@ -332,9 +332,13 @@ impl Default for WorkersSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsSpec {
-    /// How long a lease holds without renewal. Default 30 s.
+    /// How long a lease holds without a heartbeat of its holder. Default 30 s.
     #[serde(with = "duration")]
     pub lease: Duration,
+    /// How long a worker may stay in one place of its work, such as reading a file, without getting on: then it hangs, and its work is
+    /// copied. Raise it where files or models take long to open. Default 5 min.
+    #[serde(with = "duration")]
+    pub stall: Duration,
     /// Reported failures of one task before the job fails. Default 3.
     pub attempts_max: u32,
     /// Deaths of processes holding one task before the job fails. Default 10.
@@ -350,6 +354,7 @@ impl Default for LimitsSpec {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(30),
+            stall: Duration::from_secs(300),
             attempts_max: 3,
             deaths_max: 10,
             pull_timeout: Duration::from_secs(30),

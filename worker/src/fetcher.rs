@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
-use proto::pb;
 use proto::pb::lease::Work as Wire;
+use proto::pb::{self, Phase};
 use proto::session::{Registered, Session};
 use proto::timeline::TARGET;
 use tokio::sync::mpsc;
@@ -25,6 +25,7 @@ use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::model::Registry;
 use crate::other_tasks::Index;
+use crate::progress::Progress;
 use crate::ps_client::Connector;
 use crate::reporter::Granted;
 use crate::task_loop::{Task, Train, Work};
@@ -142,8 +143,13 @@ impl Fetcher {
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
         span.record("job", lease.job).record("lease", lease.id);
-        match self.prepare(lease).await {
-            Ok(task) => drop(self.arrivals.send(Work { incarnation, lease: id, task, span }).await),
+        let progress = self.held.progress_of(id);
+        progress.enter(Phase::Opening, format!("job {}", lease.job));
+        match self.prepare(lease, &progress).await {
+            Ok(task) => {
+                progress.queue();
+                drop(self.arrivals.send(Work { incarnation, lease: id, task, span, progress }).await);
+            }
             Err(error) => {
                 self.held.remove(id);
                 tracing::warn!(lease = %id, reason = %error, "cannot begin this task");
@@ -154,7 +160,7 @@ impl Fetcher {
         }
     }
 
-    async fn prepare(&mut self, lease: pb::Lease) -> Result<Task> {
+    async fn prepare(&mut self, lease: pb::Lease, progress: &Progress) -> Result<Task> {
         let wrong = |error: proto::Error| Error::Call { what: "lease".to_owned(), failure: error.into() };
         let (id, placement) = (JobId(lease.job), Some(lease.placement));
         match required("Lease", "work", lease.work).map_err(wrong)? {
@@ -162,10 +168,10 @@ impl Fetcher {
                 let spec = job::specification(&self.master.job(id).await?)?;
                 Ok(Task::Index(Index::new(spec, &task, &self.options)?))
             }
-            Wire::Init(task) => Ok(Task::Init(self.open(id, None).await?, task)),
-            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, placement).await?, task)),
-            Wire::Export(task) => Ok(Task::Export(self.open(id, placement).await?, task)),
-            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task).await?)),
+            Wire::Init(task) => Ok(Task::Init(self.open(id, None, progress).await?, task)),
+            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, placement, progress).await?, task)),
+            Wire::Export(task) => Ok(Task::Export(self.open(id, placement, progress).await?, task)),
+            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, progress).await?)),
             Wire::Predict(_) => Err(Error::Engine {
                 what: "predict".to_owned(),
                 reason: "this version has no prediction tasks".to_owned(),
@@ -173,8 +179,14 @@ impl Fetcher {
         }
     }
 
-    async fn train(&mut self, id: JobId, placement: Option<u64>, task: &pb::TrainTask) -> Result<Train> {
-        let job = self.open(id, placement).await?;
+    async fn train(
+        &mut self,
+        id: JobId,
+        placement: Option<u64>,
+        task: &pb::TrainTask,
+        progress: &Progress,
+    ) -> Result<Train> {
+        let job = self.open(id, placement, progress).await?;
         let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
         if task.count == 0 || end.get() > job.plan.microbatches() {
             return Err(Error::Engine {
@@ -221,7 +233,7 @@ impl Fetcher {
     }
 
     /// The job, opened once; with a placement of at least this number, when there shall be one.
-    async fn open(&mut self, id: JobId, placement: Option<u64>) -> Result<Arc<Job>> {
+    async fn open(&mut self, id: JobId, placement: Option<u64>, progress: &Progress) -> Result<Arc<Job>> {
         let known = self.jobs.get(&id).filter(|job| !job.compute.is_dead()).cloned();
         if let Some(job) = known.as_ref().filter(|job| placement.is_none_or(|number| job.is_placed(number))) {
             return Ok(job.clone());
@@ -231,7 +243,8 @@ impl Fetcher {
             Some(job) => job,
             None => {
                 let (options, registry, regions) = (&self.options, &self.registry, self.connector.regions());
-                let open = Job::open(id, &reply, options, self.device, registry, &self.master, regions);
+                let (device, master) = (self.device, &self.master);
+                let open = Job::open(id, &reply, options, device, registry, master, regions, progress);
                 let job = Arc::new(open.await?);
                 self.jobs.insert(id, job.clone());
                 job

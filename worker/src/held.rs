@@ -1,4 +1,4 @@
-//! The leases this worker holds: heartbeats renew them, and the master says which are lost.
+//! The leases this worker holds: heartbeats name them and say how it gets on with each, and the master says which are lost.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +9,8 @@ use proto::pb;
 use proto::session::Session;
 use tokio::sync::watch;
 
+use crate::progress::{Activity, Progress};
+
 /// Shared by all who begin, advance and end leases.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
@@ -16,14 +18,18 @@ pub(crate) struct Held {
     leases: Arc<Mutex<BTreeMap<LeaseId, Lease>>>,
     /// Of each job that it computed for.
     computed: Arc<Mutex<BTreeMap<JobId, Computed>>>,
+    /// Leases that have ended, with which a place may still be busy.
+    lingering: Arc<Mutex<Vec<(LeaseId, Lease)>>>,
+    worker: Activity,
     changes: Arc<watch::Sender<()>>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Lease {
     incarnation: IncarnationId,
     job: JobId,
     microbatches_done: u64,
+    progress: Progress,
 }
 
 /// Microbatches of one job.
@@ -43,16 +49,22 @@ impl Computed {
 
 impl Held {
     pub(crate) fn new(session: Session) -> Self {
-        let (leases, computed) = Default::default();
-        Self { session, leases, computed, changes: Arc::new(watch::Sender::new(())) }
+        let (leases, computed, lingering, worker) = Default::default();
+        Self { session, leases, computed, lingering, worker, changes: Arc::new(watch::Sender::new(())) }
     }
 
     /// A lease that the master has granted.
     pub(crate) fn insert(&self, incarnation: IncarnationId, lease: &pb::Lease) {
-        let (id, job) = (LeaseId(lease.id), JobId(lease.job));
+        let (id, job, progress) = (LeaseId(lease.id), JobId(lease.job), Progress::of(&self.worker));
         self.edit(|leases| {
-            leases.insert(id, Lease { incarnation, job, microbatches_done: 0 });
+            leases.insert(id, Lease { incarnation, job, microbatches_done: 0, progress });
         });
+    }
+
+    /// For the places that work for a lease to say how they get on. Of a lease that is lost nobody listens.
+    pub(crate) fn progress_of(&self, lease: LeaseId) -> Progress {
+        let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.get(&lease).map_or_else(|| Progress::of(&self.worker), |lease| lease.progress.clone())
     }
 
     /// A microbatch of `job` was computed, for a lease that may have ended meanwhile.
@@ -67,17 +79,21 @@ impl Held {
         self.computed.lock().unwrap_or_else(PoisonError::into_inner).retain(|&job, _| lives(job));
     }
 
+    /// So many microbatches of a lease are computed.
     pub(crate) fn progress(&self, lease: LeaseId, microbatches_done: u64) {
         self.edit(|leases| {
             if let Some(lease) = leases.get_mut(&lease) {
                 lease.microbatches_done = microbatches_done;
+                lease.progress.advance();
             }
         });
     }
 
     pub(crate) fn remove(&self, lease: LeaseId) {
         self.edit(|leases| {
-            leases.remove(&lease);
+            if let Some(removed) = leases.remove(&lease) {
+                self.lingering.lock().unwrap_or_else(PoisonError::into_inner).push((lease, removed));
+            }
         });
     }
 
@@ -91,12 +107,14 @@ impl Held {
         leases.iter().map(|(&id, lease)| (lease.incarnation, id)).collect()
     }
 
-    /// Drops the leases that the master says are lost, for ever.
+    /// Drops the leases that the master says are lost, and says how this worker gets on, for ever.
     pub(crate) async fn follow(&self) {
         let mut replies = self.session.replies();
         while replies.changed().await.is_ok() {
             let lost = replies.borrow_and_update().leases_lost.clone();
             lost.into_iter().for_each(|lease| self.remove(LeaseId(lease)));
+            // For the next heartbeat: a place that hangs changes nothing that would say so.
+            self.say(&self.leases.lock().unwrap_or_else(PoisonError::into_inner));
         }
         std::future::pending::<()>().await;
     }
@@ -124,19 +142,35 @@ impl Held {
     fn edit(&self, edit: impl FnOnce(&mut BTreeMap<LeaseId, Lease>)) {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         edit(&mut leases);
+        self.say(&leases);
+        drop(leases);
+        self.changes.send_replace(());
+    }
+
+    /// What heartbeats say from now on.
+    fn say(&self, leases: &BTreeMap<LeaseId, Lease>) {
         let computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
         let microbatch = |job: &JobId| computed.get(job).and_then(|computed| computed.expected());
-        let progress = |(id, lease): (&LeaseId, &Lease)| pb::LeaseProgress {
-            lease: id.get(),
-            microbatches_done: lease.microbatches_done,
-            microbatch_us: microbatch(&lease.job).map_or(0, |time| time.as_micros() as u64),
+        let progress = |id: &LeaseId, lease: &Lease| {
+            let mut said = pb::LeaseProgress {
+                lease: id.get(),
+                microbatches_done: lease.microbatches_done,
+                microbatch_us: microbatch(&lease.job).map_or(0, |time| time.as_micros() as u64),
+                ..Default::default()
+            };
+            lease.progress.say(&mut said);
+            said
         };
-        let list = leases.iter().map(progress).collect();
+        let held = leases.iter().map(|(id, lease)| progress(id, lease)).collect();
+        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        lingering.retain(|(_, lease)| lease.progress.lingers());
+        let still = lingering
+            .iter()
+            .map(|(id, lease)| pb::Lingering { job: lease.job.get(), place: Some(progress(id, lease)) })
+            .collect();
         self.session.report(|heartbeat| {
-            heartbeat.leases = list;
+            (heartbeat.leases, heartbeat.lingering) = (held, still);
             false
         });
-        drop((leases, computed));
-        self.changes.send_replace(());
     }
 }

@@ -9,7 +9,7 @@ use proto::artifact::INITIAL;
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
 use proto::memory::Regions;
-use proto::pb;
+use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::plan::{Microbatch, Plan, RecordOrder};
 use proto::spec::{Consistency, DataSet, JobSpec, Shuffle};
@@ -21,6 +21,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::master_client::MasterClient;
 use crate::model::{Context, Registry};
+use crate::progress::Progress;
 use crate::ps_client::{Connector, PsClient};
 
 /// A job that is indexed: its records are counted, so its plan is fixed.
@@ -52,6 +53,10 @@ pub(crate) struct Placed {
 
 impl Job {
     /// Opens the data and builds the model, whose gradients may lie in `regions`.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "called once; a structure of the same fields would say it twice"
+    )]
     pub(crate) async fn open(
         id: JobId,
         reply: &pb::JobReply,
@@ -60,20 +65,21 @@ impl Job {
         registry: &Registry,
         master: &MasterClient,
         regions: Option<Regions>,
+        progress: &Progress,
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
-        let train = open_data(&spec, DataSet::Train, options).await?;
+        let train = open_data(&spec, DataSet::Train, options, progress).await?;
         same_records(&train, &reply.train_records)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
-            true => Some(open_data(&spec, DataSet::Validation, options).await?),
+            true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
             same_records(data, &reply.validation_records)?;
         }
         let folder = options.scratch.join(format!("ebb-{}-{}-{id}", std::process::id(), options.name));
-        let mut artifacts = download(id, &reply.artifacts, &folder, master).await?;
+        let mut artifacts = download(id, &reply.artifacts, &folder, master, progress).await?;
         let initial = artifacts.remove(INITIAL).filter(|_| spec.model.initial.is_some());
         let context = Context {
             spec: spec.clone(),
@@ -84,7 +90,12 @@ impl Job {
             threads: options.threads,
         };
         let registry = registry.clone();
+        // The place that works has a handle of its own.
+        let compiling = progress.clone();
         let build = move || {
+            let model = &context.spec.model;
+            let name = model.builtin.as_deref().or(model.script.as_deref()).unwrap_or_default();
+            compiling.enter(Phase::Compiling, format!("`{name}`"));
             let mut model = registry.build(&context)?;
             regions.into_iter().for_each(|regions| model.lend(regions));
             Ok(model)
@@ -195,9 +206,15 @@ fn same_records(data: &Dataset, indexed: &[u64]) -> Result<()> {
     Ok(())
 }
 
-async fn open_data(spec: &Arc<JobSpec>, set: DataSet, options: &Options) -> Result<Arc<Dataset>> {
-    let (spec, root) = (spec.clone(), options.data_root.clone());
-    blocking(options.inline.is_none(), move || Dataset::open(&spec, set, root.as_deref())).await
+async fn open_data(
+    spec: &Arc<JobSpec>,
+    set: DataSet,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Arc<Dataset>> {
+    let (spec, root, progress) = (spec.clone(), options.data_root.clone(), progress.clone());
+    let open = move || Dataset::open_saying(&spec, set, root.as_deref(), &progress);
+    blocking(options.inline.is_none(), open).await
 }
 
 async fn download(
@@ -205,9 +222,11 @@ async fn download(
     artifacts: &[pb::Artifact],
     folder: &Path,
     master: &MasterClient,
+    progress: &Progress,
 ) -> Result<BTreeMap<String, PathBuf>> {
     let mut paths = BTreeMap::new();
     for artifact in artifacts {
+        progress.enter(Phase::Opening, format!("download of `{}`", artifact.name));
         paths.insert(artifact.name.clone(), master.download(id, artifact, folder).await?);
     }
     Ok(paths)

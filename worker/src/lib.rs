@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod model;
 mod near;
 mod other_tasks;
+mod progress;
 pub mod ps_client;
 mod reporter;
 mod task_loop;

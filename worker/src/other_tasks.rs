@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use proto::ids::{Era, IncarnationId, LeaseId, MicrobatchId, Version};
 use proto::parameters::{Target, Want};
-use proto::pb;
 use proto::pb::complete_request::Result as Report;
+use proto::pb::{self, Phase};
 use proto::spec::{DataSet, JobSpec};
 
 use crate::config::Options;
@@ -17,6 +17,7 @@ use crate::export;
 use crate::initial;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
+use crate::progress::Progress;
 use crate::ps_client::Connector;
 use crate::trainer;
 use crate::weights::{Spare, Weights};
@@ -52,11 +53,11 @@ impl Index {
         })
     }
 
-    pub(crate) async fn run(self) -> Result<Report> {
+    pub(crate) async fn run(self, progress: Progress) -> Result<Report> {
         let threaded = self.threaded;
-        let indexed =
-            blocking(threaded, move || data::index(&self.spec, self.set, self.file, self.root.as_deref()))
-                .await?;
+        let index =
+            move || data::index_saying(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
+        let indexed = blocking(threaded, index).await?;
         Ok(Report::Indexed(pb::Indexed {
             records: indexed.records,
             shape: indexed.shape.iter().map(|&size| size as u64).collect(),
@@ -74,14 +75,18 @@ pub(crate) async fn init(
     incarnation: IncarnationId,
     lease: LeaseId,
     connector: &Connector,
+    progress: &Progress,
 ) -> Result<Report> {
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that cannot digest its data must fail now, not after an hour of placement and waiting.
     let (_, batch) = job.read(MicrobatchId(0))?;
     let file = job.initial.clone();
+    progress.enter(Phase::Computing, "the first records, to try the model");
+    let place = progress.clone();
     let (tensors, values, note) = job
         .compute
         .call(move |loaded| {
+            let _place = place;
             let tensors = loaded.model.tensors();
             let mut values = loaded.model.initial(seed)?;
             let mut note = String::new();
@@ -104,27 +109,35 @@ pub(crate) async fn init(
             Ok((tensors, values, note))
         })
         .await?;
+    progress.enter(Phase::Pushing, "the description of the model");
     let described = tensors.iter().map(pb::TensorSpec::from).collect();
     let (placement, restoring) = master.describe(incarnation, lease, described).await?;
     job.place(placement, connector)?;
     if restoring {
         return Ok(Report::Initialized(pb::Initialized::default()));
     }
-    job.placed()?.ps.at(Era(task.era)).push(Target::Initial, values.to_vec()).await?;
+    progress.enter(Phase::Pushing, "version 0");
+    let ps = job.placed()?.ps.at(Era(task.era)).saying(progress);
+    ps.push(Target::Initial, values.to_vec()).await?;
     Ok(Report::Initialized(pb::Initialized { note }))
 }
 
 /// Measures a data shard of the validation set at a version.
-pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask) -> Result<Report> {
-    let weights = pull(job, Era(task.era), Want::Exact(Version(task.version))).await?;
+pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: &Progress) -> Result<Report> {
+    let weights = pull(job, Era(task.era), Want::Exact(Version(task.version)), progress).await?;
     let data = job.validation.clone().ok_or_else(|| Error::Engine {
         what: "evaluate".to_owned(),
         reason: "the job has no validation records".to_owned(),
     })?;
     let (begin, end, micro) = (task.begin, task.end, job.spec.batch.micro as usize);
+    progress.enter(Phase::Computing, format!("validation records {begin} to {}", end.saturating_sub(1)));
+    let place = progress.clone();
     let evaluated = job.compute.call(move |loaded| {
         let starts = (begin..end).step_by(micro);
-        let batches = starts.map(|at| data.batch(at..end.min(at + micro as u64)));
+        let batches = starts.map(|at| {
+            place.advance();
+            data.batch(at..end.min(at + micro as u64))
+        });
         trainer::evaluate(loaded.with(&weights)?, batches)
     });
     Ok(Report::Evaluated(evaluated.await?))
@@ -137,11 +150,15 @@ pub(crate) async fn export(
     master: &MasterClient,
     incarnation: IncarnationId,
     lease: LeaseId,
+    progress: &Progress,
 ) -> Result<Report> {
     let want = task.version.map_or(Want::AtLeast(Version(0)), |version| Want::Exact(Version(version)));
-    let weights = pull(job, Era(task.era), want).await?;
+    let weights = pull(job, Era(task.era), want, progress).await?;
     let tensors = job.placed()?.layout.tensors().to_vec();
+    progress.enter(Phase::Computing, "the files of the model");
+    let place = progress.clone();
     let files = job.compute.call(move |loaded| {
+        let _place = place;
         let mut files = BTreeMap::new();
         let model = loaded.with(&weights)?;
         for (name, content) in model.export()? {
@@ -151,12 +168,15 @@ pub(crate) async fn export(
         files.insert("model.safetensors".to_owned(), content.into());
         Ok(files)
     });
-    let artifacts = master.upload(incarnation, lease, files.await?).await?;
+    let files = files.await?;
+    progress.enter(Phase::Pushing, "the files of the model, to the master");
+    let artifacts = master.upload(incarnation, lease, files).await?;
     Ok(Report::Exported(pb::Exported { artifacts }))
 }
 
-async fn pull(job: &Job, era: Era, want: Want) -> Result<Weights> {
-    let pulled = job.placed()?.ps.at(era).pull(want).await?;
+async fn pull(job: &Job, era: Era, want: Want, progress: &Progress) -> Result<Weights> {
+    progress.enter(Phase::Pulling, format!("{want:?}"));
+    let pulled = job.placed()?.ps.at(era).saying(progress).pull(want).await?;
     pulled.ok_or_else(|| Error::Engine {
         what: format!("{want:?}"),
         reason: "the parameter servers no longer keep this version".to_owned(),

@@ -9,7 +9,7 @@ use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
 use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
-use proto::pb;
+use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::retry::Retry;
 use proto::spec::LimitsSpec;
@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::grpc_ps::GrpcPs;
 use crate::metrics::Metrics;
 use crate::near::Near;
+use crate::progress::Progress;
 use crate::weights::{Spare, Weights};
 
 /// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
@@ -83,6 +84,8 @@ pub struct PsClient {
     /// What the job exchanges.
     wire: WireType,
     spare: Spare,
+    /// Of the lease that it is used for.
+    progress: Progress,
 }
 
 struct Partition {
@@ -122,8 +125,8 @@ impl PsClient {
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
         let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;
-        let (era, wire, spare) = (Era(0), WireType::F32, Spare::default());
-        Ok(Self { job, era, layout, partitions, limits, seed, wire, spare })
+        let (era, wire, spare, progress) = (Era(0), WireType::F32, Spare::default(), Progress::default());
+        Ok(Self { job, era, layout, partitions, limits, seed, wire, spare, progress })
     }
 
     /// The same partitions, of a job that exchanges `wire`: what is pushed for a node and [pulled for training](Self::pull_rounded) travels in it.
@@ -134,6 +137,11 @@ impl PsClient {
     /// The same partitions, spoken to in `era`.
     pub(crate) fn at(&self, era: Era) -> Self {
         Self { era, ..self.clone() }
+    }
+
+    /// The same partitions, used for a lease: says how it gets on.
+    pub(crate) fn saying(self, progress: &Progress) -> Self {
+        Self { progress: progress.clone(), ..self }
     }
 
     /// Sends the values of `target` to every partition; those of a node's parameters are rounded to what the job exchanges, version 0 is
@@ -220,6 +228,7 @@ impl PsClient {
         let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
         let mut take = |id: ChunkId, came: WireType, bytes: &[u8]| {
             check.check(id, came, bytes)?;
+            self.progress.advance();
             let (place, role) = (self.layout.chunk(id), self.layout.tensor_of(id).role);
             let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
             let values = &mut values[place.tensor];
@@ -269,6 +278,7 @@ impl PsClient {
                 return Err(Error::Call { what: format!("{verb} {}", partition.name), failure });
             }
             if attempt == 0 {
+                self.progress.enter(Phase::Retrying, format!("{verb} {}", partition.name));
                 tracing::warn!(reason = %failure, "{verb} {}: trying again for {budget:?}", partition.name);
             }
             tokio::time::sleep(Retry::default().wait(attempt, self.seed)).await;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::master_client::MasterClient;
+use crate::progress::Progress;
 use crate::task_loop::Train;
 
 /// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
@@ -44,11 +45,13 @@ impl Reporter {
         incarnation: IncarnationId,
         lease: LeaseId,
         mut train: Train,
+        progress: Progress,
     ) -> Result<()> {
         let pushing = async {
             let mut result = Ok(());
             while let Some(pushed) = train.pushes.join_next().await {
                 let pushed = pushed.unwrap_or_else(|panic| Err(Error::from_panic("a push", &panic)));
+                progress.advance();
                 result = result.and(pushed);
             }
             result
@@ -68,6 +71,8 @@ impl Reporter {
             result = result => result,
             () = self.held.lost(lease) => return Ok(()),
         };
+        // Whoever still has it is busy with the lease.
+        drop(progress);
         let took_us = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let result =
             result.map(|took| Report::Trained(pb::Trained { microbatches: reports, took_us: took_us(took) }));

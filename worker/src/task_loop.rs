@@ -12,8 +12,8 @@ use std::time::Duration;
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::failover::Failover;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
-use proto::pb;
 use proto::pb::complete_request::Result as Report;
+use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
 use proto::session::Session;
 use proto::status::{Failure, Kind};
@@ -33,6 +33,7 @@ use crate::job::Job;
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::model::Registry;
+use crate::progress::Progress;
 use crate::ps_client::Connector;
 use crate::reporter::Reporter;
 use crate::trainer::{self, Piece};
@@ -187,6 +188,8 @@ pub(crate) struct Work {
     pub(crate) incarnation: IncarnationId,
     pub(crate) lease: LeaseId,
     pub(crate) task: Task,
+    /// Of the lease, for whoever works on it.
+    pub(crate) progress: Progress,
     /// All that happens for this lease, from asking for it on.
     pub(crate) span: Span,
 }
@@ -225,7 +228,7 @@ impl Work {
 }
 
 /// How a piece of training ended.
-enum Progress {
+enum Ended {
     /// On to the next piece, or to the report.
     Done,
     /// Something more urgent arrived while waiting for weights.
@@ -296,8 +299,8 @@ impl TaskLoop {
         let (incarnation, lease) = (work.incarnation, work.lease);
         if let Task::Train(_) = work.task {
             match self.train(work, shutdown).await {
-                Ok(Progress::Yielded(work)) => drop(self.ready.insert(work.urgency(), work)),
-                Ok(Progress::Done | Progress::Draining) => {}
+                Ok(Ended::Yielded(work)) => drop(self.ready.insert(work.urgency(), work)),
+                Ok(Ended::Done | Ended::Draining) => {}
                 Err(error) => self.report(incarnation, lease, Err(error)).await,
             }
             return;
@@ -314,17 +317,17 @@ impl TaskLoop {
     }
 
     async fn other(&self, work: Work) -> Result<Report> {
-        let (incarnation, lease) = (work.incarnation, work.lease);
+        let Work { incarnation, lease, progress, .. } = work;
         match work.task {
             Task::Train(_) => unreachable!("training goes piece by piece"),
-            Task::Index(index) => index.run().await,
+            Task::Index(index) => index.run(progress).await,
             Task::Init(job, task) => {
                 let master = &self.reporter.master;
-                other_tasks::init(&job, &task, master, incarnation, lease, &self.connector).await
+                other_tasks::init(&job, &task, master, incarnation, lease, &self.connector, &progress).await
             }
-            Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task).await,
+            Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task, &progress).await,
             Task::Export(job, task) => {
-                other_tasks::export(&job, &task, &self.reporter.master, incarnation, lease).await
+                other_tasks::export(&job, &task, &self.reporter.master, incarnation, lease, &progress).await
             }
         }
     }
@@ -337,7 +340,7 @@ impl TaskLoop {
     }
 
     /// One piece: the microbatches of the lease that belong to one step.
-    async fn train(&mut self, mut work: Work, shutdown: &CancellationToken) -> Result<Progress> {
+    async fn train(&mut self, mut work: Work, shutdown: &CancellationToken) -> Result<Ended> {
         let Task::Train(train) = &work.task else { unreachable!("called with training work only") };
         let (job, metrics) = (train.job.clone(), self.metrics.clone());
         let (step, indices) = job.plan.by_step(train.next..train.end).swap_remove(0);
@@ -345,7 +348,8 @@ impl TaskLoop {
         let weights = match self.cached(&job, train.era, want) {
             Some(weights) => Some(weights),
             None => {
-                let client = job.placed()?.ps.at(train.era);
+                work.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
+                let client = job.placed()?.ps.at(train.era).saying(&work.progress);
                 let _timer = metrics.pull_nanos.time();
                 let pull = client.pull_rounded(want).instrument(part!("pull", calls, work.span, step));
                 tokio::pin!(pull);
@@ -353,21 +357,23 @@ impl TaskLoop {
                     tokio::select! {
                         biased;
                         () = shutdown.cancelled() => {
+                            work.progress.queue();
                             self.ready.insert(work.urgency(), work);
-                            return Ok(Progress::Draining);
+                            return Ok(Ended::Draining);
                         }
                         Some(arrived) = self.arrivals.recv() => {
                             let more_urgent = arrived.urgency() < work.urgency();
                             self.ready.insert(arrived.urgency(), arrived);
                             if more_urgent {
-                                return Ok(Progress::Yielded(work));
+                                work.progress.queue();
+                                return Ok(Ended::Yielded(work));
                             }
                         }
-                        () = self.held.lost(work.lease) => return Ok(Progress::Done),
+                        () = self.held.lost(work.lease) => return Ok(Ended::Done),
                         Some(finished) = self.finishers.join_next() => {
                             self.note(finished);
                             if self.broken.is_some() {
-                                return Ok(Progress::Yielded(work));
+                                return Ok(Ended::Yielded(work));
                             }
                         }
                         pulled = &mut pull => {
@@ -390,7 +396,7 @@ impl TaskLoop {
             }
             train.next = MicrobatchId(train.next.get() + u64::from(indices.end - indices.start));
             self.advance(work);
-            return Ok(Progress::Done);
+            return Ok(Ended::Done);
         };
         if let proto::parameters::Want::Exact(version) = want {
             self.cache = Some((job.id, train.era, version, weights.clone()));
@@ -398,9 +404,10 @@ impl TaskLoop {
         let mut piece = Piece::new(&job, step, indices.clone(), train.era)?;
         for _ in indices {
             if !self.held.has(work.lease) {
-                return Ok(Progress::Done);
+                return Ok(Ended::Done);
             }
             let loading = metrics.load_nanos.time();
+            work.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
             let load = train.batches.recv().instrument(part!("load", work.span, step));
             let (microbatch, batch) = match load.await {
                 Some(read) => read?,
@@ -415,8 +422,9 @@ impl TaskLoop {
             };
             drop(loading);
             let compute = part!("compute", work.span, step);
+            work.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
             let (computing, began) = (metrics.compute_nanos.time(), Instant::now());
-            let adding = piece.add(&job, &weights, microbatch, batch).instrument(compute);
+            let adding = piece.add(&job, &weights, microbatch, batch, &work.progress).instrument(compute);
             let (added, report) = adding.await?;
             self.held.computed(job.id, began.elapsed());
             drop(computing);
@@ -427,8 +435,8 @@ impl TaskLoop {
             train.next = train.next.next();
             let leaving = shutdown.is_cancelled();
             for (target, values) in piece.take(leaving) {
-                let client = job.placed()?.ps.at(piece.era());
-                let Some(permit) = self.permit(work.lease).await else { return Ok(Progress::Done) };
+                let client = job.placed()?.ps.at(piece.era()).saying(&work.progress);
+                let Some(permit) = self.permit(work.lease).await else { return Ok(Ended::Done) };
                 let (metrics, span) = (metrics.clone(), part!("push", calls, work.span, step));
                 let pushing = async move {
                     let _timer = metrics.push_nanos.time();
@@ -445,7 +453,7 @@ impl TaskLoop {
             }
         }
         self.advance(work);
-        Ok(Progress::Done)
+        Ok(Ended::Done)
     }
 
     fn cached(&self, job: &Job, era: Era, want: proto::parameters::Want) -> Option<Weights> {
@@ -481,11 +489,16 @@ impl TaskLoop {
     fn advance(&mut self, work: Work) {
         match work.task {
             Task::Train(train) if train.next == train.end => {
+                work.progress.enter(Phase::Pushing, "gradients");
                 self.metrics.leases.add(1);
-                let finishing = self.reporter.clone().finish(work.incarnation, work.lease, train);
+                let finishing =
+                    self.reporter.clone().finish(work.incarnation, work.lease, train, work.progress);
                 self.finishers.spawn(finishing.instrument(work.span));
             }
-            _ => drop(self.ready.insert(work.urgency(), work)),
+            _ => {
+                work.progress.queue();
+                self.ready.insert(work.urgency(), work);
+            }
         }
     }
 

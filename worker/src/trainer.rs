@@ -21,6 +21,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::model::{Gradients, Model};
+use crate::progress::Progress;
 use crate::weights::Weights;
 
 /// Which weights a step is computed from.
@@ -60,11 +61,13 @@ impl Piece {
         weights: &Weights,
         microbatch: Microbatch,
         batch: Batch,
+        progress: &Progress,
     ) -> Result<(Self, pb::MicrobatchReport)> {
         let key = random::key(job.spec.seed, "dropout", microbatch.id.get());
-        let weights = weights.clone();
+        let (weights, place) = (weights.clone(), progress.clone());
         job.compute
             .call(move |loaded| {
+                let _place = place;
                 let gradients = loaded.with(&weights)?.weighted_gradients(&batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {

@@ -13,6 +13,8 @@
 //! 20 ms, which is what a copy takes. Of a holder known to take 200 ms there is a copy at once, also when it is only tried; and of one
 //! that has completed nothing yet, while others have.
 //!
+//! Of a run that has a copy there is another one when all its holders *hang*, see `progress`.
+//!
 //! Nobody waits for ever: who is silent, with a lease or without one, is expected to stay silent for as long again. So the
 //! level rises until it reaches whoever asks, and a slow worker gets everything when the fast ones are gone.
 //!
@@ -117,7 +119,7 @@ impl Dispatcher {
         first: u64,
     ) -> Option<(Duration, Duration)> {
         let run = &self.runs[&first];
-        let [holder] = run.holders.as_slice() else { return None };
+        let [holder] = run.holders.as_slice() else { return self.another_copy(now, worker, run) };
         let usual = self.speeds.usual();
         let known = self.speeds.of(holder.worker, usual.unwrap_or(UNKNOWN));
         let begun = begun(run, holder, &known)?;
@@ -135,6 +137,25 @@ impl Dispatcher {
         // A worker that may still be opening the job delays no step.
         let at_once = rest > own || self.speeds.is_untried(holder.worker);
         Some((if at_once { now } else { late + own + Duration::from_nanos(1) }, rest))
+    }
+
+    /// When one more copy of this run by `worker` pays, as in [`copy_pays`](Self::copy_pays): once all its holders hang. Being late
+    /// is not enough, or what no worker can compute would soon keep all of them busy.
+    fn another_copy(&self, now: Duration, worker: IncarnationId, run: &Run) -> Option<(Duration, Duration)> {
+        if run.is_held_by(worker) {
+            return None;
+        }
+        let hang = run.holders.iter().map(|grant| self.hangs_from(run, grant));
+        let from = hang.collect::<Option<Vec<_>>>()?.into_iter().max()?;
+        Some((from, now.saturating_sub(run.ready?)))
+    }
+
+    /// From when on the holder of a run hangs, if it does not advance before; `None`: its weights do not exist yet.
+    pub(super) fn hangs_from(&self, run: &Run, grant: &Grant) -> Option<Duration> {
+        let known = self.speeds.usual().map(|usual| self.speeds.of(grant.worker, usual).worst);
+        let from = grant.progress.hangs_from(known, self.limits.stall);
+        // Until there are weights nobody gets on.
+        Some(from + run.ready?.saturating_sub(grant.progress.since))
     }
 
     /// Whether this worker holds something that can be computed now.

@@ -9,10 +9,17 @@ use super::*;
 
 const A: IncarnationId = IncarnationId(1);
 const B: IncarnationId = IncarnationId(2);
-const CREW: [IncarnationId; 4] = [A, B, IncarnationId(3), IncarnationId(4)];
+const C: IncarnationId = IncarnationId(3);
+const CREW: [IncarnationId; 4] = [A, B, C, IncarnationId(4)];
 
 fn limits() -> Limits {
-    Limits { lease: Duration::from_secs(30), claim: Duration::from_secs(3), attempts_max: 3, deaths_max: 3 }
+    Limits {
+        lease: Duration::from_secs(30),
+        claim: Duration::from_secs(3),
+        attempts_max: 3,
+        deaths_max: 3,
+        stall: Duration::from_secs(300),
+    }
 }
 
 /// Runs one trace: a line is `command => answer`, `#` begins a reason, `job` a new dispatcher, `at` sets the clock.
@@ -430,6 +437,57 @@ fn a_lease_of_another_worker_is_foreign() {
     assert_eq!(books.fail(B, lease, "no"), None);
     assert_eq!(books.release(Duration::ZERO, B, lease, 1), None);
     assert_eq!(books.run_of(A, lease), Some(MicrobatchId(0)..MicrobatchId(2)));
+}
+
+/// A heartbeat that says of a lease that its place has not advanced since `since`.
+fn idle(lease: LeaseId, phase: pb::Phase, now: Duration, since: Duration) -> pb::LeaseProgress {
+    let idle_ms = (now - since).as_millis() as u64;
+    pb::LeaseProgress { lease: lease.get(), phase: phase.into(), idle_ms, ..Default::default() }
+}
+
+#[test]
+fn a_run_whose_two_holders_hang_is_copied_to_a_third() {
+    let plan = Plan { records: 4, micro: 1, microbatches_per_step: 4, epochs: 1 };
+    let crew = [A, B, C];
+    let mut books = Dispatcher::new(plan, Some(0), limits());
+    let mut ids = LeaseIds::starting_at(1);
+    let at = Duration::from_secs;
+    let first = books.lease(at(0), &mut ids, A, &[A], 0).expect("work");
+    assert_eq!(first.run, MicrobatchId(0)..MicrobatchId(4));
+    assert_eq!(books.lease(at(31), &mut ids, B, &crew, 0), None);
+    let second = books.copy(at(31), &mut ids, B, 0).expect("nobody knows speeds, and a lease is over");
+    // Both live for ever after and get on with nothing.
+    for now in [at(32), at(200), at(330)] {
+        assert!(books.renew(now, A, first.lease) && books.renew(now, B, second.lease));
+        books.progress(now, A, &idle(first.lease, pb::Phase::Reading, now, at(0)));
+        books.progress(now, B, &idle(second.lease, pb::Phase::Opening, now, at(31)));
+        assert_eq!(books.copy(now, &mut ids, C, 0), Err(Some(at(331))), "at {now:?}");
+    }
+    assert_eq!(books.expire(at(331)), []);
+    assert!(books.hanging(at(331)).all(|(_, _, taken_over)| !taken_over));
+    assert!(books.hangs(at(331), A) && books.hangs(at(331), B));
+    let third = books.copy(at(331), &mut ids, C, 0).expect("both hang");
+    assert!(books.hanging(at(331)).all(|(_, _, taken_over)| taken_over));
+    let done = books.complete(at(332), C, third.lease, None).expect("a good lease");
+    assert_eq!(done.beaten, [(A, first.lease), (B, second.lease)]);
+    assert!(books.is_done() && !books.hangs(at(999), A));
+}
+
+#[test]
+fn who_gets_on_or_waits_for_weights_does_not_hang() {
+    let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 1 };
+    let mut books = Dispatcher::new(plan, Some(0), limits());
+    let mut ids = LeaseIds::starting_at(1);
+    let at = Duration::from_secs;
+    let [first, other, next] =
+        [A, B, A].map(|worker| books.lease(at(0), &mut ids, worker, &[A, B], 0).expect("work").lease);
+    let now = at(10_000);
+    books.progress(now, A, &idle(first, pb::Phase::Computing, now, at(9_990)));
+    // Of the next step, whose weights do not exist as long as the other two are not done.
+    books.progress(now, A, &idle(next, pb::Phase::Pulling, now, at(0)));
+    books.progress(now, B, &idle(other, pb::Phase::Reading, now, at(0)));
+    let hanging: Vec<_> = books.hanging(now).map(|(_, grant, _)| grant.lease).collect();
+    assert_eq!((hanging, books.hangs(now, A), books.hangs(now, B)), (vec![other], false, true));
 }
 
 #[test]

@@ -47,6 +47,7 @@ impl Fleet {
             claim: Duration::from_secs(30),
             attempts_max: 3,
             deaths_max: 3,
+            stall: Duration::from_secs(300),
         };
         let mut fleet = Self {
             books: Dispatcher::new(plan, delay, limits),

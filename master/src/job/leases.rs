@@ -14,7 +14,8 @@ use super::work::Work;
 use super::{Effect, Job, Phase, Who, ended};
 use crate::clock::Now;
 use crate::dispatcher::{Dispatcher, TrainGrant};
-use crate::lease::LeaseIds;
+use crate::lease::{Grant, LeaseIds};
+use crate::progress::Hang;
 use crate::tasks::TaskGrant;
 
 impl Job {
@@ -69,7 +70,7 @@ impl Job {
         self.next_run(now, ids, worker, held_elsewhere)
     }
 
-    /// A copy of a straggler's lease, for a worker that finds nothing else in any job.
+    /// A copy of a task whose holders hang, or of a straggler's lease, for a worker that finds nothing else in any job.
     ///
     /// # Errors
     /// There is none; the time from which on there may be one, if nothing else happens before.
@@ -83,8 +84,16 @@ impl Job {
         if !self.crew.contains(worker) {
             return Err(None);
         }
-        let books = self.dispatcher().ok_or(None)?;
-        let grant = books.copy(now.since_start, ids, worker, held_elsewhere)?;
+        let later = match self.queue.copy(now.since_start, ids, worker) {
+            Ok(grant) => {
+                self.numbers.workers_seen.insert(worker);
+                return Ok(self.task_lease(now, &grant));
+            }
+            Err(later) => later,
+        };
+        let books = self.dispatcher().ok_or(later)?;
+        let copy = books.copy(now.since_start, ids, worker, held_elsewhere);
+        let grant = copy.map_err(|from| from.into_iter().chain(later).min())?;
         self.numbers.workers_seen.insert(worker);
         Ok(self.train_lease(now, &grant))
     }
@@ -119,11 +128,49 @@ impl Job {
         good
     }
 
-    /// A worker says that a microbatch of this job takes it so long to compute; zero: it does not say.
-    pub(crate) fn computes(&mut self, worker: IncarnationId, time: Duration) {
-        if let Some(books) = self.dispatcher().filter(|_| !time.is_zero()) {
-            books.speeds.computes(worker, time);
+    /// How a worker gets on with a lease of this job.
+    pub(crate) fn progress(&mut self, now: Now, worker: IncarnationId, said: &pb::LeaseProgress) {
+        let is_task = self.queue.progress(now.since_start, worker, said);
+        if let Some(books) = self.dispatcher().filter(|_| !is_task) {
+            books.progress(now.since_start, worker, said);
         }
+    }
+
+    /// Whether a worker hangs in something that it holds of this job.
+    pub(crate) fn hangs_in(&self, now: Now, worker: IncarnationId) -> bool {
+        let now = now.since_start;
+        self.queue.hanging(now).any(|(_, grant, _)| grant.worker == worker)
+            || self.trains().is_some_and(|training| training.books.hangs(now, worker))
+    }
+
+    /// Who hangs in what of this job.
+    pub(crate) fn hangs(&self, now: Now) -> impl Iterator<Item = Hang> {
+        let now = now.since_start;
+        let hang = |grant: &Grant, work: String, taken_over| Hang {
+            worker: grant.worker,
+            lease: grant.lease,
+            progress: grant.progress.clone(),
+            work,
+            taken_over,
+        };
+        let tasks = self.queue.hanging(now);
+        let tasks = tasks.map(move |(work, grant, taken_over)| hang(grant, work.title(), taken_over));
+        let runs = self.trains().into_iter().flat_map(move |training| training.books.hanging(now));
+        tasks.chain(runs.map(move |(run, grant, taken_over)| {
+            let (first, last) = (run.start.get(), run.end.get() - 1);
+            hang(grant, format!("train microbatches {first} to {last}"), taken_over)
+        }))
+    }
+
+    /// While it trains.
+    fn trains(&self) -> Option<&Training> {
+        self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training))
+    }
+
+    /// A task is done, for all its holders.
+    fn task_done(&mut self, worker: IncarnationId, lease: LeaseId) {
+        let done = self.queue.complete(worker, lease).into_iter().flat_map(|done| done.beaten);
+        self.effects.extend(done.map(|(worker, lease)| Effect::Recall(worker, lease)));
     }
 
     /// What those who wait for work wait for, as far as a completed lease can change it: the phase, the first step that is not done, and
@@ -170,7 +217,7 @@ impl Job {
         match (&work, report) {
             (Work::Index { validation, file, .. }, Report::Indexed(found)) => {
                 self.index.record(*validation, *file, found);
-                self.queue.complete(worker, lease);
+                self.task_done(worker, lease);
                 self.on_indexed(now);
             }
             (Work::Init, Report::Initialized(pb::Initialized { note })) => {
@@ -179,7 +226,7 @@ impl Job {
                         "CompleteRequest.initialized: the model was not described; call Describe first";
                     return Err(Failure::new(Kind::Malformed, message));
                 }
-                self.queue.complete(worker, lease);
+                self.task_done(worker, lease);
                 if !note.is_empty() {
                     self.warn(now, note);
                 }
@@ -192,13 +239,13 @@ impl Job {
                     .check(shard, &found)
                     .map(|()| training.evaluations.record(shard, found))
                     .map_err(|message| Failure::new(Kind::Malformed, message))?;
-                self.queue.complete(worker, lease);
+                self.task_done(worker, lease);
                 measured.into_iter().for_each(|measured| self.on_measured(now, measured));
                 self.maybe_trained_out(now);
             }
             (Work::Export(_), Report::Exported(exported)) => {
                 self.output = exported.artifacts;
-                self.queue.complete(worker, lease);
+                self.task_done(worker, lease);
                 self.save_last(now);
             }
             (Work::Index { .. }, _) => return Err(other_report("indexed")),

@@ -235,6 +235,7 @@ impl Job {
                 .unwrap_or_default(),
             samples_before: numbers.samples_before,
             left_out: Vec::new(),
+            hangs: Vec::new(),
         }
     }
 

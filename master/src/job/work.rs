@@ -39,6 +39,18 @@ pub(crate) struct Shard {
 }
 
 impl Work {
+    /// What is to be done, for people.
+    pub(super) fn title(&self) -> String {
+        match self {
+            Self::Index { path, .. } => format!("count the records of `{path}`"),
+            Self::Init => "initialize the model".to_owned(),
+            Self::Evaluate(Shard { epoch, begin, end, .. }) => {
+                format!("measure validation records {begin} to {} after epoch {epoch}", end - 1)
+            }
+            Self::Export(_) => "export the model".to_owned(),
+        }
+    }
+
     /// As it travels, to be done in `era`.
     pub(super) fn wire(&self, era: Era) -> Wire {
         let era = era.get();

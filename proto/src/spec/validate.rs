@@ -99,10 +99,15 @@ impl JobSpec {
         if let Some(checkpoint) = &self.checkpoint {
             checkpoint.validate(&mut check);
         }
-        let LimitsSpec { lease, attempts_max, deaths_max, pull_timeout, pull_attempts_max } = self.limits;
+        let LimitsSpec { lease, stall, attempts_max, deaths_max, pull_timeout, pull_attempts_max } =
+            self.limits;
         check(
             (Duration::from_millis(100)..=DAY).contains(&lease),
             "limits.lease: from 100ms to 24h".to_owned(),
+        );
+        check(
+            (Duration::from_millis(100)..=DAY).contains(&stall),
+            "limits.stall: from 100ms to 24h".to_owned(),
         );
         check(
             (Duration::from_millis(100)..=DAY).contains(&pull_timeout),

@@ -21,6 +21,7 @@ use proto::tensor::Values;
 
 use self::table::Table;
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 
 /// Records side by side, as a model takes them.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,8 +55,19 @@ pub struct Indexed {
 /// # Errors
 /// The file is missing, is not what the format says, or does not fit the specification.
 pub fn index(spec: &JobSpec, set: DataSet, file: usize, root: Option<&Path>) -> Result<Indexed> {
+    index_saying(spec, set, file, root, &Progress::default())
+}
+
+/// The same for a lease: says how it gets on.
+pub(crate) fn index_saying(
+    spec: &JobSpec,
+    set: DataSet,
+    file: usize,
+    root: Option<&Path>,
+    progress: &Progress,
+) -> Result<Indexed> {
     let files = spec.data.files(set).ok_or_else(|| no_such_set(set))?;
-    let table = Table::open(&spec.data, files, file, root)?;
+    let table = Table::open(&spec.data, files, file, root, progress)?;
     let labels = match spec.model.loss.wants_classes() {
         true => table.classes()?,
         false => table.label_width(None).map(|_| None)?,
@@ -85,9 +97,19 @@ impl Dataset {
     /// The job has no such set; a file is missing, is not what the format says, or does not fit the specification or the
     /// other files.
     pub fn open(spec: &JobSpec, set: DataSet, root: Option<&Path>) -> Result<Arc<Self>> {
+        Self::open_saying(spec, set, root, &Progress::default())
+    }
+
+    /// The same for a lease: says how it gets on.
+    pub(crate) fn open_saying(
+        spec: &JobSpec,
+        set: DataSet,
+        root: Option<&Path>,
+        progress: &Progress,
+    ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or_else(|| no_such_set(set))?;
         let files = spec.data.files(source).ok_or_else(|| no_such_set(set))?;
-        let open = |file| Table::open(&spec.data, files, file, root);
+        let open = |file| Table::open(&spec.data, files, file, root, progress);
         let tables: Vec<_> = (0..files.features.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(no_such_set(set)) };
 

@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
+use proto::pb::Phase;
 use proto::spec::{DataSpec, FilesSpec, Format};
 
 use super::array::Array;
 use super::cache::{self, Key, Stamp};
 use super::{csv, idx, npy, wrong};
 use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// What is read of a file at once.
+const PIECE_BYTES: u64 = 4 << 20;
 
 /// As many features as labels; a record has at least one value of each.
 #[derive(Debug)]
@@ -33,6 +38,7 @@ impl Table {
         files: &FilesSpec,
         file: usize,
         root: Option<&Path>,
+        progress: &Progress,
     ) -> Result<Arc<Self>> {
         let locate = |list: &[String]| list.get(file).map(|name| spec.locate(name, root));
         let Some(features) = locate(&files.features) else {
@@ -40,30 +46,32 @@ impl Table {
             return Err(Error::Engine { what: "data files".to_owned(), reason });
         };
         let labels = locate(&files.labels);
+        // Another worker of this process may be reading it already.
+        progress.enter(Phase::Reading, features.display().to_string());
         let stamps = [Some(&features), labels.as_ref()].into_iter().flatten().map(|path| Stamp::of(path));
         let key = Key {
             format: spec.format,
             columns: (spec.label.clone(), spec.header),
             files: stamps.collect::<Result<_>>()?,
         };
-        cache::get(key, || Self::load(spec, features, labels))
+        cache::get(key, || Self::load(spec, features, labels, progress))
     }
 
-    fn load(spec: &DataSpec, path: PathBuf, labels: Option<PathBuf>) -> Result<Self> {
+    fn load(spec: &DataSpec, path: PathBuf, labels: Option<PathBuf>, progress: &Progress) -> Result<Self> {
         let read = match spec.format {
             Format::Idx => idx::read,
             Format::Npy => npy::read,
             Format::Csv => {
                 let (features, labels) =
-                    csv::read(&path, &unpacked(&path)?, spec.label.as_deref(), spec.header)?;
+                    csv::read(&path, &unpacked(&path, progress)?, spec.label.as_deref(), spec.header)?;
                 return Self::new(path.clone(), features, path, labels);
             }
         };
-        let features = read(&path, unpacked(&path)?)?;
+        let features = read(&path, unpacked(&path, progress)?)?;
         let Some(labels_path) = labels else {
             return wrong(&path, "has no file of labels beside it; name one for it in `labels`");
         };
-        let labels = read(&labels_path, unpacked(&labels_path)?)?;
+        let labels = read(&labels_path, unpacked(&labels_path, progress)?)?;
         Self::new(path, features, labels_path, labels)
     }
 
@@ -131,9 +139,20 @@ impl Table {
     }
 }
 
+/// A file's content. Says at each piece that it gets on.
+fn read(path: &Path, progress: &Progress) -> std::io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
+    while file.by_ref().take(PIECE_BYTES).read_to_end(&mut bytes)? > 0 {
+        progress.advance();
+    }
+    Ok(bytes)
+}
+
 /// A file's content, decompressed when it starts with gzip's magic, whatever its name.
-fn unpacked(path: &Path) -> Result<Vec<u8>> {
-    let bytes = std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+fn unpacked(path: &Path, progress: &Progress) -> Result<Vec<u8>> {
+    progress.enter(Phase::Reading, path.display().to_string());
+    let bytes = read(path, progress).map_err(|source| Error::File { path: path.to_owned(), source })?;
     if !bytes.starts_with(&[0x1F, 0x8B]) {
         return Ok(bytes);
     }

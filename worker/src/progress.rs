@@ -1,0 +1,123 @@
+//! How a worker gets on with its leases, said by the places that work: the fetcher, the reader of a file, the call of the model, the
+//! exchange with the ps. Heartbeats carry it to the master, which copies the work of a place that hangs.
+//!
+//! A place that cannot be broken off keeps its handle when its lease has ended, so the master still learns what it hangs in.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use proto::pb::{self, Phase};
+use tokio::time::Instant;
+
+/// Where the work for one lease is. Clones are of the same lease; each place that works has one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    place: Arc<Mutex<Place>>,
+    /// When anything in this worker advanced: a lease that waits for its turn gets on as the worker does.
+    worker: Activity,
+}
+
+/// When a worker advanced last.
+#[derive(Clone, Debug)]
+pub(crate) struct Activity(Arc<Mutex<Instant>>);
+
+#[derive(Debug)]
+struct Place {
+    phase: Phase,
+    what: String,
+    advanced: Instant,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { phase: Phase::Queued, what: String::new(), advanced: Instant::now() }
+    }
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
+
+impl Progress {
+    /// Of a new lease of a worker.
+    pub(crate) fn of(worker: &Activity) -> Self {
+        Self { place: Arc::default(), worker: worker.clone() }
+    }
+
+    /// The work goes on to another phase; `what` with: a file, a ps, records.
+    pub(crate) fn enter(&self, phase: Phase, what: impl Into<String>) {
+        let what = what.into();
+        self.edit(|place| (place.phase, place.what) = (phase, what));
+    }
+
+    /// The lease waits for its turn.
+    pub(crate) fn queue(&self) {
+        self.enter(Phase::Queued, "");
+    }
+
+    /// It gets on within the phase.
+    pub(crate) fn advance(&self) {
+        self.edit(|_| {});
+    }
+
+    fn edit(&self, edit: impl FnOnce(&mut Place)) {
+        let now = Instant::now();
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        edit(&mut place);
+        place.advanced = now;
+        *self.worker.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// As heartbeats say it.
+    pub(crate) fn say(&self, said: &mut pb::LeaseProgress) {
+        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let advanced = match place.phase {
+            Phase::Queued => *self.worker.0.lock().unwrap_or_else(PoisonError::into_inner),
+            _ => place.advanced,
+        };
+        said.phase = place.phase.into();
+        said.what.clone_from(&place.what);
+        said.idle_ms = u64::try_from(advanced.elapsed().as_millis()).unwrap_or(u64::MAX);
+    }
+
+    /// Whether a place works although nobody else asks for it any more: the caller has the only other handle.
+    pub(crate) fn lingers(&self) -> bool {
+        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::strong_count(&self.place) > 1 && place.phase != Phase::Queued
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn said(progress: &Progress) -> (Phase, u64) {
+        let mut said = pb::LeaseProgress::default();
+        progress.say(&mut said);
+        (said.phase(), said.idle_ms)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_is_idle_until_it_advances_and_a_queued_lease_while_the_worker_is() {
+        let worker = Activity::default();
+        let (works, waits) = (Progress::of(&worker), Progress::of(&worker));
+        works.enter(Phase::Reading, "x.gz");
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert_eq!((said(&works), said(&waits)), ((Phase::Reading, 7000), (Phase::Queued, 7000)));
+        works.advance();
+        assert_eq!((said(&works), said(&waits)), ((Phase::Reading, 0), (Phase::Queued, 0)));
+    }
+
+    #[test]
+    fn a_place_lingers_as_long_as_it_has_its_handle() {
+        let held = Progress::default();
+        let place = held.clone();
+        place.enter(Phase::Computing, "microbatch 3");
+        assert!(held.lingers());
+        drop(place);
+        assert!(!held.lingers());
+    }
+}
