@@ -3,7 +3,7 @@
 //! What must hold is checked in every run. Whether the faults met the job's work is the machine's choice: if they did not, the job was too
 //! short, and the scenario runs again with one that is twice as long.
 //!
-//! `cargo xtask test` runs one scenario of each mode, `cargo xtask chaos [--seed S]` all of {sync, pipelined} x {3, 5 workers} x
+//! `cargo xtask test` runs one scenario of each mode, `cargo xtask soak --only chaos` all of {sync, pipelined} x {3, 5 workers} x
 //! {1, 2, 3 ps} and longer. The bits are those of MNIST's script model where there is libtorch and the data, else of digits' MLP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use ebbflow::random::Keyed;
 use harness::machine::{Reserved, answers, docker_compose, until};
-use harness::{Lacks, ebb, events, model, root, skipped, summary, text};
+use harness::{Lacks, ebb, ebb_path, events, model, root, skipped, summary, text};
 
 /// All runs.
 const SETTINGS: [&str; 4] = ["--set", "consistency.mode=pipelined", "--set", "fleet.workers.max=8"];
@@ -94,7 +94,7 @@ impl Compose {
     fn build(&self, base: &str) {
         for target in ["control", "worker"] {
             let mut command = Command::new(root().join("deploy/docker/build.sh"));
-            command.args([target, env!("CARGO_BIN_EXE_ebb")]);
+            command.arg(target).arg(ebb_path());
             let output = command.env("BASE", base).env("TAG", self.image(target)).output().unwrap();
             assert!(output.status.success(), "{target}: {}", text(&output));
             eprint!("{}", String::from_utf8_lossy(&output.stdout));

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use harness::machine::{Reserved, find, has, until};
-use harness::{ebb, root, summary, text};
+use harness::{ebb, ebb_path, root, summary, text};
 
 /// An sshd that knows one key, and the command that reaches it; gone with its handle.
 struct Sshd {
@@ -80,7 +80,7 @@ struct Hosts {
 impl Hosts {
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(root().join("deploy/hosts/cluster.sh"));
-        command.arg(verb).arg(&self.hosts).env("EBB", env!("CARGO_BIN_EXE_ebb"));
+        command.arg(verb).arg(&self.hosts).env("EBB", ebb_path());
         command.env("EBB_SSH", &self.sshd.ssh).env("EBB_DIR", &self.there);
         command.env("EBB_CERTS", &self.certs).env("EBB_DATA", root().join("examples/digits"));
         command

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use harness::machine::{Reserved, has, is_root, until};
-use harness::{Lacks, ebb, events, model, root, skipped, summary, text};
+use harness::{Lacks, ebb, ebb_path, events, model, root, skipped, summary, text};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -52,7 +52,7 @@ impl Slurm {
             .args(args)
             .current_dir(&self.dir)
             .env("SLURM_CONF", self.dir.join("slurm.conf"))
-            .env("EBB", env!("CARGO_BIN_EXE_ebb"))
+            .env("EBB", ebb_path())
             .env("EBB_DIR", self.dir.join("shared"))
             .env("EBB_DATA", root().join("examples/digits"))
             .env("EBB_PORT", self.address.address.rsplit(':').next().unwrap())

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ebbflow::security::{Keys, Options};
 use tempfile::TempDir;
 
-use super::{Process, ebb, succeed};
+use super::{Process, ebb, ebb_path, succeed};
 
 /// A master with ps and workers; every file of keys is in `certs`, which is a link as where secrets are mounted.
 pub struct Fortress {
@@ -151,6 +151,5 @@ fn start(dir: &Path, sockets: &str, name: &str, keys: &str, args: &[&str]) -> Pr
     environment.push(("EBB_TOKENS", certs.join("tokens.toml").display().to_string()));
     environment.push(("EBB_SOCKETS", sockets.to_owned()));
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
-    Process::start_with(program, dir.join(format!("{name}.log")), args, &environment)
+    Process::start_with(&ebb_path(), dir.join(format!("{name}.log")), args, &environment)
 }

@@ -30,9 +30,15 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The `ebb` that is tested: the one that cargo built beside the test, or that `EBB_TEST_PROGRAM` names, because `cargo xtask test`
+/// runs tests of two builds at once.
+pub fn ebb_path() -> PathBuf {
+    std::env::var_os("EBB_TEST_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_ebb").into(), PathBuf::from)
+}
+
 /// `ebb` with arguments, ready to run.
 pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
-    program(Path::new(env!("CARGO_BIN_EXE_ebb")), args)
+    program(&ebb_path(), args)
 }
 
 /// The same commands in another program.
@@ -197,7 +203,7 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn start(ps: usize, workers: usize) -> Self {
-        Self::of(Path::new(env!("CARGO_BIN_EXE_ebb")), ps, workers)
+        Self::of(&ebb_path(), ps, workers)
     }
 
     /// A cluster of another program with the same commands.
@@ -225,7 +231,7 @@ impl Cluster {
 
     /// A cluster of two masters with a journal in `etcd`; the first one leads.
     pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
-        let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
+        let program = &ebb_path();
         let dir = TempDir::new().expect("a temporary folder");
         let mut master = candidate(program, dir.path(), "master.log", etcd, ttl);
         let first = master.url();

@@ -2,6 +2,9 @@
 //! beside; state that is put back; and errors that say what to do.
 #![cfg(feature = "torch")]
 
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
+#[path = "../../tests/harness/skip.rs"]
+mod skip;
 mod torch;
 
 use std::collections::BTreeMap;
@@ -93,7 +96,7 @@ fn dropout_follows_the_key_and_nothing_else() {
 fn cuda_gives_the_same_bits_each_time_and_nearly_those_of_the_cpu() {
     if worker::engine::cuda_devices() == 0 {
         // Past the test runner, which shows what a passing test prints to nobody.
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), b"SKIPPED: no CUDA device\n");
+        skip::skipped(skip::Lacks::Machine, "no CUDA device");
         return;
     }
     let batch = batch(6, &SHAPE);

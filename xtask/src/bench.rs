@@ -6,7 +6,7 @@
 mod criterion;
 mod end_to_end;
 mod ours;
-mod peers;
+pub(crate) mod peers;
 mod plot;
 mod report;
 mod rows;

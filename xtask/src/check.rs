@@ -1,138 +1,348 @@
 //! The whole check, in the order in which a mistake is found soonest. The CI runs exactly this.
 //!
 //! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole workspace: another choice of
-//! packages is another choice of their dependencies' features, and would compile half of those again.
+//! packages is another choice of their dependencies' features, and would compile half of those again. What was built runs beside each
+//! other, because most tests wait most of the time (`check/runner.rs`).
 
-use crate::{etcd, libtorch, moto, packages, workspace};
+mod dependencies;
+pub(crate) mod programs;
+pub(crate) mod runner;
+
+use crate::{
+    bench::peers,
+    etcd, libtorch, moto, packages,
+    workspace::{self, requires_all},
+};
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
+use programs::{Half, Program};
+use runner::{Done, Task};
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
     fmt::Write as _,
     path::PathBuf,
-    process::Stdio,
     time::{Duration, Instant},
 };
 
-/// Run the whole check: format, lints, build without libtorch, tests, deploy/, doctests, benches once, licences.
+/// Run the whole check: format, lints, build with and without libtorch, tests, deploy/, doctests, benches once, dependencies.
 ///
-/// Stops at the first stage that fails and ends with a table of results and times. From a fresh clone about 40 minutes
-/// on 2 cores, with 544 MB to download; a few minutes when only our own code has changed.
+/// Ends with a table of results and times, and a list of what could not be tested here. With EBB_REQUIRE_ALL=1, as in the CI, a test
+/// whose program or package is missing fails instead of being skipped. Fetches what it needs (etcd, moto, packages of Debian where
+/// that disturbs nobody); 544 MB for libtorch.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these stages [default: all, in this order]
-    #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(STAGES.map(|stage| stage.name)))]
+    #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(STAGES))]
     stages: Vec<String>,
+    /// Test programs at once [default: one more than there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    places: Option<u16>,
 }
 
-struct Stage {
-    name: &'static str,
-    cargo: &'static str,
-}
-
-const STAGES: [Stage; 11] = [
-    Stage { name: "format", cargo: "fmt --all --check" },
-    Stage { name: "lint", cargo: "clippy --workspace --all-targets -- -D warnings" },
-    Stage {
-        name: "lint-without-torch",
-        cargo: "clippy --workspace --no-default-features --all-targets -- -D warnings",
-    },
-    Stage { name: "test-without-torch", cargo: "test --workspace --no-default-features --lib" },
-    // Everything in one go, so that both cores stay busy; the stages that follow only run.
-    Stage { name: "build", cargo: "test --workspace --all-targets --no-run" },
-    // Tests start example programs; `--all-targets` builds only the tests in them.
-    Stage { name: "build-examples", cargo: "build --workspace --examples" },
-    Stage { name: "test", cargo: "test --workspace --lib --bins --tests --examples" },
-    // With the build without libtorch, whose images are small. Real containers, a real Slurm, a real sshd.
-    Stage {
-        name: "test-deploy",
-        cargo: "test --workspace --no-default-features --test deploy --test hosts --test slurm --test compose",
-    },
-    Stage { name: "doctest", cargo: "test --workspace --doc" },
-    // Without `--bench` on its command line a criterion bench runs each of its functions once.
-    Stage { name: "bench-smoke", cargo: "test --workspace --bench *" },
-    // Not advisories: a new one must not fail a change that has nothing to do with it. `cargo deny check` has them.
-    Stage { name: "deny", cargo: "deny check bans licenses sources" },
+const STAGES: [&str; 11] = [
+    "format",
+    "dependencies",
+    "lint",
+    "lint-without-torch",
+    "build-without-torch",
+    "build",
+    "test-without-torch",
+    "test",
+    "test-deploy",
+    "doctest",
+    "bench-smoke",
 ];
+
+/// What a stage before the tests runs.
+const COMMANDS: [(&str, &str); 3] = [
+    ("format", "fmt --all --check"),
+    ("lint", "clippy --workspace --all-targets -- -D warnings"),
+    ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
+];
+
+/// Real containers, a real Slurm, a real sshd: with the build without libtorch, whose images are small.
+const DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
+
+/// Libraries and tests that are others without libtorch; those of the rest are the same programs in both halves.
+const WITHOUT_TORCH: [&str; 3] = ["ebbflow/lib", "worker/lib", "checkpoints"];
+
+/// Those that take longest, the longest first: they begin first. Nothing depends on a name that is missing here.
+const LONGEST: [&str; 12] = [
+    "compose",
+    "simulation",
+    "chaos",
+    "security",
+    "checkpoint_s3",
+    "takeover",
+    "crashes",
+    "slurm",
+    "restore",
+    "ps_loss",
+    "master_loss",
+    "leaving",
+];
+
+/// Whose processes compute all the time, on more than one core.
+const HEAVY: [&str; 2] = ["chaos", "compose"];
+
+/// After which a test program is ended. A test that hangs ends itself before (`tests/harness/watchdog.rs`).
+const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// One line of the table.
 enum Outcome {
     Passed(Duration),
     Failed(Duration),
-    Skipped(&'static str),
+    /// Programs that ran: until the last of them had ended.
+    Ran(Ran),
     NotRun,
 }
 
+/// The programs of a stage.
+struct Ran {
+    took: Duration,
+    programs: usize,
+    tests: u64,
+    failed: Vec<String>,
+    skipped: usize,
+}
+
+/// What the stages need and build.
+struct Check {
+    environment: Vec<(String, OsString)>,
+    places: usize,
+    /// Programs of the build stages, by the stage that runs them.
+    programs: Vec<(&'static str, Program)>,
+}
+
 pub(crate) fn run(args: &Args) -> Result<()> {
-    libtorch::ensure_installed()?;
-    let stages: Vec<_> = STAGES
-        .iter()
-        .filter(|stage| args.stages.is_empty() || args.stages.iter().any(|name| name == stage.name))
-        .collect();
-    let deploys = stages.iter().any(|stage| stage.name == "test-deploy");
-    let packages = if deploys { packages::ensure()? } else { None };
-    let programs: Vec<_> = [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
-    let mut outcomes = Vec::new();
-    let mut failed = None;
-    for stage in stages {
-        let outcome = if failed.is_some() { Outcome::NotRun } else { stage.run(&programs)? };
-        if matches!(outcome, Outcome::Failed(_)) {
-            failed = Some(stage);
+    let begin = now();
+    let chosen = |stage: &&str| args.stages.is_empty() || args.stages.iter().any(|name| name == stage);
+    let mut stages: Vec<&'static str> = STAGES.into_iter().filter(chosen).collect();
+    // What a stage runs is built before it.
+    for (build, needed) in [
+        ("build-without-torch", &["test-without-torch", "test-deploy"][..]),
+        ("build", &["test", "bench-smoke"]),
+    ] {
+        if !stages.contains(&build)
+            && let Some(at) = stages.iter().position(|stage| needed.contains(stage))
+        {
+            stages.insert(at, build);
         }
-        outcomes.push((stage.name, outcome));
     }
-    eprint!("\n{}", table(&outcomes));
+    let mut check = Check::prepared(&stages, args.places)?;
+    let mut outcomes = Vec::new();
+    let mut done = Vec::new();
+    let mut failed = None;
+    let is_run = |stage: &&str| !COMMANDS.iter().any(|(name, _)| name == stage);
+    for stage in stages.iter().copied() {
+        let start = now();
+        let passed = match stage {
+            _ if failed.is_some() => None,
+            "dependencies" => Some(check.dependencies()),
+            "build" | "build-without-torch" => Some(check.build(stage)),
+            _ if !is_run(&stage) => Some(command(stage)),
+            _ => None,
+        };
+        match passed {
+            Some(Ok(())) => outcomes.push((stage, Outcome::Passed(start.elapsed()))),
+            Some(Err(error)) => {
+                eprintln!("{stage}: {error:#}");
+                outcomes.push((stage, Outcome::Failed(start.elapsed())));
+                failed = Some(stage);
+            }
+            None => outcomes.push((stage, Outcome::NotRun)),
+        }
+    }
+    let tasks = check.tasks(&stages);
+    if failed.is_none() && !tasks.is_empty() {
+        eprintln!("\n== {} programs, in {} places beside each other", tasks.len(), check.places);
+        done = runner::run(tasks, check.places)?;
+        for (stage, outcome) in &mut outcomes {
+            if let Some(ran) = Ran::of(stage, &done) {
+                failed = failed.or((!ran.failed.is_empty()).then_some(*stage));
+                *outcome = Outcome::Ran(ran);
+            }
+        }
+    }
+    eprint!("\n{}{}", table(&outcomes, begin.elapsed()), skips(&done));
     match failed {
-        Some(Stage { name, cargo }) => bail!("stage `{name}` failed; repeat it alone: cargo {cargo}"),
+        Some(stage) => bail!("stage `{stage}` failed; repeat it alone: cargo xtask test {stage}"),
         None => Ok(()),
     }
 }
 
-impl Stage {
-    /// `programs`: folders to add to the PATH.
-    fn run(&self, programs: &[PathBuf]) -> Result<Outcome> {
-        if self.name == "deny" && !has_cargo_deny()? {
-            eprintln!(
-                "\n== deny: SKIPPED, cargo-deny is not installed; licences, bans and sources are NOT checked"
-            );
-            eprintln!("   to check them: cargo install --locked cargo-deny");
-            return Ok(Outcome::Skipped("cargo-deny is not installed"));
+/// A stage that is one command of cargo.
+fn command(stage: &str) -> Result<()> {
+    let (_, cargo) = COMMANDS.iter().find(|(name, _)| *name == stage).context("a stage of this list")?;
+    eprintln!("\n== {stage}: cargo {cargo}");
+    let mut command = workspace::cargo();
+    command.args(cargo.split_whitespace()).current_dir(workspace::root());
+    let status = command.status().with_context(|| format!("run cargo {cargo}"))?;
+    if status.success() { Ok(()) } else { bail!("cargo {cargo}: {status}") }
+}
+
+impl Check {
+    /// Fetches what the stages need.
+    fn prepared(stages: &[&str], places: Option<u16>) -> Result<Self> {
+        libtorch::ensure_installed()?;
+        let packages = if stages.contains(&"test-deploy") { packages::ensure()? } else { None };
+        let folders: Vec<PathBuf> =
+            [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
+        let mut environment = Vec::new();
+        if !folders.is_empty() {
+            environment.push(("PATH".to_owned(), workspace::path_with(&folders)?));
         }
-        eprintln!("\n== {}: cargo {}", self.name, self.cargo);
-        let start = now();
+        // PyTorch only judges what was trained on MNIST.
+        if requires_all() && stages.contains(&"test") && workspace::mnist().is_some() {
+            let python = peers::Python::torch()?;
+            environment.extend(python.map(|python| ("EBB_PYTHON".to_owned(), python.program.into())));
+        }
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let places = places.map_or(cores + 1, usize::from);
+        Ok(Self { environment, places, programs: Vec::new() })
+    }
+
+    fn dependencies(&self) -> Result<()> {
+        eprintln!("\n== dependencies: licences, bans and sources of deny.toml");
+        let count = dependencies::check()?;
+        eprintln!("{count} packages keep the rules");
+        Ok(())
+    }
+
+    fn build(&mut self, stage: &'static str) -> Result<()> {
+        if stage == "build-without-torch" {
+            let tests: String =
+                DEPLOY.iter().chain(["checkpoints"].iter()).map(|test| format!(" --test {test}")).collect();
+            let args = format!("{} --lib{tests}", Half::WithoutTorch.flags());
+            eprintln!("\n== {stage}: cargo test --no-run {args}");
+            for program in programs::build(&args)? {
+                let is = |names: &[&str]| names.contains(&program.label.as_str());
+                let stage = [("test-deploy", is(&DEPLOY)), ("test-without-torch", is(&WITHOUT_TORCH))];
+                let stage = stage.into_iter().find_map(|(stage, is)| is.then_some(stage));
+                self.programs.extend(stage.map(|stage| (stage, program)));
+            }
+            // The program that these tests start has to outlive the next build, which makes another one in its place.
+            return self.keep_program();
+        }
+        // Everything in one go, so that all cores stay busy.
+        let args = format!("{} --all-targets", Half::Whole.flags());
+        eprintln!("\n== {stage}: cargo test --no-run {args}");
+        for program in programs::build(&args)? {
+            let stage = if program.is_bench { "bench-smoke" } else { "test" };
+            // They are empty in this half.
+            if !DEPLOY.contains(&program.label.as_str()) {
+                self.programs.push((stage, program));
+            }
+        }
+        // Tests start example programs; `--all-targets` builds only the tests in them.
         let mut command = workspace::cargo();
-        command.args(self.cargo.split_whitespace()).current_dir(workspace::root());
-        if !programs.is_empty() {
-            command.env("PATH", workspace::path_with(programs)?);
+        command.args(["build", "--workspace", "--examples"]).current_dir(workspace::root());
+        if command.status().context("run cargo")?.success() {
+            Ok(())
+        } else {
+            bail!("the examples do not build")
         }
-        let status = command.status().with_context(|| format!("run cargo {}", self.cargo))?;
-        Ok(if status.success() { Outcome::Passed(start.elapsed()) } else { Outcome::Failed(start.elapsed()) })
+    }
+
+    /// Copies the `ebb` without libtorch away, before the next build makes another one in its place.
+    fn keep_program(&mut self) -> Result<()> {
+        let (from, to) = (workspace::target_dir().join("debug/ebb"), program_without_torch());
+        let folder = to.parent().context("a file in a folder")?;
+        std::fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
+        std::fs::copy(&from, &to)
+            .with_context(|| format!("copy `{}` to `{}`", from.display(), to.display()))?;
+        Ok(())
+    }
+
+    /// What the stages run, in the order in which it should begin.
+    fn tasks(&self, stages: &[&'static str]) -> Vec<Task> {
+        let programs = self.programs.iter().filter(|(stage, _)| stages.contains(stage));
+        let mut tasks: Vec<Task> = programs.map(|(stage, program)| self.task(stage, program)).collect();
+        if stages.contains(&"doctest") {
+            let args = ["test", "--workspace", "--doc"].map(OsString::from).to_vec();
+            let program = workspace::cargo().get_program().into();
+            tasks.push(Task { program, args, ..self.task("doctest", &Program::nowhere("doctest")) });
+        }
+        tasks.sort_by_key(|task| {
+            let rank = LONGEST.iter().position(|name| *name == task.label);
+            (rank.unwrap_or(LONGEST.len()), task.stage == "bench-smoke")
+        });
+        tasks
+    }
+
+    fn task(&self, stage: &'static str, program: &Program) -> Task {
+        task(stage, program, &self.environment)
+    }
+}
+
+/// How a program is run.
+pub(crate) fn task(stage: &'static str, program: &Program, environment: &[(String, OsString)]) -> Task {
+    let Program { label, path, folder, .. } = program.clone();
+    let name = label.as_str();
+    let in_background = name == "simulation";
+    let mut environment = environment.to_vec();
+    if matches!(stage, "test-deploy" | "test-without-torch") {
+        environment.push(("EBB_TEST_PROGRAM".to_owned(), program_without_torch().into()));
+    }
+    Task {
+        stage,
+        program: path,
+        args: Vec::new(),
+        folder,
+        environment,
+        // What computes in the background leaves its place to those that wait.
+        places: if HEAVY.contains(&name) { 2 } else { usize::from(!in_background) },
+        in_background,
+        limit: LIMIT,
+        label: if stage == "test-without-torch" { format!("{label} without libtorch") } else { label },
+    }
+}
+
+fn program_without_torch() -> PathBuf {
+    workspace::target_dir().join("check/ebb-without-torch")
+}
+
+impl Ran {
+    /// What ran of a stage, if anything did.
+    fn of(stage: &str, done: &[Done]) -> Option<Self> {
+        let of_stage: Vec<_> = done.iter().filter(|done| done.stage == stage).collect();
+        let failed = of_stage.iter().filter(|done| done.failure.is_some());
+        (!of_stage.is_empty()).then(|| Self {
+            took: of_stage.iter().map(|done| done.ended).max().unwrap_or_default(),
+            programs: of_stage.len(),
+            tests: of_stage.iter().map(|done| done.tests).sum(),
+            failed: failed.map(|done| done.label.clone()).collect(),
+            skipped: of_stage.iter().map(|done| done.skipped.len()).sum(),
+        })
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a stage is timed for people")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-fn has_cargo_deny() -> Result<bool> {
-    let mut command = workspace::cargo();
-    command.args(["deny", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(command.status().context("run cargo")?.success())
-}
-
-fn table(outcomes: &[(&str, Outcome)]) -> String {
+fn table(outcomes: &[(&str, Outcome)], total: Duration) -> String {
     let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut table = String::new();
-    let mut total = Duration::ZERO;
     for (name, outcome) in outcomes {
         let (word, note) = match outcome {
-            Outcome::Passed(time) | Outcome::Failed(time) => {
-                total += *time;
-                let word = if matches!(outcome, Outcome::Passed(_)) { "passed" } else { "FAILED" };
-                (word, seconds(*time))
-            }
-            Outcome::Skipped(why) => ("SKIPPED", (*why).to_owned()),
+            Outcome::Passed(time) => ("passed", seconds(*time)),
+            Outcome::Failed(time) => ("FAILED", seconds(*time)),
             Outcome::NotRun => ("not run", String::new()),
+            Outcome::Ran(ran) => {
+                let word = if ran.failed.is_empty() { "passed" } else { "FAILED" };
+                let mut note =
+                    format!("{:12}  {} tests in {} programs", seconds(ran.took), ran.tests, ran.programs);
+                if ran.skipped > 0 {
+                    let _ = write!(note, ", {} SKIPPED", ran.skipped);
+                }
+                if !ran.failed.is_empty() {
+                    let _ = write!(note, ", failed: {}", ran.failed.join(", "));
+                }
+                (word, note)
+            }
         };
         let line = format!("{name:width$}  {word:7}  {note}");
         let _ = writeln!(table, "{}", line.trim_end());
@@ -141,8 +351,21 @@ fn table(outcomes: &[(&str, Outcome)]) -> String {
     table
 }
 
+/// What was not tested, and by which programs.
+fn skips(done: &[Done]) -> String {
+    let mut text = String::new();
+    let skipped: BTreeMap<_, _> = runner::skipped(done);
+    if !skipped.is_empty() {
+        let _ = writeln!(text, "\nSKIPPED, and so not tested here:");
+    }
+    for (what, programs) in skipped {
+        let _ = writeln!(text, "  {what} ({})", programs.join(", "));
+    }
+    text
+}
+
 /// `7.2 s`, or `3 min 07 s` from two minutes on.
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     let whole = time.as_secs();
     if whole < 120 {
         format!("{:.1} s", time.as_secs_f64())
@@ -155,21 +378,56 @@ fn seconds(time: Duration) -> String {
 mod tests {
     use super::*;
 
+    fn done(stage: &'static str, label: &str, failure: Option<&str>, ended: u64, skipped: &[&str]) -> Done {
+        Done {
+            stage,
+            label: label.to_owned(),
+            failure: failure.map(str::to_owned),
+            took: Duration::from_secs(1),
+            ended: Duration::from_secs(ended),
+            tests: 4,
+            skipped: skipped.iter().map(|&what| what.to_owned()).collect(),
+        }
+    }
+
     #[test]
     fn table_says_what_passed_failed_was_skipped_and_was_not_reached() {
+        let done = [
+            done("test", "chaos", None, 187, &["no MNIST"]),
+            done("test", "mnist", None, 12, &["no MNIST", "no GPU"]),
+            done("test-deploy", "compose", Some("exit status: 101"), 90, &[]),
+        ];
         let outcomes = [
             ("format", Outcome::Passed(Duration::from_millis(1250))),
             ("lint", Outcome::Failed(Duration::from_secs(187))),
-            ("test", Outcome::NotRun),
-            ("deny", Outcome::Skipped("cargo-deny is not installed")),
+            ("build", Outcome::NotRun),
+            ("test", Outcome::Ran(Ran::of("test", &done).unwrap())),
+            ("test-deploy", Outcome::Ran(Ran::of("test-deploy", &done).unwrap())),
         ];
         let expected = "\
-format  passed   1.2 s
-lint    FAILED   3 min 07 s
-test    not run
-deny    SKIPPED  cargo-deny is not installed
-total            3 min 08 s
+format       passed   1.2 s
+lint         FAILED   3 min 07 s
+build        not run
+test         passed   3 min 07 s    8 tests in 2 programs, 3 SKIPPED
+test-deploy  FAILED   90.0 s        4 tests in 1 programs, failed: compose
+total                 6 min 40 s
 ";
-        assert_eq!(table(&outcomes), expected);
+        assert_eq!(table(&outcomes, Duration::from_secs(400)), expected);
+        let expected = "\nSKIPPED, and so not tested here:\n  no GPU (mnist)\n  no MNIST (chaos, mnist)\n";
+        assert_eq!(skips(&done), expected);
+        assert_eq!(skips(&done[2..]), "");
+    }
+
+    #[test]
+    fn longest_programs_begin_first_and_benches_last() {
+        let program = |label: &str| Program { label: label.to_owned(), ..Program::nowhere("") };
+        let programs = ["tidy", "security", "chaos"].map(|label| ("test", program(label)));
+        let mut check = Check { environment: Vec::new(), places: 3, programs: programs.to_vec() };
+        check.programs.insert(0, ("bench-smoke", program("adam")));
+        check.programs.push(("test-without-torch", program("worker/lib")));
+        let tasks = check.tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]);
+        let labels: Vec<_> = tasks.iter().map(|task| task.label.as_str()).collect();
+        assert_eq!(labels, ["chaos", "security", "tidy", "worker/lib without libtorch", "doctest", "adam"]);
+        assert_eq!(check.tasks(&["format"]).len(), 0);
     }
 }

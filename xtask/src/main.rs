@@ -2,7 +2,6 @@
 //! but Rust, a C++ compiler and Python 3 with pip.
 
 mod bench;
-mod chaos;
 mod check;
 mod etcd;
 mod install;
@@ -13,6 +12,7 @@ mod packages;
 mod pip;
 mod run;
 mod sim;
+mod soak;
 mod workspace;
 
 use clap::Parser;
@@ -27,7 +27,7 @@ enum Chore {
     Test(check::Args),
     Sim(sim::Args),
     Mutants(mutants::Args),
-    Chaos(chaos::Args),
+    Soak(soak::Args),
     Bench(bench::Args),
 }
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Chore::Test(args) => check::run(&args),
         Chore::Sim(args) => sim::run(&args),
         Chore::Mutants(args) => mutants::run(&args),
-        Chore::Chaos(args) => chaos::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::Bench(args) => bench::run(&args),
     };
     match result {

@@ -19,7 +19,7 @@ use std::{
 };
 
 /// A program, and the package that has it.
-const PACKAGES: [(&str, &str); 7] = [
+const PACKAGES: [(&str, &str); 9] = [
     ("shellcheck", "shellcheck"),
     ("promtool", "prometheus"),
     ("debootstrap", "debootstrap"),
@@ -27,6 +27,8 @@ const PACKAGES: [(&str, &str); 7] = [
     ("munged", "munge"),
     ("sshd", "openssh-server"),
     ("ssh", "openssh-client"),
+    ("docker-compose", "docker-compose"),
+    ("systemd-analyze", "systemd"),
 ];
 
 /// The schemas of Kubernetes, for `tests/deploy.rs`.

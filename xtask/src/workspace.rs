@@ -55,6 +55,11 @@ pub(crate) fn has_program(program: &str) -> bool {
     env::split_paths(&path).chain(administrators).any(|folder| folder.join(program).is_file())
 }
 
+/// Whether a test that lacks a package is to fail.
+pub(crate) fn requires_all() -> bool {
+    env::var_os("EBB_REQUIRE_ALL").is_some_and(|value| value == "1")
+}
+
 /// The Python with PyTorch that the user names.
 pub(crate) fn python_of_user() -> Option<PathBuf> {
     env::var_os("EBB_PYTHON").filter(|path| !path.is_empty()).map(PathBuf::from)

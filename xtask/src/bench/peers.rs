@@ -13,16 +13,16 @@ use std::{
 };
 
 /// A Python that has what a peer needs.
-pub(super) struct Python {
-    pub(super) program: PathBuf,
+pub(crate) struct Python {
+    pub(crate) program: PathBuf,
 }
 
 impl Python {
     /// `EBB_PYTHON`, else one with the PyTorch that Ebbflow's libtorch is of. None, said aloud, where it cannot be had.
-    pub(super) fn torch() -> Result<Option<Self>> {
+    pub(crate) fn torch() -> Result<Option<Self>> {
         match workspace::python_of_user() {
             Some(program) => Ok(Some(Self { program })),
-            None => Self::with("torch", &["torch==2.11.0", "numpy==2.4.6"], "2.5 GB"),
+            None => Self::with("torch", &["torch==2.11.0", "numpy==2.4.6", "safetensors==0.8.0"], "2.5 GB"),
         }
     }
 
@@ -32,7 +32,8 @@ impl Python {
 
     /// One with these packages, the first of which is imported as `module`; installed into a virtual environment in the cache.
     fn with(module: &str, packages: &[&str], size: &str) -> Result<Option<Self>> {
-        let dir = workspace::cache_dir()?.join(format!("peer-{}", packages[0].replace("==", "-")));
+        // Another list is another folder.
+        let dir = workspace::cache_dir()?.join(format!("peer-{}", packages.join("-").replace("==", "-")));
         let installed = install(&dir, |partial, lock| {
             eprintln!("{}: fetching {size} into `{}`", packages[0], dir.display());
             Pip::find(lock.try_clone()?)?.install_venv(packages, partial)?;
@@ -44,7 +45,7 @@ impl Python {
             Ok(_) => Ok(Some(Self::of(&dir))),
             Err(error) => {
                 eprintln!("\n== {module}: pip cannot install it here ({error:#})");
-                eprintln!("   rows beside it are SKIPPED");
+                eprintln!("   what needs it is SKIPPED");
                 Ok(None)
             }
         }
