@@ -19,6 +19,9 @@ use ps::optim::{Optimizer, Update, state};
 use ps::{Opening, Options, Ps};
 use serde_json::json;
 
+/// Far more than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// One job, as its master, its workers and the reference see it.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
@@ -331,10 +334,10 @@ pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 /// What a future gives; the test fails when it takes too long.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future).await.expect("an answer in time")
+    tokio::time::timeout(PATIENCE, future).await.expect("an answer in time")
 }

@@ -233,7 +233,8 @@ async fn a_checkpoint_is_reported_at_each_heartbeat_until_the_master_has_taken_i
 
 #[tokio::test]
 async fn a_ps_that_is_told_to_leave_serves_until_the_master_lets_it_go_or_it_took_too_long() {
-    for (drain, lets_go) in [(Duration::from_secs(3600), true), (Duration::from_millis(200), false)] {
+    // Also the short one is time enough for two heartbeats on a machine that is busy.
+    for (drain, lets_go) in [(Duration::from_secs(3600), true), (Duration::from_secs(2), false)] {
         let mut cluster = cluster_with("ps", drain).await;
         cluster.registered.wait_for(Option::is_some).await.unwrap();
         let script = Script { start: 70, jobs: vec![1], newest_job: 1, takes: false };
