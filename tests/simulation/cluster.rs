@@ -21,7 +21,7 @@ use turmoil::net::{TcpListener, TcpStream};
 use crate::journal::Journal;
 use crate::plan::{BESIDE, Dice, JOB, Plan};
 use crate::store::Disk;
-use crate::{ambient, checks, model};
+use crate::{ambient, checks, liar, model};
 
 const PORT: u16 = 4700;
 
@@ -317,6 +317,13 @@ const HEARD_OF: Duration = Duration::from_secs(60);
 
 async fn status(mut jobs: JobsClient<Channel>, job: &str) -> Result<pb::JobStatus, tonic::Status> {
     Ok(jobs.status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner())
+}
+
+/// A member of the fleet that lies.
+pub(crate) async fn run_liar(seed: u64, plan: Plan) -> Result<(), Failed> {
+    let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
+    liar::run(seed, plan, channel).await;
+    Ok(())
 }
 
 /// Pauses, scales and continues jobs, submits one beside the first, may cancel it, and otherwise fetches its model. In the end every job

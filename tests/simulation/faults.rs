@@ -13,6 +13,9 @@ use crate::cluster::Cluster;
 use crate::plan::{Dice, Plan};
 use crate::{ambient, checks};
 
+/// Crashes at changes of phase in one run at most.
+const AT_PHASE_MAX: u32 = 8;
+
 /// Chance of a tenth of a second that somebody makes room for the journal.
 const JOURNAL_MEND: f32 = 0.1;
 
@@ -31,6 +34,8 @@ pub(crate) struct Faults<'a> {
     dice: Dice,
     /// Of its own, so that what comes of a change of phase changes nothing else.
     edges: Dice,
+    /// Crashes at changes of phase that are still to come at most: each makes more such changes.
+    at_phase_left: u32,
     /// By the two hosts.
     cuts: BTreeMap<(String, String), Cut>,
     /// Workers that have yet to join.
@@ -40,7 +45,8 @@ pub(crate) struct Faults<'a> {
 impl<'a> Faults<'a> {
     pub(crate) fn new(seed: u64, plan: &'a Plan, late: Vec<String>) -> Self {
         let dice = |purpose| Dice(Keyed::new(seed, purpose, 0));
-        Self { plan, dice: dice("faults"), edges: dice("faults/edges"), cuts: BTreeMap::new(), late }
+        let (dice, edges) = (dice("faults"), dice("faults/edges"));
+        Self { plan, dice, edges, at_phase_left: AT_PHASE_MAX, cuts: BTreeMap::new(), late }
     }
 
     /// A tenth of a second of bad luck.
@@ -124,13 +130,16 @@ impl<'a> Faults<'a> {
 
     /// Something came into another phase: whoever does what follows may die now.
     pub(crate) fn strike_at_phase(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
-        if !self.edges.happens(self.plan.at_phase) {
+        if self.at_phase_left == 0 || !self.edges.happens(self.plan.at_phase) {
             return;
         }
         let dies = |host: &&str| !(self.plan.steady_ps && role(host) == "ps");
         let hosts: Vec<&str> = cluster.hosts(&self.late).filter(dies).collect();
-        let host = hosts[self.edges.range(0, hosts.len() as u64 - 1) as usize];
+        // The first is the master, which has more to lose there than anybody else.
+        let any = self.edges.range(0, hosts.len() as u64 - 1) as usize;
+        let host = hosts[if self.edges.one_in(2) { 0 } else { any }];
         if sim.is_host_running(host) {
+            self.at_phase_left -= 1;
             kill(sim, host);
             checks::count(format!("{} crashes at a change of phase", role(host)));
         }

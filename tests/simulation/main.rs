@@ -7,7 +7,7 @@
 //! Checked while it runs (`checks.rs`): a partition applies each step once, one version after the other; no gradient gets in
 //! from another era, nor before the weights that it may be computed from; a pull gets the version it names and never an
 //! older one than before; a lease that ended is never taken as done, and no microbatch is done twice; nobody works for a job
-//! whose end a user has seen; every checkpoint that has a manifest can be read whole, when it is published and for as long as it
+//! whose end a user has seen, and nobody believes who speaks for another; every checkpoint that has a manifest can be read whole, when it is published and for as long as it
 //! is kept (`store.rs`). Checked at the end (`run.rs`): the jobs finish once faults stop; every record is applied once per epoch
 //! (the counting oracle); canonical runs end with the bits of a serial loop; each epoch is measured once, and no step is told
 //! twice without a rewind; where no ps was lost, nothing was rewound; the numbers of the summary are right, also after one
@@ -23,6 +23,7 @@ mod checks;
 mod cluster;
 mod faults;
 mod journal;
+mod liar;
 mod model;
 mod plan;
 mod run;
@@ -38,7 +39,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Seeds that broke a promise once. A change of the code may send them another way, so what they showed has a unit test too.
-const BROKE_ONCE: [u64; 4] = [771_234_673, 2_000_007, 3_000_054, 5_000_068];
+const BROKE_ONCE: [u64; 5] = [771_234_673, 2_000_007, 3_000_054, 5_000_068, 829_776_418];
 
 /// The first seed: the one that was asked for, or one that no run had before.
 fn base() -> u64 {

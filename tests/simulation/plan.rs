@@ -100,6 +100,8 @@ pub(crate) struct Plan {
     pub(crate) journal_full: f32,
     /// A user pauses and scales jobs, and lets them go on.
     pub(crate) meddles: bool,
+    /// A member of the fleet speaks for others.
+    pub(crate) lies: bool,
     /// Another job is submitted beside the first.
     pub(crate) beside: bool,
     /// Chance that this job is cancelled.
@@ -172,13 +174,14 @@ impl Plan {
     fn with_faults_at_the_edges(mut self, seed: u64) -> Self {
         let mut dice = Dice(Keyed::new(seed, "edges", 0));
         self.steady_ps = dice.one_in(4);
-        self.at_phase = dice.chance(0.1);
+        self.at_phase = dice.chance(0.5);
         self.master_stop = dice.chance(0.01);
         self.journal_ms = [0, dice.range(1, 20), dice.range(20, 300)][dice.range(0, 2) as usize];
         self.journal_fails = dice.chance(0.1);
         self.journal_crash = dice.chance(0.02);
         self.journal_full = dice.chance(0.01);
         self.meddles = dice.one_in(4);
+        self.lies = dice.one_in(4);
         self.beside = dice.one_in(4);
         self.cancel = dice.chance(1.0);
         self.lingers = dice.one_in(4) && self.all_lost == 0.0;
@@ -246,6 +249,7 @@ impl Plan {
             journal_crash: 0.0,
             journal_full: 0.0,
             meddles: false,
+            lies: false,
             beside: false,
             cancel: 0.0,
             lingers: false,

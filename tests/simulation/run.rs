@@ -125,6 +125,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
     sim.client("user", cluster::run_user(plan.clone(), job.to_json(), cluster.disk.clone(), seen.clone()));
     let beside = beside.map(JobSpec::to_json);
     sim.client("other-user", cluster::run_other_user(seed, plan.clone(), beside, seen.clone()));
+    sim.client("liar", cluster::run_liar(seed, plan.clone()));
     // Users speak to the master from beside it.
     sim.set_link_fail_rate("user", "master", 0.0);
     sim.set_link_fail_rate("other-user", "master", 0.0);
@@ -139,7 +140,8 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
         if cluster.journal.take_crash() && sim.is_host_running("master") {
             faults::kill(&mut sim, "master");
         }
-        if checks::take_phase() && elapsed_ms < plan.until_ms {
+        // Also after the other faults: a job's end is a change of phase.
+        if checks::take_phase() {
             faults.strike_at_phase(&mut sim, &cluster);
         }
         if checks::take_restart() {

@@ -102,7 +102,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a run is copied again and again",
         file: "master/src/dispatcher/pace.rs",
-        find: "let [holder] = run.holders.as_slice() else { return None };",
+        find: "let [holder] = run.holders.as_slice() else { return self.another_copy(now, worker, run) };",
         replace: "let holder = run.holders.first()?;",
         test: Test::Cargo(&["-p", "ebbflow-master", "--lib", "dispatcher"]),
     },
@@ -140,6 +140,34 @@ const MUTANTS: &[Mutant] = &[
         find: "            self.shared.durable().await;\n            if events.is_empty()",
         replace: "            if events.is_empty()",
         test: Test::Seeds(300),
+    },
+    Mutant {
+        what: "a checkpoint is published before every partition is saved",
+        file: "master/src/job/checkpoints.rs",
+        find: "!reported.failed && reported.files.len() == partitions;",
+        replace: "!reported.failed && (1..=partitions).contains(&reported.files.len());",
+        test: Test::Seeds(100),
+    },
+    Mutant {
+        what: "a ps that is away for a moment is given up",
+        file: "master/src/job/partitions.rs",
+        find: "if now.saturating_sub(missing.since) >= grace {",
+        replace: "if now.saturating_sub(missing.since) >= grace / 100 {",
+        test: Test::Seeds(100),
+    },
+    Mutant {
+        what: "a job that had ended begins again when the master does",
+        file: "master/src/job/record.rs",
+        find: "        if let Some(status) = record.ended {",
+        replace: "        if let Some(status) = record.ended.filter(|_| false) {",
+        test: Test::Seeds(100),
+    },
+    Mutant {
+        what: "a member of the fleet speaks for another",
+        file: "master/src/books.rs",
+        find: "        self.key.check(shown, incarnation)\n",
+        replace: "        let _ = shown;\n        Ok(())\n",
+        test: Test::Seeds(100),
     },
     Mutant {
         what: "a token is compared until the first wrong byte",

@@ -1,0 +1,96 @@
+//! A member of the fleet that speaks for others: it registers like anybody, and then says in their names that work is done, that it
+//! failed, that they leave, and that checkpoints are written. Nobody may believe a word.
+
+use std::time::Duration;
+
+use ebbflow::random::Keyed;
+use proto::channel::Channel;
+use proto::ids::IncarnationId;
+use proto::pb;
+use proto::pb::fleet_client::FleetClient;
+use proto::session::{Secret, Shown};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
+
+use crate::plan::{Dice, Plan};
+use crate::{ambient, checks};
+
+/// Lies until the faults end.
+pub(crate) async fn run(seed: u64, plan: Plan, channel: Channel) {
+    let mut dice = Dice(Keyed::new(seed, "liar", 0));
+    while plan.lies && ambient::elapsed() < Duration::from_millis(plan.until_ms) {
+        tokio::time::sleep(Duration::from_millis(dice.range(50, 2000))).await;
+        // A master that is away hears no lie.
+        let mut fleet = FleetClient::new(channel.clone());
+        let Ok(reply) = fleet.register(worker()).await else { continue };
+        let reply = reply.into_inner();
+        let secret = Secret::from_bytes(&reply.secret).expect("the master tells a secret");
+        let shown = Shown { incarnation: IncarnationId(reply.incarnation), secret };
+        let other = reply.incarnation.saturating_sub(dice.range(1, 8)).max(1);
+        let what = dice.range(0, 2);
+        let believed = lie(&mut fleet, shown, other, what, &mut dice).await;
+        assert!(believed.is_err(), "incarnation {other} was spoken for: {what}");
+        checks::count("lies that nobody believed");
+    }
+}
+
+fn worker() -> pb::RegisterRequest {
+    pb::RegisterRequest {
+        role: pb::ProcessRole::Worker.into(),
+        name: "liar".to_owned(),
+        program_version: proto::PROGRAM_VERSION.to_owned(),
+        threads: 1,
+        device: "cpu".to_owned(),
+        ..Default::default()
+    }
+}
+
+/// Says something in the name of another process; an error is a refusal.
+async fn lie(
+    fleet: &mut FleetClient<Channel>,
+    shown: Shown,
+    other: u64,
+    what: u64,
+    dice: &mut Dice,
+) -> Result<(), Status> {
+    // Leases are numbered like incarnations.
+    let lease = (other >> 40 << 40) + dice.range(1, 200);
+    match what {
+        0 => {
+            let message = "a lie".to_owned();
+            let request =
+                pb::FailRequest { incarnation: other, lease, message, fatal: true, ..Default::default() };
+            fleet.fail(signed(shown, request)).await.map(drop)
+        }
+        1 => {
+            let result = Some(pb::complete_request::Result::Initialized(pb::Initialized::default()));
+            let request = pb::CompleteRequest { incarnation: other, lease, result, more: true };
+            fleet.complete(signed(shown, request)).await.map(drop)
+        }
+        _ => {
+            let saved = pb::SavedPartition {
+                report: 1,
+                job: 1,
+                version: dice.range(1, 1000),
+                file: "partition-0".to_owned(),
+                bytes: 1,
+                ..Default::default()
+            };
+            let request = pb::HeartbeatRequest {
+                incarnation: other,
+                draining: true,
+                saved: vec![saved],
+                ..Default::default()
+            };
+            fleet.heartbeat(signed(shown, tokio_stream::iter([request]))).await.map(drop)
+        }
+    }
+}
+
+/// A call with the secret of a session.
+fn signed<T>(shown: Shown, request: T) -> Request<T> {
+    let (mut headers, mut request) = (MetadataMap::new().into_headers(), Request::new(request));
+    shown.show(&mut headers);
+    *request.metadata_mut() = MetadataMap::from_headers(headers);
+    request
+}
