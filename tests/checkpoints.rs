@@ -244,7 +244,8 @@ fn ps_that_have_disks_of_their_own_are_named_before_anything_is_trained() {
         let home = cluster.dir.path().join(name);
         std::fs::create_dir(&home).unwrap();
         let mut command = ebb(["ps", "--master", &cluster.url, "--listen", "127.0.0.1:0", "--name", name]);
-        Ps(command.current_dir(home).stdout(std::process::Stdio::null()).spawn().unwrap())
+        let (out, log) = (std::process::Stdio::null(), std::process::Stdio::null());
+        Ps(command.current_dir(home).stdout(out).stderr(log).spawn().unwrap())
     });
     // One URL that leads each process somewhere else, as a path on disks of their own does.
     let sets = ["checkpoint.url=/proc/self/cwd/own", "checkpoint.every_steps=10"];

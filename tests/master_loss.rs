@@ -95,7 +95,7 @@ fn a_disk_that_does_not_answer_holds_up_nobody_but_who_waits_for_it() {
     // Where files are moved when a job is submitted, and when its model comes.
     let Some(disk) = SlowDisk::new(folder.path(), &["input", "output"]) else { return };
     let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
-    let cluster = Cluster::with_environment(program, 1, 1, &disk.environment());
+    let cluster = Cluster::with_environment(program, 2, 1, &disk.environment());
     let out = cluster.dir.path().join("out");
     let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), &out, &[]);
     let child = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
