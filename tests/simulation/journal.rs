@@ -90,7 +90,7 @@ impl Journal {
     async fn die(&self, when: &str) {
         self.state().crashes = true;
         checks::count(format!("masters that died {when} a write of the journal"));
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
