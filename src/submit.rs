@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use proto::pb;
+use proto::status::Kind;
 use serde_json::json;
 
 use crate::App;
@@ -74,9 +75,10 @@ pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::
     let mut jobs = client.jobs().clone();
     let answer = jobs.submit(futures::stream::iter(submission.into_messages())).await;
     let reply = answer.map_err(client::failure).map_err(|failure| {
-        let retryable = failure.is_retryable();
+        // A limit is an answer: the master has not taken the job.
+        let lost = failure.is_retryable() && failure.kind != Kind::Full;
         let error = anyhow::Error::new(failure);
-        match retryable {
+        match lost {
             true => error.context(
                 "the job was sent and the answer was lost; look with `ebb jobs` before sending it again",
             ),

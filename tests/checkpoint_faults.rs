@@ -6,13 +6,13 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use harness::machine::until;
-use harness::{Cluster, Lacks, ebb, events, fail, model, root, skipped, succeed, text};
+use harness::tmpfs::Tmpfs;
+use harness::{Cluster, ebb, events, fail, model, root, succeed, text};
 use tempfile::TempDir;
 
 /// Far more than anything here takes.
@@ -258,48 +258,10 @@ fn a_running_job_that_must_go_back_takes_the_newest_checkpoint_that_is_intact() 
     assert!(model(&out) == model(&calm), "other bits than an undisturbed run");
 }
 
-/// A small file system in memory; unmounted with its handle.
-struct Tmpfs {
-    dir: TempDir,
-    filler: File,
-}
-
-impl Tmpfs {
-    /// `None` when this user may not mount one.
-    fn mount(size: &str) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let options = format!("size={size}");
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(dir.path()).output();
-        if !mount.is_ok_and(|output| output.status.success()) {
-            skipped(Lacks::Machine, "mounting a tmpfs needs root; a disk that is really full was not tried");
-            return None;
-        }
-        let filler = File::create(dir.path().join("filler")).unwrap();
-        Some(Self { dir, filler })
-    }
-
-    /// Takes what is left.
-    fn fill(&mut self) {
-        while self.filler.write_all(&[0; 4096]).is_ok() {}
-    }
-
-    fn free(&mut self) {
-        self.filler.set_len(0).unwrap();
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        // Lazily: a process that is being killed may still hold a file.
-        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
-    }
-}
-
 #[test]
 fn on_a_full_disk_training_goes_on_and_saves_again_when_there_is_room() {
     let Some(mut disk) = Tmpfs::mount("2m") else { return };
-    let url = disk.dir.path().join("checkpoints");
+    let url = disk.path().join("checkpoints");
     let cluster = Cluster::start(2, 1);
     let (out, log) = (cluster.dir.path().join("out"), cluster.dir.path().join("submit.log"));
     // Longer than any of this takes, with few checkpoints kept.

@@ -11,12 +11,14 @@
 //!
 //! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size and hash that were
 //! announced: they are received beside and renamed. They are named by their hash and never replaced, so a master that no longer leads
-//! can do no harm here: which files a job has is in the journal. A disk may be slow, or a share away: whatever waits for it does so
-//! in [`waiting`], and never under a lock that a heartbeat needs.
+//! can do no harm here: which files a job has is in the journal. What the journal is to refer to is durable before: the content of a file
+//! when it was received, its folders when a job adopts it, the number of a start before an id of it is given away. A disk may be slow,
+//! or a share away: whatever waits for it does so in [`waiting`], and never under a lock that a heartbeat needs.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
@@ -53,10 +55,56 @@ impl Folder {
     }
 }
 
+/// Makes durable what was written: a seam for tests of power losses.
+pub(crate) trait Disk: std::fmt::Debug + Send + Sync {
+    /// The content of a file.
+    fn sync_file(&self, file: &File, path: &Path) -> io::Result<()>;
+
+    /// Which files and folders a folder has, by name.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+}
+
+/// Survives a power loss.
+#[derive(Debug)]
+pub(crate) struct Synced;
+
+impl Disk for Synced {
+    fn sync_file(&self, file: &File, _: &Path) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+}
+
+/// Survives the end of the process and no more: for masters whose jobs end with it.
+#[derive(Debug)]
+pub(crate) struct Unsynced;
+
+impl Disk for Unsynced {
+    fn sync_file(&self, _: &File, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_folder(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A data folder that no other master can use until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    root: PathBuf,
+    disk: Arc<dyn Disk>,
+    _lock: File,
+}
+
 /// The data folder of the one master that holds it.
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     root: PathBuf,
+    disk: Arc<dyn Disk>,
     /// Where files are received.
     incoming: PathBuf,
     /// Starts of a master in this folder, this one included.
@@ -70,29 +118,36 @@ pub(crate) struct Artifacts {
 }
 
 impl Artifacts {
-    /// Takes the folder, makes what is missing, and forgets what was being received.
-    pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self> {
+    /// Takes the folder for one master alone.
+    pub(crate) fn hold(root: &Path, disk: Arc<dyn Disk>) -> Result<Held> {
         let lock = Self::take(root, File::try_lock)?;
-        let starts = count_start(root).map_err(at(&root.join("starts")))?;
+        Ok(Held { root: root.to_owned(), disk, _lock: lock })
+    }
+
+    /// Makes what is missing, and forgets what was being received. The journal knows of `starts` earlier starts.
+    pub(crate) fn open(held: Held, bytes_max: u64, starts: u64) -> Result<Self> {
+        let root = &held.root;
+        let starts = count_start(root, starts, held.disk.as_ref()).map_err(at(&root.join("starts")))?;
         let incoming = root.join("incoming");
         match fs::remove_dir_all(&incoming) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(&incoming)(error)),
-            _ => Self::begin(root, bytes_max, starts, lock),
+            _ => Self::begin(held, bytes_max, starts),
         }
     }
 
     /// The same with a folder that the masters of the journal `identity` share, as the one that leads for the `starts`th time.
     pub(crate) fn share(root: &Path, bytes_max: u64, starts: u64, identity: u64) -> Result<Self> {
         let lock = Self::take(root, File::try_lock_shared)?;
+        let held = Held { root: root.to_owned(), disk: Arc::new(Synced), _lock: lock };
         let (path, next) = (root.join("identity"), root.join(format!("identity.{starts}")));
         if Self::identity(root)?.is_none() {
-            fs::write(&next, format!("{identity:016x}\n")).map_err(at(&next))?;
-            fs::rename(&next, &path).map_err(at(&path))?;
+            let text = format!("{identity:016x}\n");
+            replace(root, &path, &next, &text, held.disk.as_ref()).map_err(at(&path))?;
         }
         Self::check(root, identity)?;
         // A master that led before may still be writing there, and so keep it from being removed: the next one will do it.
         let _ = fs::remove_dir_all(root.join("incoming"));
-        Self::begin(root, bytes_max, starts, lock)
+        Self::begin(held, bytes_max, starts)
     }
 
     /// Refuses a folder that is not the one of the masters of the journal `identity`.
@@ -128,12 +183,15 @@ impl Artifacts {
         Ok(file)
     }
 
-    fn begin(root: &Path, bytes_max: u64, starts: u64, lock: File) -> Result<Self> {
+    fn begin(held: Held, bytes_max: u64, starts: u64) -> Result<Self> {
+        let Held { root, disk, _lock } = held;
         let (incoming, jobs) = (root.join("incoming"), root.join("jobs"));
         let incoming = incoming.join(starts.to_string());
         for folder in [&incoming, &jobs] {
             fs::create_dir_all(folder).map_err(at(folder))?;
         }
+        // Also the journal's file is in there.
+        disk.sync_folder(&root).map_err(at(&root))?;
         let mut newest_job = JobId(0);
         for entry in fs::read_dir(&jobs).map_err(at(&jobs))? {
             let name = entry.map_err(at(&jobs))?.file_name();
@@ -141,15 +199,7 @@ impl Artifacts {
             newest_job = newest_job.max(id);
         }
         let next_incoming = AtomicU64::new(1);
-        Ok(Self {
-            root: root.to_owned(),
-            incoming,
-            starts,
-            newest_job,
-            next_incoming,
-            bytes_max,
-            _lock: lock,
-        })
+        Ok(Self { root, disk, incoming, starts, newest_job, next_incoming, bytes_max, _lock })
     }
 
     /// A place for the files of one stream.
@@ -158,10 +208,11 @@ impl Artifacts {
         let folder = self.incoming.join(number.to_string());
         waiting(|| fs::create_dir(&folder)).map_err(|error| unusable(&folder, &error))?;
         let received = Received { folder, artifacts: Vec::new() };
-        Ok(Receiving { received, current: None, bytes: 0, bytes_max: self.bytes_max })
+        let (disk, bytes_max) = (self.disk.clone(), self.bytes_max);
+        Ok(Receiving { received, current: None, bytes: 0, bytes_max, disk })
     }
 
-    /// Gives received files to a job. Repeating it, or doing it twice at once, changes nothing.
+    /// Gives received files to a job. They are its own also after a power loss. Repeating it, or doing it twice at once, changes nothing.
     pub(crate) fn adopt(
         &self,
         received: &Received,
@@ -178,6 +229,10 @@ impl Artifacts {
                     Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_file() => {}
                     moved => moved.map_err(|error| unusable(&path, &error))?,
                 }
+            }
+            // From the files up: the folder of the job, and that it is there.
+            for folder in target.ancestors().take_while(|folder| *folder != self.root) {
+                self.disk.sync_folder(folder).map_err(|error| unusable(folder, &error))?;
             }
             Ok(received.artifacts.clone())
         };
@@ -252,22 +307,37 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     move |source| Error::File { path, source }
 }
 
-/// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers.
-fn count_start(root: &Path) -> io::Result<u64> {
+/// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers. A number that a power loss has torn is
+/// survived by the one of the journal.
+fn count_start(root: &Path, journal: u64, disk: &dyn Disk) -> io::Result<u64> {
     let (path, next) = (root.join("starts"), root.join("starts.next"));
-    let starts = match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse::<u64>().map_err(|error| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("`{}` is no number of starts: {error}", text.trim()),
-            )
-        })?,
+    let found = match fs::read(&path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            text.trim().parse::<u64>().unwrap_or_else(|error| {
+                let path = path.display();
+                tracing::warn!(
+                    "{path}: `{}` is no number of starts ({error}); the journal counts {journal}",
+                    text.trim()
+                );
+                0
+            })
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
         Err(error) => return Err(error),
     };
-    fs::write(&next, format!("{}\n", starts + 1))?;
-    fs::rename(&next, &path)?;
-    Ok(starts + 1)
+    let starts = found.max(journal) + 1;
+    replace(root, &path, &next, &format!("{starts}\n"), disk)?;
+    Ok(starts)
+}
+
+/// Writes a file of a folder whole, by the name `next` in between.
+fn replace(folder: &Path, path: &Path, next: &Path, text: &str, disk: &dyn Disk) -> io::Result<()> {
+    let mut file = File::create(next)?;
+    file.write_all(text.as_bytes())?;
+    disk.sync_file(&file, next)?;
+    fs::rename(next, path)?;
+    disk.sync_folder(folder)
 }
 
 /// A stream of files on its way in. Dropped half-way, it leaves nothing behind.
@@ -278,6 +348,7 @@ pub(crate) struct Receiving {
     /// Announced so far, over all files.
     bytes: u64,
     bytes_max: u64,
+    disk: Arc<dyn Disk>,
 }
 
 #[derive(Debug)]
@@ -346,7 +417,9 @@ impl Receiving {
     }
 
     fn end(&mut self) -> Result<(), Failure> {
-        let Some(Incoming { announced, hash, bytes, .. }) = self.current.take() else { return Ok(()) };
+        let Some(Incoming { announced, path, file, hash, bytes }) = self.current.take() else {
+            return Ok(());
+        };
         let Artifact { name, size, sha256 } = &announced;
         let wrong = |what: String| {
             Err(Failure::new(Kind::Malformed, format!("artifact `{name}`: {what}; send it again")))
@@ -358,6 +431,8 @@ impl Receiving {
         if found != *sha256 {
             return wrong(format!("its sha256 is {found}, {sha256} was announced"));
         }
+        // Here, where nobody else waits for it.
+        waiting(|| self.disk.sync_file(&file, &path)).map_err(|error| unusable(&path, &error))?;
         self.received.artifacts.push(announced);
         Ok(())
     }
@@ -426,12 +501,120 @@ fn unusable(path: &Path, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::ffi::OsString;
+    use std::os::unix::fs::MetadataExt as _;
+    use std::sync::Mutex;
+
     use proto::artifact::describe;
 
     use super::*;
 
     fn open(root: &Path) -> Artifacts {
-        Artifacts::open(root, 100).expect("a folder")
+        open_with(root, Arc::new(Unsynced), 0)
+    }
+
+    fn open_with(root: &Path, disk: Arc<dyn Disk>, journal: u64) -> Artifacts {
+        let held = Artifacts::hold(root, disk).expect("nobody else has it");
+        Artifacts::open(held, 100, journal).expect("a folder")
+    }
+
+    /// A disk that loses what was not synced when the power fails. It knows, by inode, what each synced file and folder had.
+    #[derive(Debug, Default)]
+    struct Lossy {
+        files: Mutex<HashMap<u64, Vec<u8>>>,
+        folders: Mutex<HashMap<u64, Vec<(OsString, u64, bool)>>>,
+    }
+
+    impl Disk for Lossy {
+        fn sync_file(&self, file: &File, path: &Path) -> io::Result<()> {
+            self.files.lock().unwrap().insert(file.metadata()?.ino(), fs::read(path)?);
+            Ok(())
+        }
+
+        fn sync_folder(&self, path: &Path) -> io::Result<()> {
+            let mut entries = Vec::new();
+            for entry in fs::read_dir(path)? {
+                let (entry, found) = entry.map(|entry| (entry.file_name(), entry.metadata()))?;
+                let found = found?;
+                entries.push((entry, found.ino(), found.is_dir()));
+            }
+            self.folders.lock().unwrap().insert(fs::metadata(path)?.ino(), entries);
+            Ok(())
+        }
+    }
+
+    impl Lossy {
+        /// What is there when the power is back: files that were named and never synced are empty.
+        fn after_power_loss(&self, root: &Path) -> tempfile::TempDir {
+            let left = tempfile::tempdir().expect("a folder");
+            self.copy(fs::metadata(root).expect("a folder").ino(), left.path());
+            left
+        }
+
+        fn copy(&self, folder: u64, to: &Path) {
+            let entries = self.folders.lock().unwrap().get(&folder).cloned().unwrap_or_default();
+            for (name, inode, is_folder) in entries {
+                let path = to.join(name);
+                if is_folder {
+                    fs::create_dir(&path).expect("made");
+                    self.copy(inode, &path);
+                } else {
+                    let content = self.files.lock().unwrap().get(&inode).cloned().unwrap_or_default();
+                    fs::write(&path, content).expect("written");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_a_job_has_survive_a_power_loss() {
+        let (root, disk) = (tempfile::tempdir().expect("a folder"), Arc::new(Lossy::default()));
+        let artifacts = open_with(root.path(), disk.clone(), 0);
+        let two = [describe("a", b"hello"), describe("b", b"")];
+        for (job, folder) in
+            [(JobId(3), Folder::Input), (JobId(3), Folder::Output), (JobId(4), Folder::Input)]
+        {
+            let parts = vec![header(two[0].clone()), content(b"hel"), content(b"lo"), header(two[1].clone())];
+            let received = receive(&artifacts, parts).expect("whole");
+            artifacts.adopt(&received, job, folder).expect("a move");
+            // The record of the job may be durable from here on.
+            let left = disk.after_power_loss(root.path());
+            let after = open(left.path());
+            let parts: Vec<_> = after.parts(job, folder, &two[0]).map(Result::unwrap).collect();
+            assert_eq!(parts, [header(two[0].clone()), content(b"hello")], "{job} {folder:?}");
+            assert_eq!(after.newest_job, job);
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_start_is_never_used_again_after_a_power_loss() {
+        let (mut root, disk) = (tempfile::tempdir().expect("a folder"), Arc::new(Lossy::default()));
+        for expected in 1..5 {
+            assert_eq!(open_with(root.path(), disk.clone(), 0).starts, expected);
+            root = disk.after_power_loss(root.path());
+        }
+    }
+
+    #[test]
+    fn a_torn_number_of_starts_is_survived_by_that_of_the_journal() {
+        let root = tempfile::tempdir().expect("a folder");
+        for (torn, journal, expected) in
+            [(&b""[..], 7, 8), (b"\0\0\0", 8, 9), (b"\xff\xfe", 9, 10), (b"3\n", 10, 11), (b"99\n", 11, 100)]
+        {
+            fs::write(root.path().join("starts"), torn).expect("written");
+            assert_eq!(open_with(root.path(), Arc::new(Synced), journal).starts, expected, "{torn:?}");
+        }
+    }
+
+    #[test]
+    fn the_identity_of_a_shared_folder_is_never_half_written() {
+        let root = tempfile::tempdir().expect("a folder");
+        let disk = Lossy::default();
+        let (path, next) = (root.path().join("identity"), root.path().join("identity.1"));
+        replace(root.path(), &path, &next, "00000000000000ab\n", &disk).expect("written");
+        let left = disk.after_power_loss(root.path());
+        assert_eq!(Artifacts::identity(left.path()).expect("whole"), Some(0xab));
     }
 
     fn header(artifact: Artifact) -> ArtifactPart {
@@ -523,7 +706,7 @@ mod tests {
     fn a_second_master_is_refused() {
         let root = tempfile::tempdir().expect("a folder");
         let first = open(root.path());
-        assert!(matches!(Artifacts::open(root.path(), 1), Err(Error::Busy(_))));
+        assert!(matches!(Artifacts::hold(root.path(), Arc::new(Unsynced)), Err(Error::Busy(_))));
         drop(first);
         open(root.path());
     }
@@ -559,7 +742,8 @@ mod tests {
             Artifacts::share(root.path(), 100, 1, 8),
             Err(Error::NotShared { expected: 8, .. })
         ));
-        assert!(matches!(Artifacts::open(root.path(), 1), Err(Error::Busy(_))), "a master that is alone");
+        let alone = Artifacts::hold(root.path(), Arc::new(Unsynced));
+        assert!(matches!(alone, Err(Error::Busy(_))), "a master that is alone");
         drop((first, second));
         open(root.path());
     }

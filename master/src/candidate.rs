@@ -19,7 +19,7 @@ use crate::config::{ElectionOptions, Options};
 use crate::error::{Error, Result};
 use crate::etcd::{Client, Election, EtcdStore, Leadership};
 use crate::gate::Gate;
-use crate::journal::keys;
+use crate::journal::{keys, master_record};
 use crate::server::Master;
 
 /// Longest wait for one answer of etcd, at least.
@@ -171,7 +171,8 @@ async fn foreign_folder(options: &Options, client: &Client) -> Error {
     loop {
         // A journal that cannot be read, or is not there yet, is looked at again.
         if let Ok(Some(record)) = EtcdStore::peek(client, keys::MASTER).await {
-            match crate::server::check_folder(&options.data_dir, &record) {
+            let record = master_record(&record);
+            match record.and_then(|record| crate::server::check_folder(&options.data_dir, &record)) {
                 Err(error) => return error,
                 Ok(()) => return std::future::pending().await,
             }

@@ -11,6 +11,7 @@ pub(crate) mod keys;
 mod memory;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use proto::ids::JobId;
 use proto::pb;
 use proto::retry::Retry;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::events::EventLog;
@@ -45,8 +47,8 @@ pub trait Store: std::fmt::Debug + Send + Sync {
 /// What an earlier start of a master wrote down.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// See [`pb::MasterRecord::identity`].
-    pub(crate) identity: Option<u64>,
+    /// The master's own record; zeros before the first start.
+    pub(crate) master: pb::MasterRecord,
     pub(crate) jobs: Vec<(pb::JobRecord, EventLog)>,
     /// Jobs whose record this program cannot read.
     pub(crate) unreadable: Vec<Unreadable>,
@@ -84,7 +86,7 @@ impl Found {
         let all = store.load().await.map_err(Error::Store)?;
         let mut found = Self::default();
         if let Some(bytes) = all.get(keys::MASTER) {
-            found.identity = Some(master_record(bytes)?.identity);
+            found.master = master_record(bytes)?;
         }
         let under = |prefix: &str| {
             let prefix = prefix.to_owned();
@@ -145,6 +147,7 @@ pub(crate) struct Journal {
     pending: Mutex<Pending>,
     appended: Notify,
     durable: watch::Sender<Mark>,
+    failures: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -154,12 +157,26 @@ struct Pending {
     /// Being written; stays until it is durable, so a write that is given up half-way loses nothing.
     writing: Batch,
     newest: Mark,
+    /// When the write under way began.
+    since: Option<Instant>,
+    /// Why its last attempt failed.
+    reason: Option<String>,
+}
+
+/// A write that takes longer than a store needs, or that fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Overdue {
+    /// Since it began.
+    pub(crate) waited: Duration,
+    /// What the store says; `None` while it says nothing.
+    pub(crate) reason: Option<String>,
 }
 
 impl Journal {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         let durable = watch::Sender::new(Mark::default());
-        Self { store, pending: Mutex::default(), appended: Notify::new(), durable }
+        let (appended, failures) = (Notify::new(), AtomicU64::new(0));
+        Self { store, pending: Mutex::default(), appended, durable, failures }
     }
 
     /// Takes changes; they are written in the order of the calls.
@@ -196,8 +213,9 @@ impl Journal {
     pub(crate) async fn flush(&self) {
         let (batch, mark) = {
             let mut pending = self.pending();
-            let Pending { batch, writing, newest } = &mut *pending;
+            let Pending { batch, writing, newest, since, .. } = &mut *pending;
             writing.append(batch);
+            since.get_or_insert_with(Instant::now);
             (writing.clone(), *newest)
         };
         let mut attempt = 0;
@@ -208,14 +226,31 @@ impl Journal {
                     "the journal cannot be written; training goes on, new jobs and news wait until it can"
                 );
             }
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            self.pending().reason = Some(reason.to_string());
             tokio::time::sleep(RETRY.wait(attempt, 0)).await;
             attempt += 1;
         }
         if attempt > 0 {
             tracing::info!(attempts = attempt + 1, "the journal is written again");
         }
-        self.pending().writing.clear();
+        let mut pending = self.pending();
+        (pending.since, pending.reason) = (None, None);
+        pending.writing.clear();
+        drop(pending);
         self.durable.send_replace(mark);
+    }
+
+    /// The write under way, when there is one.
+    pub(crate) fn overdue(&self) -> Option<Overdue> {
+        let pending = self.pending();
+        let reason = pending.reason.clone();
+        pending.since.map(|since| Overdue { waited: since.elapsed(), reason })
+    }
+
+    /// Attempts to write that failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -292,11 +327,15 @@ mod tests {
         let mark = journal.append(set("a", "1"));
         let early = tokio::time::timeout(Duration::from_millis(50), journal.durable(mark));
         assert!(writing(&journal, early).await.is_err(), "durable before it was written");
+        let overdue = journal.overdue().expect("it is not written");
+        assert_eq!(overdue.reason.as_deref(), Some("no space left"));
+        assert!(overdue.waited >= Duration::from_millis(50) && journal.failures() > 0);
         assert_eq!(store.load().await.expect("memory").len(), 0);
         // That write was given up in mid-retry; what it had taken is still there.
         journal.append(set("b", "2"));
         writing(&journal, journal.durable(mark)).await;
         assert_eq!(store.load().await.expect("memory").len(), 2);
+        assert_eq!(journal.overdue(), None);
     }
 
     #[tokio::test]

@@ -31,6 +31,10 @@ pub struct Metrics {
     pub leases_released: u64,
     /// Reports of leases that had ended, which changed nothing.
     pub reports_late: u64,
+    /// Attempts to write the journal that failed.
+    pub journal_failures: u64,
+    /// Seconds that the write of the journal under way has taken so far; 0 when there is none.
+    pub journal_overdue_seconds: u64,
 }
 
 impl Metrics {
@@ -75,6 +79,16 @@ impl Metrics {
                 self.leases_released,
             ),
             counter("ebb_master_reports_late_total", "Reports of leases that had ended.", self.reports_late),
+            counter(
+                "ebb_master_journal_failures_total",
+                "Attempts to write the journal that failed.",
+                self.journal_failures,
+            ),
+            gauge(
+                "ebb_master_journal_overdue_seconds",
+                "Seconds that the write of the journal under way has taken so far.",
+                self.journal_overdue_seconds,
+            ),
         ]
     }
 }

@@ -16,12 +16,14 @@ use proto::metrics::Reading;
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
+use proto::status::{Failure, Kind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+use tonic_health::server::HealthReporter;
 use tracing::Instrument;
 
-use crate::artifacts::{self, Artifacts, Received};
+use crate::artifacts::{self, Artifacts, Disk, Held, Received, Synced, Unsynced};
 use crate::asking::Asking;
 use crate::books::Books;
 use crate::checkpoints;
@@ -31,9 +33,7 @@ use crate::error::{Error, Result};
 use crate::etcd::{EtcdStore, Leadership};
 use crate::gate::Gate;
 use crate::job::Effect;
-use crate::journal::{
-    FileStore, Found, Journal, Mark, MemoryStore, Store, keep_identity, keys, master_record,
-};
+use crate::journal::{FileStore, Found, Journal, Mark, MemoryStore, Overdue, Store, keep_identity};
 use crate::metrics::Metrics;
 use crate::ps_client;
 use crate::secrets::Key;
@@ -41,6 +41,9 @@ use crate::service::{FleetService, JobsService};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
+
+/// A journal whose write takes longer than this makes a master that is not ready.
+const OVERDUE: Duration = Duration::from_secs(5);
 
 /// Recalls that a busy heartbeat stream may be behind.
 const RECALLS: usize = 256;
@@ -103,12 +106,13 @@ impl Master {
     /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
     pub async fn open(options: Options, stores: Stores, dialer: Dialer) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
-        let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
+        let disk: Arc<dyn Disk> = if options.journal { Arc::new(Synced) } else { Arc::new(Unsynced) };
+        let held = Artifacts::hold(&options.data_dir, disk)?;
         let store: Arc<dyn Store> = match options.journal {
             true => Arc::new(FileStore::open(&options.data_dir.join("journal.redb"))?),
             false => Arc::new(MemoryStore::default()),
         };
-        Self::start(options, stores, dialer, artifacts, store, Clock::start(), None).await
+        Self::alone(options, stores, dialer, held, store, Clock::start()).await
     }
 
     /// Takes up the journal of several masters, as the one that leads.
@@ -123,25 +127,19 @@ impl Master {
         leadership: Arc<Leadership>,
     ) -> Result<Self> {
         let clock = Clock::start();
-        let found = store.load().await.map_err(Error::Store)?;
-        let record = match found.get(keys::MASTER) {
-            Some(bytes) => {
-                check_folder(&options.data_dir, bytes)?;
-                master_record(bytes)?
-            }
-            None => pb::MasterRecord::default(),
-        };
+        let found = Found::load(store.as_ref()).await?;
+        check_folder(&options.data_dir, &found.master)?;
         // Before an id is given away that another lead may have used.
-        let starts = record.starts + 1;
-        let identity = match record.identity {
+        let starts = found.master.starts + 1;
+        let identity = match found.master.identity {
             // A leader that died before it wrote a journal may have marked the folder.
-            0 => Artifacts::identity(&options.data_dir)?
-                .unwrap_or((clock.now().unix_ms << 16) | (starts & 0xFFFF)),
+            0 => Artifacts::identity(&options.data_dir)?.unwrap_or_else(|| fresh_identity(&clock, starts)),
             identity => identity,
         };
         let artifacts = Artifacts::share(&options.data_dir, options.artifact_bytes_max, starts, identity)?;
         store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
-        Self::start(options, stores, dialer, artifacts, store, clock, Some(leadership)).await
+        let books = restored(options, identity, &artifacts, clock.now(), found)?;
+        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, store, clock }, Some(leadership)))
     }
 
     /// The same, with a journal in `store`, and a clock that may be wrong.
@@ -154,38 +152,33 @@ impl Master {
         clock: Clock,
     ) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
-        let artifacts = Artifacts::open(&options.data_dir, options.artifact_bytes_max)?;
-        Self::start(options, stores, dialer, artifacts, store, clock, None).await
+        let held = Artifacts::hold(&options.data_dir, Arc::new(Unsynced))?;
+        Self::alone(options, stores, dialer, held, store, clock).await
     }
 
-    async fn start(
+    async fn alone(
         options: Options,
         stores: Stores,
         dialer: Dialer,
-        artifacts: Artifacts,
+        held: Held,
         store: Arc<dyn Store>,
         clock: Clock,
-        leadership: Option<Arc<Leadership>>,
     ) -> Result<Self> {
         let found = Found::load(store.as_ref()).await?;
-        let now = clock.now();
-        let identity = found.identity.unwrap_or((now.unix_ms << 16) | (artifacts.starts & 0xFFFF));
+        let artifacts = Artifacts::open(held, options.artifact_bytes_max, found.master.starts)?;
         let starts = artifacts.starts;
-        let mut books = Books::new(options, random()?, identity, starts, artifacts.newest_job);
-        let mut unreadable = found.unreadable;
-        for (record, log) in found.jobs {
-            unreadable.extend(books.restore(now, record, log).err());
-        }
-        for job in unreadable {
-            tracing::error!(
-                job = job.name,
-                reason = job.reason,
-                "a job cannot be taken up; it stays as it is"
-            );
-            books.keep(job);
-        }
-        let journal = Journal::new(store);
-        journal.append(keep_identity(identity, starts));
+        let identity = match found.master.identity {
+            0 => fresh_identity(&clock, starts),
+            identity => identity,
+        };
+        // Before an id of this start is given away: the folder may lose its count of them.
+        store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
+        let books = restored(options, identity, &artifacts, clock.now(), found)?;
+        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, store, clock }, None))
+    }
+
+    fn start(books: Books, around: Surroundings, leadership: Option<Arc<Leadership>>) -> Self {
+        let Surroundings { stores, dialer, artifacts, store, clock } = around;
         let shared = Shared {
             artifacts,
             stores,
@@ -196,11 +189,11 @@ impl Master {
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
             leadership,
-            journal,
+            journal: Journal::new(store),
             books: Mutex::new(books),
             clock,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
     /// Serves `incoming` connections until `shutdown`; then long calls end and open ones get a moment.
@@ -244,7 +237,7 @@ impl Master {
                 tracing::warn!("calls were still open {SHUTDOWN:?} after the shutdown began; leaving them");
                 Ok(())
             }
-            () = tick(shared) => unreachable!("ticks for ever"),
+            () = tick(shared, &reporter) => unreachable!("ticks for ever"),
             () = shared.journal.write() => unreachable!("writes for ever"),
         };
         if shared.leads() {
@@ -262,7 +255,12 @@ impl Master {
 
     /// What this master counted so far.
     pub fn metrics(&self) -> Metrics {
-        self.shared.books.lock().unwrap_or_else(PoisonError::into_inner).metrics()
+        let journal = &self.shared.journal;
+        Metrics {
+            journal_failures: journal.failures(),
+            journal_overdue_seconds: journal.overdue().map_or(0, |overdue| overdue.waited.as_secs()),
+            ..self.shared.books.lock().unwrap_or_else(PoisonError::into_inner).metrics()
+        }
     }
 }
 
@@ -314,6 +312,23 @@ impl Shared {
     /// Waits until all that happened so far survives a restart: before others are told of it.
     pub(crate) async fn durable(&self) {
         self.journal.durable(self.journal.newest()).await;
+    }
+
+    /// Whether the journal is written in time. Training needs none; what is to be durable before it is answered does.
+    ///
+    /// # Errors
+    /// It is not, for so long that nobody should wait for it; the reason.
+    pub(crate) fn check_journal(&self) -> Result<(), Failure> {
+        let Some(Overdue { waited, reason }) = self.journal.overdue().filter(|late| late.waited > OVERDUE)
+        else {
+            return Ok(());
+        };
+        let (seconds, reason) = (waited.as_secs(), reason.unwrap_or_else(|| "no answer".to_owned()));
+        let message = format!(
+            "this master has not been able to write its journal for {seconds} s ({reason}); jobs that run go on, others are taken \
+             once it can"
+        );
+        Err(Failure::new(Kind::Full, message))
     }
 
     fn follow(self: &Arc<Self>, job: JobId, effect: Effect, written: Mark) {
@@ -398,20 +413,93 @@ fn random() -> Result<Key> {
     read.map(|()| Key(key)).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-async fn tick(shared: &Arc<Shared>) {
+async fn tick(shared: &Arc<Shared>, health: &HealthReporter) {
+    let mut ready = true;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         shared.act(Books::on_tick);
         shared.drop_ended_uploads();
+        let is_ready = shared.check_journal().is_ok();
+        // At a shutdown somebody else has said that it is not.
+        if is_ready != ready && !shared.stopping.is_cancelled() {
+            proto::health::set_ready(health, is_ready).await;
+            ready = is_ready;
+        }
     }
 }
 
+/// What the books of a master have around them.
+struct Surroundings {
+    stores: Stores,
+    dialer: Dialer,
+    artifacts: Artifacts,
+    store: Arc<dyn Store>,
+    clock: Clock,
+}
+
+/// The books, with the jobs that earlier starts wrote down.
+fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, found: Found) -> Result<Books> {
+    let mut books = Books::new(options, random()?, identity, artifacts.starts, artifacts.newest_job);
+    let mut unreadable = found.unreadable;
+    for (record, log) in found.jobs {
+        unreadable.extend(books.restore(now, record, log).err());
+    }
+    for job in unreadable {
+        tracing::error!(job = job.name, reason = job.reason, "a job cannot be taken up; it stays as it is");
+        books.keep(job);
+    }
+    Ok(books)
+}
+
+/// Unlike that of every other master.
+fn fresh_identity(clock: &Clock, starts: u64) -> u64 {
+    (clock.now().unix_ms << 16) | (starts & 0xFFFF)
+}
+
 /// Refuses a data folder that is not the one of a journal that several masters share, by the journal's record of the master.
-pub(crate) fn check_folder(folder: &Path, record: &[u8]) -> Result<()> {
-    match master_record(record)?.identity {
+pub(crate) fn check_folder(folder: &Path, record: &pb::MasterRecord) -> Result<()> {
+    match record.identity {
         0 => Ok(()),
         identity => Artifacts::check(folder, identity),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn open(folder: &Path) -> Master {
+        let options = Options { data_dir: folder.to_owned(), ..Options::default() };
+        Master::open(options, Stores::default(), Dialer::tcp()).await.expect("a good folder")
+    }
+
+    /// The number that the next process to register gets.
+    fn incarnation(master: &Master) -> u64 {
+        let request = pb::RegisterRequest {
+            name: "w".to_owned(),
+            role: pb::ProcessRole::Worker.into(),
+            program_version: proto::PROGRAM_VERSION.to_owned(),
+            ..Default::default()
+        };
+        master.shared.act(|books, now| books.register(now, &request)).expect("registered").incarnation
+    }
+
+    #[tokio::test]
+    async fn no_incarnation_comes_again_when_the_number_of_starts_is_lost_or_torn() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut newest = 0;
+        for torn in [None, Some(&b""[..]), Some(b"\0\0"), Some(b"1\n")] {
+            let next = incarnation(&open(folder.path()).await);
+            assert!(next > newest, "{next} after {newest}, {torn:?}");
+            newest = next;
+            let starts = folder.path().join("starts");
+            match torn {
+                None => std::fs::remove_file(starts).expect("it was there"),
+                Some(bytes) => std::fs::write(starts, bytes).expect("written"),
+            }
+        }
+        assert!(incarnation(&open(folder.path()).await) > newest);
     }
 }

@@ -23,15 +23,20 @@ pub struct Etcd {
 impl Etcd {
     /// Starts one; `None`, and a line that says so, where `etcd` is not installed.
     pub fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// The same, with more arguments.
+    pub fn start_with(more: &[&str]) -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
             skipped(Lacks::Package, "no `etcd` on the PATH; on Debian: apt-get install etcd-server");
             return None;
         }
-        let started = (0..ATTEMPTS).find_map(|_| Self::attempt());
+        let started = (0..ATTEMPTS).find_map(|_| Self::attempt(more));
         Some(started.expect("etcd starts on free ports"))
     }
 
-    fn attempt() -> Option<Self> {
+    fn attempt(more: &[&str]) -> Option<Self> {
         let folder = TempDir::new().expect("a temporary folder");
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let [url, peer] =
@@ -41,7 +46,7 @@ impl Etcd {
         command.arg("--data-dir").arg(folder.path());
         command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &cluster, "--log-level", "error"]);
+        command.args(["--initial-cluster", &cluster, "--log-level", "error"]).args(more);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut etcd = Self { child: child.expect("etcd starts"), url, _folder: folder };
         while etcd.child.try_wait().expect("a child").is_none() {
@@ -54,12 +59,23 @@ impl Etcd {
     }
 
     fn is_healthy(&self) -> std::io::Result<bool> {
+        Ok(self.ask("GET /health HTTP/1.0\r\n\r\n")?.contains(r#""health":"true""#))
+    }
+
+    /// Calls etcd's HTTP gateway: a path like `/v3/kv/put` and its JSON; answers what etcd says.
+    pub fn call(&self, path: &str, json: &str) -> String {
+        let length = json.len();
+        let request = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{json}");
+        self.ask(&request).expect("etcd answers")
+    }
+
+    fn ask(&self, request: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.url.trim_start_matches("http://"))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        Ok(answer.contains(r#""health":"true""#))
+        Ok(answer)
     }
 
     /// Sends it a signal by its name, e.g. `STOP`.

@@ -13,6 +13,7 @@ pub mod oracle;
 pub mod s3;
 pub mod skip;
 pub mod slow_disk;
+pub mod tmpfs;
 pub mod watchdog;
 
 use std::fs;
@@ -179,10 +180,21 @@ pub const STANDS_BY: &str = "standing by";
 
 /// One of several masters, with the data folder `dir/data`.
 pub fn candidate(program: &Path, dir: &Path, log: &str, etcd: &etcd::Etcd, ttl: &str) -> Process {
+    candidate_with(program, dir, log, etcd, ttl, &[])
+}
+
+fn candidate_with(
+    program: &Path,
+    dir: &Path,
+    log: &str,
+    etcd: &etcd::Etcd,
+    ttl: &str,
+    environment: &[(&str, &str)],
+) -> Process {
     let data = dir.join("data").display().to_string();
     let election = ["--etcd", &etcd.url, "--leader-ttl", ttl];
     let args = [&["master", "--listen", "127.0.0.1:0", "--data-dir", &data][..], &election].concat();
-    Process::start_with(program, dir.join(log), &args, &[])
+    Process::start_with(program, dir.join(log), &args, environment)
 }
 
 /// A master with ps and workers.
@@ -196,6 +208,8 @@ pub struct Cluster {
     pub url: String,
     pub dir: TempDir,
     program: PathBuf,
+    /// The master's data folder.
+    data: PathBuf,
     environment: Vec<(String, String)>,
     /// The master's address, also while there is none.
     address: Option<Reserved>,
@@ -213,27 +227,45 @@ impl Cluster {
 
     /// The same, with more in the environment of the master and the ps.
     pub fn with_environment(program: &Path, ps: usize, workers: usize, environment: &[(&str, &str)]) -> Self {
+        Self::with_data(program, None, ps, workers, environment)
+    }
+
+    /// The same, with the master's data folder somewhere else than in the cluster's.
+    pub fn with_data(
+        program: &Path,
+        data: Option<&Path>,
+        ps: usize,
+        workers: usize,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
-        let at = |name: String| dir.path().join(name).display().to_string();
-        let address = Reserved::local();
-        let mut master = Process::start_with(
-            program,
-            at("master.log".into()).into(),
-            &["master", "--listen", &address.address, "--data-dir", &at("data".into())],
-            environment,
-        );
+        let data = data.map_or_else(|| dir.path().join("data"), Path::to_owned);
+        let (address, folder) = (Reserved::local(), data.display().to_string());
+        let args = ["master", "--listen", &address.address, "--data-dir", &folder];
+        let mut master = Process::start_with(program, dir.path().join("master.log"), &args, environment);
         let url = master.url();
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment = environment.iter().map(owned).collect();
         let cluster = Self::around(program, dir, master, url);
-        Self { environment, address: Some(address), ..cluster }.with(ps, workers)
+        Self { environment, data, address: Some(address), ..cluster }.with(ps, workers)
     }
 
     /// A cluster of two masters with a journal in `etcd`; the first one leads.
     pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
+        Self::elected_with(etcd, ttl, ps, workers, &[])
+    }
+
+    /// The same, with more in the environment of the first master.
+    pub fn elected_with(
+        etcd: &etcd::Etcd,
+        ttl: &str,
+        ps: usize,
+        workers: usize,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let program = &ebb_path();
         let dir = TempDir::new().expect("a temporary folder");
-        let mut master = candidate(program, dir.path(), "master.log", etcd, ttl);
+        let mut master = candidate_with(program, dir.path(), "master.log", etcd, ttl, environment);
         let first = master.url();
         master.wait_for(LEADS);
         let mut standby = candidate(program, dir.path(), "standby.log", etcd, ttl);
@@ -250,6 +282,7 @@ impl Cluster {
             master,
             standby: None,
             url,
+            data: dir.path().join("data"),
             dir,
             program: program.to_owned(),
             environment: Vec::new(),
@@ -290,7 +323,7 @@ impl Cluster {
 
     fn start_master(&mut self) {
         let listen = self.url.trim_start_matches("http://").to_owned();
-        let data = self.dir.path().join("data").display().to_string();
+        let data = self.data.display().to_string();
         let log = self.dir.path().join("master-again.log");
         let args = ["master", "--listen", &listen, "--data-dir", &data];
         self.master = self.start_role(log, &args);

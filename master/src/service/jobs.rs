@@ -81,6 +81,7 @@ impl Jobs for JobsService {
             None => {}
         }
         // Refused before its files travel.
+        self.shared.check_journal()?;
         self.shared.act(|books, _| {
             books.check_owner(&owner, 0)?;
             books.admit(&spec).map(drop)
