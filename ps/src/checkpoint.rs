@@ -62,6 +62,8 @@ pub(crate) struct Wishes {
     writing: bool,
     /// What is written then.
     next: Option<Cut>,
+    /// The last version that was due was skipped, which was logged.
+    skipped: bool,
 }
 
 impl Saver {
@@ -82,12 +84,16 @@ impl Saver {
         if begins {
             wishes.begun = Some(version);
         }
+        let skipped_before = std::mem::replace(&mut wishes.skipped, !begins);
         drop(wishes);
         if !begins {
-            self.failed(
-                version,
-                &"the one before is still being written; save less often, or to a faster store",
-            );
+            let reason = "the one before is still being written; save less often, or to a faster store";
+            // A store that is too slow is one fact, and not a line for each version.
+            match skipped_before {
+                true => tracing::debug!(place = %self.place, %version, reason, "checkpoint not written"),
+                false => tracing::warn!(place = %self.place, %version, reason, "checkpoints are skipped"),
+            }
+            self.report(version, reason.to_owned());
         }
         begins
     }
@@ -146,9 +152,14 @@ impl Saver {
     }
 
     fn failed(&self, version: Version, reason: &dyn fmt::Display) {
-        let Self { place, era, .. } = *self;
+        let place = self.place;
         let message = reason.to_string();
         tracing::warn!(%place, %version, reason = message, "checkpoint not written");
+        self.report(version, message);
+    }
+
+    fn report(&self, version: Version, message: String) {
+        let Self { place, era, .. } = *self;
         self.metrics.saves_failed.add(1);
         self.reports.add(Report::Failed(SaveFailed { place, era, version, message }));
     }

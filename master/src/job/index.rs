@@ -6,6 +6,9 @@ use proto::spec::{DataSet, JobSpec};
 
 use super::work::Work;
 
+/// Validation records at most: each evaluation of an epoch has a task for every 1024 of them.
+const VALIDATION_RECORDS_MAX: u64 = 1 << 27;
+
 /// What each file holds, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -96,6 +99,11 @@ impl Index {
             Ok::<_, String>(records.map_or(0, |records| records.len()))
         };
         let (train, validation) = (count(DataSet::Train)?, count(DataSet::Validation)?);
+        if validation > VALIDATION_RECORDS_MAX {
+            return Err(format!(
+                "{validation} records validate, at most {VALIDATION_RECORDS_MAX} may; choose fewer with data.validation.records"
+            ));
+        }
         let plan = Plan::try_from(pb::Plan::from(spec.plan(train)))
             .map_err(|error| format!("the job is too large: {error}"))?;
         let label_max = found.iter().filter_map(|(_, found)| found.label_max).max();
@@ -181,6 +189,14 @@ mod tests {
         let spec = spec(|spec| spec.data.validation = Some(spec.data.train.clone()));
         let facts = facts(&spec, [file(3, &[2], Some((0, 2))), file(0, &[], None)]).expect("good files");
         assert_eq!((facts.plan.records, facts.validation, facts.label_max), (3, 10, Some(9)));
+    }
+
+    #[test]
+    fn a_count_that_nobody_could_measure_is_refused_before_memory_is_taken() {
+        let spec = spec(|spec| spec.data.validation_fraction = Some(0.5));
+        let huge = || file(1 << 40, &[2], Some((0, 1)));
+        let refused = facts(&spec, [huge(), huge()]).expect_err("too many");
+        assert!(refused.contains("1099511627776 records validate, at most 134217728 may"), "{refused}");
     }
 
     #[test]

@@ -14,8 +14,49 @@ pub struct Regions(Arc<Shelf>);
 
 struct Shelf {
     memory: Memory,
-    /// By size.
-    spare: Mutex<HashMap<usize, Vec<Region>>>,
+    spare: Mutex<Spare>,
+}
+
+/// Regions that nobody has.
+#[derive(Default)]
+struct Spare {
+    by_size: HashMap<usize, OfSize>,
+    /// Regions that were asked for so far.
+    asked: u64,
+}
+
+/// Those of one size.
+#[derive(Default)]
+struct OfSize {
+    regions: Vec<Region>,
+    /// When one was asked for last, counted in regions asked for.
+    used: u64,
+}
+
+/// A size that nobody asked for among so many goes back to the system: the job that needed it has ended.
+const FORGOTTEN: u64 = 4096;
+
+/// How often that is looked for.
+const LOOK: u64 = 256;
+
+impl Spare {
+    fn take(&mut self, bytes: usize) -> Option<Region> {
+        self.asked += 1;
+        let asked = self.asked;
+        if asked.is_multiple_of(LOOK) {
+            self.by_size.retain(|_, of| asked - of.used < FORGOTTEN);
+        }
+        let of = self.by_size.get_mut(&bytes)?;
+        of.used = asked;
+        of.regions.pop()
+    }
+
+    fn give(&mut self, region: Region) {
+        let asked = self.asked;
+        let of =
+            self.by_size.entry(region.len()).or_insert_with(|| OfSize { regions: Vec::new(), used: asked });
+        of.regions.push(region);
+    }
 }
 
 /// A region that is used again when it is dropped.
@@ -40,8 +81,7 @@ impl Regions {
         if bytes < REGION_BYTES_MIN {
             return None;
         }
-        let spare =
-            self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes).and_then(Vec::pop);
+        let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).take(bytes);
         let region = spare.or_else(|| self.0.memory.take(bytes))?;
         Some(Recycled { region: ManuallyDrop::new(region), home: self.clone() })
     }
@@ -77,8 +117,7 @@ impl Drop for Recycled {
     fn drop(&mut self) {
         // SAFETY: it is not used after this.
         let region = unsafe { ManuallyDrop::take(&mut self.region) };
-        let mut spare = self.home.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.entry(region.len()).or_default().push(region);
+        self.home.0.spare.lock().unwrap_or_else(PoisonError::into_inner).give(region);
     }
 }
 
@@ -104,5 +143,17 @@ mod tests {
         assert!(again.as_ptr() == at && new.as_ptr() != at);
         assert!(regions.take(REGION_BYTES_MIN - 1).is_none(), "too few");
         assert!(regions.take(2 * REGION_BYTES_MIN).is_none(), "no room");
+    }
+
+    #[test]
+    fn a_size_that_nobody_needs_any_more_goes_back_to_the_system() {
+        let regions = Regions::new(Memory::with_bytes(8 * REGION_BYTES_MIN).unwrap());
+        let odd: Vec<_> = (0..3).map(|_| regions.take(2 * REGION_BYTES_MIN).unwrap()).collect();
+        drop(odd);
+        assert!(regions.take(4 * REGION_BYTES_MIN).is_none(), "the odd ones are kept");
+        for _ in 0..FORGOTTEN + LOOK {
+            assert!(regions.take(REGION_BYTES_MIN).is_some());
+        }
+        assert!(regions.take(4 * REGION_BYTES_MIN).is_some(), "the odd ones were given back");
     }
 }

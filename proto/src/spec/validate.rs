@@ -28,6 +28,13 @@ impl JobSpec {
             (1..=64).contains(&self.name.len()) && self.name.chars().all(plain),
             format!("name: `{}` is not 1 to 64 letters, digits, `-`, `_` or `.`", self.name),
         );
+        check(
+            self.name.is_empty() || self.name.chars().any(|c| c != '.'),
+            format!(
+                "name: `{}` is no name of a folder; results and checkpoints lie in one of this name",
+                self.name
+            ),
+        );
         check(self.epochs > 0, "epochs: 0 would train nothing; set 1 or more".to_owned());
         check(
             self.model.script.is_some() != self.model.builtin.is_some(),
