@@ -105,6 +105,19 @@ impl<T> Aggregator<T> {
         self.steps.contains_key(&step)
     }
 
+    /// How many nodes hold values, over all steps.
+    pub fn values(&self) -> usize {
+        let held =
+            |nodes: &BTreeMap<u32, (Node, Option<T>)>| nodes.values().filter(|node| node.1.is_some()).count();
+        self.steps.values().map(held).sum()
+    }
+
+    /// The first microbatch of a step that is not here, counted from the left without a gap.
+    pub fn first_missing(&self, step: Step) -> u32 {
+        let nodes = self.steps.get(&step).into_iter().flat_map(BTreeMap::values);
+        nodes.fold(0, |next, (node, _)| if node.begin == next { node.end } else { next })
+    }
+
     /// The nodes of a step that hold values, in order.
     pub fn held(&self, step: Step) -> impl Iterator<Item = Node> {
         let nodes = self.steps.get(&step).into_iter().flat_map(BTreeMap::values);

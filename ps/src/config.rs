@@ -19,11 +19,16 @@ pub struct Options {
     /// Threads that one update or sum may use, at least 1. Default: one for each core. The trained bits do not depend on
     /// it. Lower it when workers compute on the same machine.
     pub threads: usize,
-    /// Bytes of pushes that may be on their way in at once, over all jobs; more are told to come back later. Default
-    /// 8 GiB. Lower it on a machine with less memory, raise it when workers report that this ps is full.
+    /// Bytes of pushes that may be on their way in at once, over all jobs, with the sums that wait for others; more are told to come back
+    /// later, but for what the oldest step lacks first, so that it ends. Default 8 GiB. Lower it on a machine with less memory, raise it
+    /// when workers report that this ps is full.
     pub push_bytes_max: u64,
-    /// How long the chunks of one push may take to arrive. Default 60 s. Raise it for slow networks.
+    /// How long the chunks of one push may take to arrive, and the weights of one pull to be read. Default 60 s. Raise it for slow
+    /// networks.
     pub push_timeout: Duration,
+    /// Versions of one partition that are older than those it keeps and are still being read; with more, pulls of another version are told
+    /// to come back later. Default 16. Each costs the partition's size.
+    pub pulled_versions_max: usize,
     /// Bytes of weights of the largest partition it takes. Default 4 GiB. Memory is several times that: two to three
     /// versions, the optimizer's slots, and sums in progress.
     pub partition_bytes_max: u64,
@@ -46,6 +51,7 @@ impl Default for Options {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             push_bytes_max: 8 << 30,
             push_timeout: Duration::from_secs(60),
+            pulled_versions_max: 16,
             partition_bytes_max: 4 << 30,
             steps_in_progress_max: 1024,
             jobs_max: 64,
@@ -91,6 +97,7 @@ impl Options {
         );
         check(!self.push_timeout.is_zero(), "push_timeout: 0 would refuse every push".to_owned());
         check(self.steps_in_progress_max > 0, "steps_in_progress_max: 0 would refuse every push".to_owned());
+        check(self.pulled_versions_max > 0, "pulled_versions_max: 0 would refuse every pull".to_owned());
         check(self.jobs_max > 0, "jobs_max: 0 would refuse every job".to_owned());
         if wrong.is_empty() { Ok(()) } else { Err(Error::Options(wrong)) }
     }

@@ -145,7 +145,7 @@ pub enum Error {
     },
     /// No room for another push right now.
     #[error(
-        "push to {place}: {bytes} bytes on top of the {in_flight_bytes} being received exceed the limit of \
+        "push to {place}: {bytes} bytes on top of the {in_flight_bytes} being received or waiting for others exceed the limit of \
          {bytes_max} (push_bytes_max); send it again later"
     )]
     PushesFull {
@@ -157,6 +157,17 @@ pub enum Error {
         in_flight_bytes: u64,
         /// The limit.
         bytes_max: u64,
+    },
+    /// Too many older versions are still being read.
+    #[error(
+        "pull from {place}: {versions} older versions are still being read, the most that this ps keeps for that \
+         (pulled_versions_max); pull again later"
+    )]
+    PullsFull {
+        /// Where.
+        place: Place,
+        /// How many.
+        versions: usize,
     },
     /// Too many steps are incomplete.
     #[error(
@@ -331,7 +342,10 @@ impl Error {
             | Self::BeyondPlan { .. } => Kind::Malformed,
             Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
             Self::Fenced { .. } | Self::OldMaster { .. } | Self::OtherMaster { .. } => Kind::Fenced,
-            Self::JobsFull { .. } | Self::PushesFull { .. } | Self::StepsFull { .. } => Kind::Full,
+            Self::JobsFull { .. }
+            | Self::PushesFull { .. }
+            | Self::PullsFull { .. }
+            | Self::StepsFull { .. } => Kind::Full,
             Self::EraAhead { .. }
             | Self::NoWeights { .. }
             | Self::PushTimedOut { .. }

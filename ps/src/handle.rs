@@ -215,7 +215,7 @@ impl Ps {
     pub(crate) fn admit(&self, address: Address, target: Target, wire: WireType) -> Result<Admission> {
         let model = self.model(address)?;
         model.check(address.era, target, wire)?;
-        let reserved = Reserved::new(self, &model)?;
+        let reserved = Reserved::new(self, &model, target)?;
         Ok(Admission { model, era: address.era, target, wire, reserved })
     }
 
@@ -544,14 +544,20 @@ struct Reserved {
 }
 
 impl Reserved {
-    fn new(ps: &Ps, model: &Model) -> Result<Self> {
+    fn new(ps: &Ps, model: &Model, target: Target) -> Result<Self> {
         let (metrics, bytes) = (ps.0.metrics.clone(), model.bytes() as u64);
         let bytes_max = ps.0.options.push_bytes_max;
-        if metrics.push_bytes_in_flight.add_below(bytes, bytes_max) {
+        let held = metrics.push_bytes_held.get();
+        let room = bytes_max.saturating_sub(held);
+        if metrics.push_bytes_in_flight.add_below(bytes, room)
+            || (held > 0
+                && model.is_needed_first(target)
+                && metrics.push_bytes_in_flight.add_below(bytes, bytes_max))
+        {
             return Ok(Self { metrics, bytes });
         }
         let Address { job, partition, .. } = model.opening().address;
-        let in_flight_bytes = metrics.push_bytes_in_flight.get();
+        let in_flight_bytes = metrics.push_bytes_in_flight.get() + held;
         Err(Error::PushesFull { place: Place { job, partition }, bytes, in_flight_bytes, bytes_max })
     }
 }

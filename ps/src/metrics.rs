@@ -9,6 +9,7 @@ proto::metrics! {
     push_bytes: counter "ebb_ps_push_bytes_total", "Values of all pushes that arrived whole, in the type that they came in.";
     push_bytes_shared: counter "ebb_ps_push_shared_bytes_total", "Values of pushes that were read where they lie in the worker's memory.";
     push_bytes_in_flight: gauge "ebb_ps_push_in_flight_bytes", "Values of pushes that are being received or taken up.";
+    push_bytes_held: gauge "ebb_ps_push_held_bytes", "Sums of steps in progress that wait for others.";
     pulls: counter "ebb_ps_pull_total", "Pulls that were answered with weights.";
     pulls_refused: counter "ebb_ps_pull_refused_total", "Pulls that were answered with an error, waits that ended included.";
     pull_bytes: counter "ebb_ps_pull_bytes_total", "Values of all pulls that were answered with weights, in the type that they were sent in.";

@@ -14,13 +14,13 @@ mod update;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use proto::checkpoint::store::Stores;
 use proto::ids::{ChunkId, Era, PartitionId, Step, Version};
 use proto::memory::Memory;
-use proto::parameters::{Address, Pulled, Restore, Want};
+use proto::parameters::{Address, Pulled, Restore, Target, Want};
 use proto::placement::Layout;
 use proto::plan::Plan;
 use proto::spec::{Consistency, JobSpec, Order};
@@ -104,6 +104,7 @@ pub(crate) struct Model {
     wire: WireType,
     optimizer: Optimizer,
     steps_in_progress_max: usize,
+    pulled_versions_max: usize,
     threads: usize,
     pool: Pool,
     /// So many updates take from the pool what training needs; those after them take what was given back.
@@ -151,6 +152,10 @@ struct State {
     measured: VecDeque<(Step, Measured)>,
     /// Why the checkpoint that it was opened with cannot be loaded.
     restore_error: Option<String>,
+    /// Versions that were pulled: gone when nobody has anything of them any more.
+    pulled: BTreeMap<Version, Weak<Buffer>>,
+    /// What of [`Metrics::push_bytes_held`] is of this partition.
+    held_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -202,6 +207,8 @@ impl Model {
             ledger: Ledger::new(opening.plan, consistency.order),
             measured: VecDeque::new(),
             restore_error: None,
+            pulled: BTreeMap::new(),
+            held_bytes: 0,
         };
         let (ended, wire) = (CancellationToken::new(), opening.spec.exchange.dtype);
         let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
@@ -231,6 +238,7 @@ impl Model {
             wire,
             optimizer,
             steps_in_progress_max: options.steps_in_progress_max,
+            pulled_versions_max: options.pulled_versions_max,
             threads: parallel::threads_for(bytes, options.threads),
             // The next version, a few sums in progress, and what a checkpoint holds.
             pool: Pool::new((4 + slots_saved) * bytes, memory),
@@ -375,7 +383,10 @@ impl Model {
 
     /// Refuses everything from now on; waiting pulls learn it.
     pub(crate) fn end(&self, life: Life) {
-        self.state().life = life;
+        let mut state = self.state();
+        state.life = life;
+        self.metrics.push_bytes_held.sub(std::mem::take(&mut state.held_bytes));
+        drop(state);
         self.ended.cancel();
         self.changed.notify_waiters();
     }
@@ -409,8 +420,41 @@ impl Model {
         }
     }
 
-    fn find(&self, era: Era, want: Want) -> Result<Option<(Version, Weights)>> {
+    /// Keeps the number of bytes that wait for others up to date. After each change of what the aggregator has.
+    fn count_held(&self, state: &mut State) {
+        if !matches!(state.life, Life::Open) {
+            return;
+        }
+        let held_bytes = (state.aggregator.values() * self.bytes) as u64;
+        self.metrics.push_bytes_held.add(held_bytes);
+        self.metrics.push_bytes_held.sub(std::mem::replace(&mut state.held_bytes, held_bytes));
+    }
+
+    /// Whether a push brings what its oldest step lacks first: it is taken also when there is much that waits, which ends that way.
+    pub(crate) fn is_needed_first(&self, target: Target) -> bool {
+        let Target::Node { node, .. } = target else { return true };
         let state = self.state();
+        let oldest = state.ledger.watermark();
+        node.step <= oldest && node.node.begin <= state.aggregator.first_missing(oldest)
+    }
+
+    /// A version is pulled: whether its memory may be held for that.
+    fn may_pull(&self, state: &mut State, version: Version, weights: &Weights) -> Result<()> {
+        let State { pulled, versions, .. } = state;
+        pulled.retain(|_, first| first.strong_count() > 0);
+        if !pulled.contains_key(&version) {
+            let older =
+                pulled.keys().filter(|&&version| !matches!(versions.get(version), Kept::Here(_))).count();
+            if older >= self.pulled_versions_max {
+                return Err(Error::PullsFull { place: self.place, versions: older });
+            }
+            pulled.extend(weights.first().map(|first| (version, Arc::downgrade(first))));
+        }
+        Ok(())
+    }
+
+    fn find(&self, era: Era, want: Want) -> Result<Option<(Version, Weights)>> {
+        let mut state = self.state();
         self.check_era(&state, era)?;
         let newest = state.versions.newest();
         let found = match (want, newest) {
@@ -425,7 +469,8 @@ impl Model {
                 there.then(|| (newest, weights.clone()))
             }
         };
-        if let Some((version, _)) = &found {
+        if let Some((version, weights)) = &found {
+            self.may_pull(&mut state, *version, weights)?;
             checks::pulled(self.opening.address, era, want, *version, &state.ledger);
         }
         Ok(found)

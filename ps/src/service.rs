@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use proto::tensor::Chunk;
 use proto::timeline;
 use proto::wire::WireType;
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::Service as HttpService;
@@ -142,7 +143,12 @@ impl Service {
                 let until = self.hold(stream, pulled.chunks.clone());
                 Ok(bulk::respond_until(replies(pulled, self.tell(memory, pull.wire)), Box::pin(until)))
             }
-            None => Ok(bulk::respond(Ok(replies(pulled, move |chunk| encode(chunk, pull.wire))))),
+            None => {
+                let waited = self.ps.options().push_timeout;
+                let replies = Timed::new(replies(pulled, move |chunk| encode(chunk, pull.wire)), waited);
+                let until = replies.ended(waited);
+                Ok(bulk::respond_until(replies, Box::pin(until)))
+            }
         }
     }
 
@@ -177,6 +183,59 @@ impl Service {
             Some(bulk::trailers(ended.as_ref().copied()))
         }
     }
+}
+
+/// What a pull answers, for as long as a worker may take to read it. Then it is let go, whether the worker reads or not: one that never
+/// does keeps no version.
+struct Timed<I> {
+    /// `None` once the time is over.
+    replies: Arc<Mutex<Option<I>>>,
+    over: AbortHandle,
+}
+
+impl<I: Send + 'static> Timed<I> {
+    fn new(replies: I, waited: Duration) -> Self {
+        let replies = Arc::new(Mutex::new(Some(replies)));
+        let kept = replies.clone();
+        let letting_go = async move {
+            tokio::time::sleep(waited).await;
+            drop(lock(&kept).take());
+        };
+        Self { replies, over: tokio::spawn(letting_go).abort_handle() }
+    }
+
+    /// How the call ends, once it has answered what it can.
+    fn ended(&self, waited: Duration) -> impl Future<Output = Option<HeaderMap>> + use<I> {
+        let replies = self.replies.clone();
+        async move {
+            let ended = match *lock(&replies) {
+                Some(_) => Ok(()),
+                None => {
+                    let message = format!("the weights were not read within {waited:?}; pull them again");
+                    Err(Status::from(Failure::new(Kind::Unavailable, message)))
+                }
+            };
+            Some(bulk::trailers(ended.as_ref().copied()))
+        }
+    }
+}
+
+impl<I: Iterator> Iterator for Timed<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        lock(&self.replies).as_mut()?.next()
+    }
+}
+
+impl<I> Drop for Timed<I> {
+    fn drop(&mut self) {
+        self.over.abort();
+    }
+}
+
+fn lock<I>(replies: &Mutex<Option<I>>) -> MutexGuard<'_, Option<I>> {
+    replies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Says in the span of a call where it goes.
@@ -376,5 +435,28 @@ fn partition_ledger(applied: Applied) -> pb::PartitionLedger {
         samples_applied: ledger.samples_applied(),
         duplicates_dropped: ledger.duplicates_dropped(),
         restore_error: restore_error.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_never_reads_keeps_nothing() {
+        let waited = Duration::from_secs(60);
+        let weights = Arc::new(());
+        let mut replies = Timed::new(vec![weights.clone(); 3].into_iter(), waited);
+        assert!(replies.next().is_some());
+        tokio::time::sleep(waited - Duration::from_secs(1)).await;
+        assert!(replies.next().is_some() && Arc::strong_count(&weights) > 1);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(Arc::strong_count(&weights), 1, "the version is let go");
+        assert!(replies.next().is_none());
+        let trailers = replies.ended(waited).await.expect("an end");
+        let failure = Failure::from(Status::from_header_map(&trailers).expect("a status"));
+        assert!(failure.kind == Kind::Unavailable && failure.message.contains("within 60s"), "{failure}");
+        let read = Timed::new(std::iter::empty::<()>(), waited).ended(waited).await.expect("an end");
+        assert_eq!(Status::from_header_map(&read).map(|status| status.code()), Some(tonic::Code::Ok));
     }
 }

@@ -216,3 +216,16 @@ fn traces_read_as_written() {
     }
     assert!(count > 30, "only {count} commands were found in {}", folder.display());
 }
+
+#[test]
+fn what_is_missing_first_is_counted_from_the_left_without_a_gap() {
+    let (mut aggregator, step) = (Aggregator::default(), Step(3));
+    let node = |begin, end| StepNode { step, node: Node::new(begin, end), of: 6 };
+    assert_eq!((aggregator.first_missing(step), aggregator.values()), (0, 0));
+    aggregator.offer(node(1, 2), ());
+    aggregator.offer(node(2, 4), ());
+    assert_eq!((aggregator.first_missing(step), aggregator.values()), (0, 2));
+    // Busy: somebody adds 0 and 1 up.
+    aggregator.offer(node(0, 1), ());
+    assert_eq!((aggregator.first_missing(step), aggregator.values()), (4, 1));
+}

@@ -212,8 +212,9 @@ impl Model {
                 }
             }
         };
-        let version = self.state().ledger.version();
-        Ok(Pushed { outcome, version })
+        let mut state = self.state();
+        self.count_held(&mut state);
+        Ok(Pushed { outcome, version: state.ledger.version() })
     }
 
     fn merge(&self, mut left: Sums, right: Sums) -> Sums {

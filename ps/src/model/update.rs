@@ -98,6 +98,7 @@ impl Model {
         let gone = state.versions.insert(version.next(), next);
         state.ledger.apply(step);
         state.aggregator.forget(step);
+        self.count_held(&mut state);
         checks::applied(self.opening.address, step, version.next());
         let cut = self.maybe_cut(&state);
         state.updates += 1;

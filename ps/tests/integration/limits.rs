@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::ids::{ChunkId, JobId, PartitionId, Step};
-use proto::parameters::{Outcome, Parameters};
+use proto::ids::{ChunkId, JobId, PartitionId, Step, Version};
+use proto::parameters::{Outcome, Parameters, Want};
 use proto::pb;
 use proto::pb::push_request::Part;
 use proto::status::{Failure, Kind};
@@ -124,4 +124,43 @@ async fn steps_in_progress_are_bounded_in_arrival_order() {
     ps.push(job.push(PARTITION, Step(1), Node::leaf(0))).await.unwrap();
     // A late copy of an applied step is a duplicate, not one step more.
     assert_eq!(ps.push(job.push_step(PARTITION, Step(2))).await.unwrap().outcome, Outcome::Duplicate);
+}
+
+#[tokio::test]
+async fn sums_that_wait_count_and_what_the_oldest_step_lacks_first_is_taken() {
+    let job = Job::new(Shape::default());
+    let bytes = job.layout.partition_bytes(PARTITION) as u64;
+    let ps = opened(&job, Options { push_bytes_max: 2 * bytes, partition_bytes_max: bytes, ..options() });
+    ps.push(job.push_initial(PARTITION)).await.unwrap();
+    for leaf in [1, 3] {
+        ps.push(job.push(PARTITION, Step(0), Node::leaf(leaf))).await.unwrap();
+    }
+    assert_eq!(ps.metrics().push_bytes_held.get(), 2 * bytes);
+    let failure = ps.push(job.push(PARTITION, Step(0), Node::leaf(2))).await.unwrap_err();
+    assert!(failure.kind == Kind::Full && failure.message.contains("waiting for others"), "{failure}");
+    // From the left the step comes to its end all the same.
+    for leaf in [0, 2] {
+        ps.push(job.push(PARTITION, Step(0), Node::leaf(leaf))).await.unwrap();
+    }
+    assert_eq!((ps.metrics().push_bytes_held.get(), ps.metrics().updates.get()), (0, 1));
+    ps.push(job.push(PARTITION, Step(1), Node::leaf(1))).await.unwrap();
+    assert_eq!(ps.metrics().push_bytes_held.get(), bytes);
+    ps.close(job.id);
+    assert_eq!(ps.metrics().push_bytes_held.get(), 0);
+}
+
+#[tokio::test]
+async fn versions_that_are_read_for_long_are_bounded() {
+    let job = Job::new(Shape::default());
+    let ps = opened(&job, Options { pulled_versions_max: 1, ..options() });
+    ps.push(job.push_initial(PARTITION)).await.unwrap();
+    let pull = |version| ps.pull(job.pull(PARTITION, Want::Exact(Version(version))));
+    let slow = pull(0).await.unwrap();
+    for step in 0..3 {
+        ps.push(job.push_step(PARTITION, Step(step))).await.unwrap();
+    }
+    let failure = pull(3).await.unwrap_err();
+    assert!(failure.kind == Kind::Full && failure.message.contains("pulled_versions_max"), "{failure}");
+    drop(slow);
+    assert_eq!(pull(3).await.unwrap().version, Version(3));
 }
