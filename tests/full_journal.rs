@@ -106,8 +106,8 @@ fn ended(cluster: &Cluster, mut child: Child, out: &Path) {
 #[test]
 fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_is_room() {
     let Some(mut disk) = Tmpfs::mount("8m") else { return };
-    let (program, data) = (Path::new(env!("CARGO_BIN_EXE_ebb")), disk.path().join("data"));
-    let mut cluster = Cluster::with_data(program, Some(&data), 2, 1, &[METRICS]);
+    let (program, data) = (harness::ebb_path(), disk.path().join("data"));
+    let mut cluster = Cluster::with_data(&program, Some(&data), 2, 1, &[METRICS]);
     let (metrics, out) = (cluster.master.metrics_url(), cluster.dir.path().join("out"));
     let child = submitted(&cluster, &out);
     // Again and again: what a failed write gives back would be room for the next.
@@ -125,7 +125,7 @@ fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_i
 fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     let quota = 16 << 20;
     let Some(etcd) = Etcd::start_with(&["--quota-backend-bytes", &quota.to_string()]) else { return };
-    let mut cluster = Cluster::elected_with(&etcd, "5s", 2, 1, &[METRICS]);
+    let mut cluster = Cluster::elected_with(&etcd, "10s", 2, 1, &[METRICS]);
     let metrics = cluster.master.metrics_url();
     cluster.url = cluster.url.split(',').next().unwrap().to_owned();
     let out = cluster.dir.path().join("out");
