@@ -139,7 +139,8 @@ impl Master {
         let artifacts = Artifacts::share(&options.data_dir, options.artifact_bytes_max, starts, identity)?;
         store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
-        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, store, clock }, Some(leadership)))
+        let journal = Journal::new(store);
+        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, journal, clock }, Some(leadership)))
     }
 
     /// The same, with a journal in `store`, and a clock that may be wrong.
@@ -172,13 +173,15 @@ impl Master {
             identity => identity,
         };
         // Before an id of this start is given away: the folder may lose its count of them.
-        store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
+        let journal = Journal::new(store);
+        journal.append(keep_identity(identity, starts));
+        journal.flush().await;
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
-        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, store, clock }, None))
+        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, journal, clock }, None))
     }
 
     fn start(books: Books, around: Surroundings, leadership: Option<Arc<Leadership>>) -> Self {
-        let Surroundings { stores, dialer, artifacts, store, clock } = around;
+        let Surroundings { stores, dialer, artifacts, journal, clock } = around;
         let shared = Shared {
             artifacts,
             stores,
@@ -189,7 +192,7 @@ impl Master {
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
             leadership,
-            journal: Journal::new(store),
+            journal,
             books: Mutex::new(books),
             clock,
         };
@@ -435,7 +438,7 @@ struct Surroundings {
     stores: Stores,
     dialer: Dialer,
     artifacts: Artifacts,
-    store: Arc<dyn Store>,
+    journal: Journal,
     clock: Clock,
 }
 
