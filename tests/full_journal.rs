@@ -39,7 +39,7 @@ fn number(metrics: &str, name: &str) -> f64 {
 fn steps(url: &str) -> u64 {
     let status = succeed(["status", "--json", "1", "--master", url]);
     let status: serde_json::Value = serde_json::from_str(status.trim()).unwrap();
-    status["steps"].as_u64().unwrap_or_else(|| panic!("no steps in {status}"))
+    status["steps_done"].as_u64().unwrap_or_else(|| panic!("no steps_done in {status}"))
 }
 
 fn is_ready(url: &str) -> bool {
