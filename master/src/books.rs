@@ -285,7 +285,7 @@ impl Books {
             false => drop(self.lingering.insert(incarnation, lingering)),
         }
         // Until it has heard of a lease that has ended it says nothing of what is left of it.
-        if lost.is_empty() && !self.hangs(now, incarnation) {
+        if lost.is_empty() && self.hung.contains(&incarnation) && !self.hangs(now, incarnation) {
             self.hung.remove(&incarnation);
         }
         let taken = self.take_reports(now, request);
