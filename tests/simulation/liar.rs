@@ -26,7 +26,8 @@ pub(crate) async fn run(seed: u64, plan: Plan, channel: Channel) {
         let reply = reply.into_inner();
         let secret = Secret::from_bytes(&reply.secret).expect("the master tells a secret");
         let shown = Shown { incarnation: IncarnationId(reply.incarnation), secret };
-        let other = reply.incarnation.saturating_sub(dice.range(1, 8)).max(1);
+        let own = reply.incarnation;
+        let other = own.checked_sub(dice.range(1, 8)).filter(|other| *other > 0).unwrap_or(own + 1);
         let what = dice.range(0, 2);
         let believed = lie(&mut fleet, shown, other, what, &mut dice).await;
         assert!(believed.is_err(), "incarnation {other} was spoken for: {what}");
