@@ -296,7 +296,7 @@ fn waiting<T>(work: impl FnOnce() -> T) -> T {
 pub(crate) fn later(work: impl FnOnce() + Send + 'static) {
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
-            drop(runtime.spawn_blocking(work))
+            drop(runtime.spawn_blocking(work));
         }
         _ => work(),
     }

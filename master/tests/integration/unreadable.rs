@@ -14,27 +14,27 @@ use crate::fake_ps::FakePs;
 use crate::harness::{Cluster, Worker, job};
 
 /// Changes the value of the first key that begins so.
-async fn change(disk: &MemoryStore, prefix: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
+async fn change(disk: &MemoryStore, prefix: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> String {
     let all = disk.load().await.expect("memory");
     let (key, value) = all.into_iter().find(|(key, _)| key.starts_with(prefix)).expect("a key");
-    disk.commit(&Batch::from([(key.clone(), Some(change(value)))])).await.expect("memory");
+    disk.commit(&Batch::from([(key.clone(), Some(change(&value)))])).await.expect("memory");
     key
 }
 
-fn garbage(_: Vec<u8>) -> Vec<u8> {
+fn garbage(_: &[u8]) -> Vec<u8> {
     vec![0xff; 7]
 }
 
 /// A specification of another version, as it may be.
-fn another_version(bytes: Vec<u8>) -> Vec<u8> {
-    let mut record = <pb::JobRecord as prost::Message>::decode(&bytes[..]).expect("a record");
+fn another_version(bytes: &[u8]) -> Vec<u8> {
+    let mut record = <pb::JobRecord as prost::Message>::decode(bytes).expect("a record");
     record.spec_json = record.spec_json.replacen('{', r#"{"invented_later": 1,"#, 1);
     prost::Message::encode_to_vec(&record)
 }
 
 #[tokio::test]
 async fn a_job_that_cannot_be_read_is_shown_and_its_ps_keep_what_they_hold_until_a_user_gives_it_up() {
-    for (spoil, name) in [(garbage as fn(Vec<u8>) -> Vec<u8>, "job-1"), (another_version, "digits-1")] {
+    for (spoil, name) in [(garbage as fn(&[u8]) -> Vec<u8>, "job-1"), (another_version, "digits-1")] {
         let disk = MemoryStore::default();
         let cluster = Cluster::mortal(Arc::new(disk.clone())).await;
         let ps = FakePs::start(&cluster.url, "ps-0").await;
@@ -66,7 +66,7 @@ async fn a_job_that_cannot_be_read_is_shown_and_its_ps_keep_what_they_hold_until
             assert!(status.reason.contains(part), "{part} is missing: {}", status.reason);
         }
         let listed = cluster.jobs().list(pb::ListRequest {}).await.expect("a list").into_inner().jobs;
-        assert_eq!(listed, [status.clone()]);
+        assert_eq!(listed, std::slice::from_ref(&status));
         let mut jobs = cluster.jobs();
         let cancel = |force| pb::CancelRequest { job: "1".to_owned(), force };
         let refused = Failure::from(jobs.cancel(cancel(false)).await.unwrap_err());
