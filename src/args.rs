@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// Hold a job: nothing new is handed out, what its workers hold is finished
     Pause(OneJob),
     /// Let a paused job go on
-    Resume(OneJob),
+    Resume(Resume),
     /// Stop a job; what is trained so far is exported first, and saved as a checkpoint where the job has some
     Cancel(Cancel),
     /// Write the results of a job that ended into a folder
@@ -300,6 +300,19 @@ pub(crate) struct Compute {
     /// Folder that the job's data paths start from, absolute ones too [default: the job file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
+    /// Which instructions libtorch may use on the CPU. `portable` is slower, and lets machines with AVX2 and with AVX-512 give the same
+    /// bits
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Instructions::Native)]
+    pub(crate) numerics: Instructions,
+}
+
+/// Which instructions libtorch may use on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Instructions {
+    /// All that the CPU has.
+    Native,
+    /// Those up to AVX2.
+    Portable,
 }
 
 /// Who watches a role.
@@ -422,6 +435,21 @@ pub(crate) struct Jobs {
 pub(crate) struct OneJob {
     /// The job's number, NAME-ID, or name (its newest job)
     pub(crate) job: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print the job as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Resume {
+    /// The job's number, NAME-ID, or name (its newest job)
+    pub(crate) job: String,
+    /// Go on with workers of this numerics class, from the newest checkpoint: for a job none of whose class is left. `ebb status`
+    /// shows the classes that stand by
+    #[arg(long, value_name = "CLASS")]
+    pub(crate) numerics: Option<String>,
     #[command(flatten)]
     pub(crate) reach: Reach,
     /// Print the job as one JSON object on stdout

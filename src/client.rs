@@ -93,12 +93,13 @@ impl Client {
         self.call(async |mut jobs| Ok(jobs.pause(request.clone()).await.map_err(failure)?.into_inner())).await
     }
 
-    /// Lets a paused job go on.
+    /// Lets a paused job go on, or one that waits for workers of its numerics class in the class `numerics`.
     ///
     /// # Errors
-    /// No such job, one that is ending or has ended, or no master.
-    pub(crate) async fn resume(&self, job: &str) -> Result<pb::JobStatus> {
-        let request = pb::ResumeRequest { job: job.to_owned() };
+    /// No such job, one that is ending or has ended, no worker of that class, or no master.
+    pub(crate) async fn resume(&self, job: &str, numerics: Option<&str>) -> Result<pb::JobStatus> {
+        let numerics = numerics.unwrap_or_default().to_owned();
+        let request = pb::ResumeRequest { job: job.to_owned(), numerics };
         self.call(async |mut jobs| Ok(jobs.resume(request.clone()).await.map_err(failure)?.into_inner()))
             .await
     }

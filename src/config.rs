@@ -55,6 +55,11 @@ pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
+/// Whether a variable, which somebody else reads, has this value.
+pub(crate) fn is(name: &str, value: &str) -> bool {
+    std::env::var_os(name).is_some_and(|found| found == value)
+}
+
 /// What is no number above zero counts as not set, as OpenTelemetry wants it.
 fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
     let number = |name: &str| get(name)?.trim().parse::<u32>().ok().filter(|&number| number > 0);

@@ -34,6 +34,7 @@ mod local;
 mod locks;
 mod master;
 mod metrics;
+mod numerics;
 mod out;
 mod pause;
 pub mod pipe;
@@ -131,6 +132,10 @@ impl App {
 pub fn main(registry: model::Registry) -> ExitCode {
     allocator::keep_free_memory();
     let cli = Cli::parse();
+    if let Err(error) = numerics::hold(&cli) {
+        eprintln!("error: --numerics portable: this program cannot start itself again: {error}");
+        return ExitCode::from(FAILURE);
+    }
     let computes = matches!(cli.command, Command::Worker(_) | Command::Run(_));
     let environment = Environment::read();
     let code = match start(cli, environment, registry) {

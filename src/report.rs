@@ -124,6 +124,19 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
     for hang in &status.hangs {
         line("hangs", hangs(hang));
     }
+    let shown = |numerics: &pb::Numerics| format!("{} ({})", numerics.class, numerics.facts);
+    for since in status.numerics.iter().filter(|_| status.numerics.len() > 1) {
+        let class = since.numerics.as_ref().map(shown).unwrap_or_default();
+        line("computed", format!("from version {} by class {class}", since.version));
+    }
+    let class =
+        status.numerics_class.as_ref().filter(|_| !is_end(status.state) || status.numerics.len() == 1);
+    line("numerics", class.map(shown).unwrap_or_default());
+    for standby in &status.numerics_standby {
+        let class = standby.numerics.as_ref().map(shown).unwrap_or_default();
+        let workers = count(standby.workers.into(), "worker", "workers");
+        line("stand by", format!("{workers} of another numerics class: {class}"));
+    }
     line(
         "time",
         format!(
@@ -254,7 +267,25 @@ pub(crate) fn json(status: &pb::JobStatus) -> Value {
         "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
         "checkpoint": status.checkpoint,
         "checkpoints": Some(&status.checkpoints).filter(|folder| !folder.is_empty()),
+        "numerics_class": status.numerics_class.as_ref().map(|numerics| &numerics.class),
+        "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
+        "numerics": numerics(status),
+        "numerics_standby": status.numerics_standby.iter().map(standing_by).collect::<Vec<_>>(),
     })
+}
+
+fn standing_by(standby: &pb::NumericsStandby) -> Value {
+    let pb::Numerics { class, facts } = standby.numerics.clone().unwrap_or_default();
+    json!({ "class": class, "facts": facts, "workers": standby.workers })
+}
+
+/// The numerics classes that computed a job, each with the first version that it computed from.
+pub(crate) fn numerics(status: &pb::JobStatus) -> Vec<Value> {
+    let one = |since: &pb::NumericsSince| {
+        let pb::Numerics { class, facts } = since.numerics.clone().unwrap_or_default();
+        json!({ "version": since.version, "class": class, "facts": facts })
+    };
+    status.numerics.iter().map(one).collect()
 }
 
 /// How a job ended, in a few lines. `otherwise` is what to say when nothing was written.
@@ -431,6 +462,18 @@ mod tests {
             assert!(text.contains(part), "{part} missing in {text}");
         }
         assert!(!status(&pb::JobStatus::default()).contains("validation"));
+        let class =
+            |name: &str| Some(pb::Numerics { class: name.to_owned(), facts: format!("facts of {name}") });
+        let waits = pb::JobStatus {
+            numerics_class: class("aa"),
+            numerics_standby: vec![pb::NumericsStandby { numerics: class("bb"), workers: 2 }],
+            ..pb::JobStatus::default()
+        };
+        let text = status(&waits);
+        for part in ["numerics   aa (facts of aa)", "2 workers of another numerics class: bb (facts of bb)"] {
+            assert!(text.contains(part), "{part} missing in {text}");
+        }
+        assert_eq!(json(&waits)["numerics_standby"][0]["class"], "bb");
         assert_eq!(json(&succeeded())["final"]["accuracy"], 0.75);
     }
 }

@@ -1,4 +1,4 @@
-//! `ebb resume`: lets a paused job go on.
+//! `ebb resume`: lets a paused job go on, or one whose numerics class is gone.
 
 use anyhow::Result;
 
@@ -7,9 +7,9 @@ use crate::args;
 use crate::report;
 
 /// # Errors
-/// No such job, one that is ending or has ended, or the master does not answer.
-pub(crate) async fn run(args: args::OneJob, app: &App) -> Result<()> {
-    let status = app.client(&args.reach)?.resume(&args.job).await?;
+/// No such job, one that is ending or has ended, no worker of the class, or the master does not answer.
+pub(crate) async fn run(args: args::Resume, app: &App) -> Result<()> {
+    let status = app.client(&args.reach)?.resume(&args.job, args.numerics.as_deref()).await?;
     if args.json {
         return app.screen.print(&report::json(&status).to_string());
     }
@@ -26,8 +26,8 @@ mod tests {
     use super::*;
     use crate::fake::{Fake, reach};
 
-    fn args(job: &str, json: bool) -> args::OneJob {
-        args::OneJob { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
+    fn args(job: &str, json: bool) -> args::Resume {
+        args::Resume { job: job.to_owned(), numerics: None, reach: reach(Duration::from_secs(5)), json }
     }
 
     #[tokio::test]

@@ -113,6 +113,7 @@ async fn live(
         url: String::new(),
         threads: 1,
         device: "cpu".to_owned(),
+        numerics: None,
     };
     let reply = fleet.register(register).await?.into_inner();
     let pb::RegisterReply { incarnation, heartbeat_ms, secret, .. } = reply;

@@ -4,11 +4,13 @@
 //! incarnation that is gone is told to register again, so an old process can never touch a new one's leases.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
 use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId};
+use proto::numerics::Numerics;
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::event::Kind as Event;
@@ -23,7 +25,7 @@ use crate::events::EventLog;
 use crate::job::{Effect, Holder, Job, PsAddress, Settings, ended};
 use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
-use crate::membership::{Change, Membership, Process, Role};
+use crate::membership::{Capacity, Change, Membership, Process, Role};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
 use crate::progress::{Hang, Lingering};
@@ -792,7 +794,7 @@ pub(crate) fn check_exported(report: Option<&Report>, uploaded: &[pb::Artifact])
 
 fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
     let malformed = |message: String| Err(Failure::new(Kind::Malformed, message));
-    let pb::RegisterRequest { name, url, program_version, .. } = request;
+    let pb::RegisterRequest { name, url, program_version, threads, device, numerics, .. } = request;
     if !proto::compatible(program_version) {
         return Err(Failure::new(
             Kind::Incompatible,
@@ -822,5 +824,13 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
             url.escape_debug()
         ));
     }
-    Ok(Process { role, name: name.clone(), url: if role == Role::Ps { url.clone() } else { String::new() } })
+    if role == Role::Ps {
+        return Ok(Process::new(role, name, url));
+    }
+    let numerics = numerics.clone().map_or_else(|| Ok(Numerics::unknown()), Numerics::try_from)?;
+    let capacity = match device.starts_with("cuda") {
+        true => Capacity { cuda: 1, threads: 0 },
+        false => Capacity { cuda: 0, threads: (*threads).into() },
+    };
+    Ok(Process { numerics: Arc::new(numerics), capacity, ..Process::new(role, name, "") })
 }

@@ -1,5 +1,6 @@
 //! The edge to the stores where checkpoints lie: what is there of a job, and the manifest that completes one.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::store::{Folder, Stores};
 use proto::checkpoint::{Error, MANIFEST, PROBE, Result, folder_name};
 use proto::ids::{PartitionId, Version};
+use proto::numerics::Since;
 use proto::pb;
 
 use crate::job::PsAddress;
@@ -51,6 +53,8 @@ impl fmt::Display for Place {
 pub(crate) struct Candidates {
     /// Versions with an intact manifest, each with the run that it is of; oldest first.
     pub(crate) intact: Vec<(Version, String)>,
+    /// The numerics classes that computed them.
+    pub(crate) numerics: BTreeMap<Version, Vec<Since>>,
     /// What is wrong with the others that are complete.
     pub(crate) damaged: Vec<(Version, String)>,
 }
@@ -62,7 +66,9 @@ pub(crate) struct Candidates {
 pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
     let folder = place.open(stores)?;
     let found = patiently(|| Found::look(&folder)).await?;
+    let numerics = found.manifests.iter().map(|(version, manifest)| (*version, manifest.numerics.clone()));
     Ok(Candidates {
+        numerics: numerics.collect(),
         intact: found.manifests.into_iter().map(|(version, manifest)| (version, manifest.run)).collect(),
         damaged: found.damaged.iter().map(|(&version, error)| (version, error.to_string())).collect(),
     })

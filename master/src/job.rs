@@ -25,6 +25,7 @@ mod evaluations;
 mod index;
 mod leases;
 mod losses;
+mod numerics;
 mod partitions;
 mod record;
 mod recovery;
@@ -39,6 +40,7 @@ use std::time::Duration;
 
 use proto::checkpoint::manifest::Manifest;
 use proto::ids::{Epoch, Era, IncarnationId, JobId, LeaseId, Version};
+use proto::numerics::Since;
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
@@ -95,6 +97,10 @@ pub(crate) struct Job {
     /// Of a job that saves some.
     checkpoints: Option<Checkpoints>,
     crew: Crew,
+    /// The numerics classes that computed what is trained.
+    numerics: Vec<Since>,
+    /// Classes of which users were told that they stand by.
+    strangers_told: BTreeSet<String>,
     times: status::Times,
     numbers: status::Numbers,
     effects: Vec<Effect>,
@@ -196,7 +202,7 @@ impl Job {
         let limits = limits(&spec, settings);
         let mut queue = TaskQueue::new(limits);
         let index = Index::new(&spec);
-        let crew = Crew::new(spec.fleet.workers);
+        let crew = Crew::new(spec.fleet.workers, spec.needs_one_class());
         let checkpoints = spec.checkpoint.clone().map(|checkpoint| Checkpoints::new(checkpoint, &spec.name));
         index.work().into_iter().for_each(|work| queue.push(work));
         let mut job = Self {
@@ -219,6 +225,8 @@ impl Job {
             training: None,
             checkpoints,
             crew,
+            numerics: Vec::new(),
+            strangers_told: BTreeSet::new(),
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
             effects: Vec::new(),
@@ -261,7 +269,9 @@ impl Job {
 
     /// The fleet changed, or may have, or time has passed.
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
-        self.crew.choose(fleet.workers());
+        self.crew.choose(fleet.workers(), self.needs_fleet());
+        self.maybe_decide_class();
+        self.tell_strangers(now);
         self.watch_ps(now, fleet);
         self.maybe_hold(now, fleet);
         self.waits = self.lacks(fleet);
@@ -342,6 +352,7 @@ impl Job {
             (have < want).then(|| format!("{what} ({have} of {want} live)"))
         };
         let workers = lack("workers", self.crew.live(), self.crew.bounds().min);
+        let workers = workers.map(|lack| format!("{lack}{}", self.lacks_of_class()));
         let ps = match &self.partitions {
             Some(partitions) => partitions.lack(fleet),
             None => lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps),

@@ -5,9 +5,12 @@
 //! known by its name across restarts, so two live ps never share one.
 
 use std::collections::BTreeMap;
+use std::ops::Add;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::ids::{Generation, IncarnationId};
+use proto::numerics::Numerics;
 use proto::status::{Failure, Kind};
 
 /// What a process does.
@@ -33,6 +36,36 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Of a ps: where workers reach it.
     pub(crate) url: String,
+    /// Of a worker: how its arithmetic rounds.
+    pub(crate) numerics: Arc<Numerics>,
+    /// Of a worker: how much it may compute.
+    pub(crate) capacity: Capacity,
+}
+
+impl Process {
+    /// A process that says nothing of its arithmetic.
+    pub(crate) fn new(role: Role, name: &str, url: &str) -> Self {
+        let numerics = Arc::new(Numerics::unknown());
+        Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity: Capacity::default() }
+    }
+}
+
+/// How much workers may compute, as far as that is known before they have computed anything. Any number of CUDA devices is more than
+/// any number of threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Capacity {
+    /// CUDA devices.
+    pub(crate) cuda: u64,
+    /// Threads on CPUs.
+    pub(crate) threads: u64,
+}
+
+impl Add for Capacity {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { cuda: self.cuda + other.cuda, threads: self.threads + other.threads }
+    }
 }
 
 /// A registered process.
@@ -192,10 +225,10 @@ impl Membership {
         self.members.len()
     }
 
-    /// Workers that take work, oldest first.
-    pub(crate) fn workers(&self) -> impl Iterator<Item = IncarnationId> {
+    /// Workers that take new work, oldest first.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
         let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;
-        self.members.iter().filter(move |(_, member)| able(member)).map(|(&incarnation, _)| incarnation)
+        self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
     }
 
     /// Live workers, draining ones included.
@@ -265,11 +298,11 @@ mod tests {
     }
 
     fn worker(name: &str) -> Process {
-        Process { role: Role::Worker, name: name.to_owned(), url: String::new() }
+        Process::new(Role::Worker, name, "")
     }
 
     fn ps(name: &str, url: &str) -> Process {
-        Process { role: Role::Ps, name: name.to_owned(), url: url.to_owned() }
+        Process::new(Role::Ps, name, url)
     }
 
     fn join(membership: &mut Membership, now: Duration, process: Process) -> (IncarnationId, u64) {
@@ -320,7 +353,7 @@ mod tests {
         let gone = fleet.expire(6 * SECOND);
         assert_eq!(gone.iter().map(|change| change.incarnation).collect::<Vec<_>>(), [silent]);
         assert!(gone[0].reason.contains("no heartbeat for 5s"), "{}", gone[0].reason);
-        assert_eq!(fleet.workers().collect::<Vec<_>>(), [loud]);
+        assert_eq!(fleet.workers().map(|(id, _)| id).collect::<Vec<_>>(), [loud]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod health;
 pub mod ids;
 pub mod memory;
 pub mod metrics;
+pub mod numerics;
 pub mod optimizer;
 pub mod parameters;
 pub mod placement;

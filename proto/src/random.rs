@@ -39,11 +39,12 @@ impl Keyed {
         low + (high - low) * self.next_f32()
     }
 
-    /// Standard normal by the Box-Muller transform (two uniforms a value; computed in f64).
+    /// Standard normal by the Box-Muller transform (two uniforms a value; computed in f64). The logarithm and the cosine are not those
+    /// of the C library, which differ between its versions and between processors.
     pub fn normal(&mut self) -> f32 {
         let u = ((self.next_u64() >> 11) as f64 + 1.0) * (1.0 / (1u64 << 53) as f64);
         let v = (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
-        ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+        ((-2.0 * libm::log(u)).sqrt() * libm::cos(std::f64::consts::TAU * v)) as f32
     }
 }
 

@@ -57,6 +57,27 @@ pub struct JobSpec {
     /// How values are exchanged.
     #[serde(default, alias = "wire")]
     pub exchange: ExchangeSpec,
+    /// Which workers may take part, as their arithmetic goes. Default: `one`.
+    #[serde(default, skip_serializing_if = "NumericsSpec::is_default")]
+    pub numerics: NumericsSpec,
+}
+
+/// Which workers may take part in a job whose updates are applied in canonical order, as their arithmetic goes. In the order of
+/// arrival the bits are not promised, so workers of every class take part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NumericsSpec {
+    /// Those of one numerics class: the trained bits do not depend on which of them computed what.
+    #[default]
+    One,
+    /// Those of every class. Gives up the promise of equal bits.
+    Any,
+}
+
+impl NumericsSpec {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The network.
@@ -373,6 +394,11 @@ pub struct ExchangeSpec {
 }
 
 impl JobSpec {
+    /// Whether its workers must be of one numerics class.
+    pub fn needs_one_class(&self) -> bool {
+        self.numerics == NumericsSpec::One && self.consistency.resolve().order == Order::Canonical
+    }
+
     /// Reads the wire form and checks it.
     ///
     /// # Errors

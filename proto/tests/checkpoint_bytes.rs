@@ -120,6 +120,7 @@ fn checkpoint(values: &[u8]) -> Checkpoint {
         slots,
         files,
         script: None,
+        numerics: Vec::new(),
         created_unix_secs: 1_700_000_000,
     };
     Checkpoint { manifest, data }

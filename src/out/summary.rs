@@ -42,6 +42,9 @@ pub(crate) struct Summary {
     metrics: BTreeMap<String, f64>,
     /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.
     model_sha256: Option<String>,
+    /// The numerics classes that computed it, each with its facts and the first version that it computed from: one, unless a user
+    /// changed it. Empty for a job that took workers of every class.
+    numerics: Vec<serde_json::Value>,
 }
 
 impl Summary {
@@ -67,6 +70,7 @@ impl Summary {
             },
             metrics: final_metrics(status),
             model_sha256: model_sha256(status).map(str::to_owned),
+            numerics: report::numerics(status),
         }
     }
 
@@ -116,6 +120,10 @@ pub(crate) mod tests {
             loss: Some(0.5),
             final_metrics: [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into(),
             artifacts: vec![proto::artifact::describe(MODEL, b"weights")],
+            numerics: vec![pb::NumericsSince {
+                version: 0,
+                numerics: Some(pb::Numerics { class: "pure-1".to_owned(), facts: "pure Rust".to_owned() }),
+            }],
             ..pb::JobStatus::default()
         }
     }
@@ -126,7 +134,7 @@ pub(crate) mod tests {
         assert_eq!(
             Summary::new(&succeeded()).to_line(),
             format!(
-                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}"}}"#
+                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}","numerics":[{{"version":0,"class":"pure-1","facts":"pure Rust"}}]}}"#
             )
         );
     }

@@ -370,10 +370,16 @@ impl Cluster {
 
     /// A worker with more in its environment.
     pub fn add_worker_with(&mut self, environment: &[(&str, &str)]) {
+        self.add_worker_as(&[], environment);
+    }
+
+    /// A worker with further arguments, and more in its environment.
+    pub fn add_worker_as(&mut self, arguments: &[&str], environment: &[(&str, &str)]) {
         let index = self.workers.len();
         let log = self.dir.path().join(format!("worker-{index}.log"));
         let name = format!("worker-{index}");
         let args = ["worker", "--master", &self.url, "--name", &name, "--device", "cpu"];
+        let args = [&args[..], arguments].concat();
         self.workers.push(Process::start_with(&self.program, log, &args, environment));
     }
 

@@ -29,7 +29,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::fetcher::Fetcher;
 use crate::held::Held;
-use crate::job::Job;
+use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::model::Registry;
@@ -73,6 +73,10 @@ pub async fn run(
     let Watched { metrics, health } = watched;
     options.validate().map_err(Error::Options)?;
     let device = options.device.resolve(engine::cuda_devices())?;
+    // Some threads of the process may compute it for a while; nobody waits for this worker yet.
+    let threads = options.threads;
+    let numerics = job::blocking(options.inline.is_none(), move || engine::numerics(device, threads)).await?;
+    tracing::info!(%numerics, "numerics class");
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
     let masters = Failover::new(&dialer, master_url, Purpose::Control).map_err(unreachable)?;
     let register = pb::RegisterRequest {
@@ -82,6 +86,7 @@ pub async fn run(
         url: String::new(),
         threads: options.threads as u32,
         device: device.to_string(),
+        numerics: Some(numerics.into()),
     };
     let (session, driver) = Session::start(masters, register);
     let seed = proto::random::key(0, &options.name, 0);

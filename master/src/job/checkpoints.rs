@@ -259,6 +259,7 @@ impl Job {
             slots: slots.iter().map(ToString::to_string).collect(),
             files: checkpoints.reported[&version].files.values().cloned().collect(),
             script: self.spec.model.script.is_some().then(|| script(&self.input)).flatten(),
+            numerics: self.numerics.iter().filter(|since| since.version <= version).cloned().collect(),
             created_unix_secs: now.unix_ms / 1000,
         };
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
@@ -362,15 +363,17 @@ impl Job {
         if !looking || !partitions.undecided() {
             return;
         }
-        let mut damaged = Vec::new();
+        let (mut damaged, mut history) = (Vec::new(), None);
         let begin = match found {
-            Ok(candidates) => {
+            Ok(mut candidates) => {
                 let new_run =
                     format!("{:016x}", proto::random::key(now.unix_ms, &self.spec.name, self.id.get()));
                 let begin = checkpoints.begin(&candidates, new_run);
                 let newer =
                     |(version, _): &(Version, String)| begin.as_ref().is_ok_and(|begin| begin < version);
                 damaged.extend(candidates.damaged.into_iter().filter(newer).map(|(_, what)| what));
+                let version = begin.as_ref().ok().filter(|_| checkpoints.resume);
+                history = version.and_then(|version| candidates.numerics.remove(version));
                 begin
             }
             // Nothing is begun, or could be restored otherwise: a user must look at it, now or before anything is lost.
@@ -395,6 +398,8 @@ impl Job {
                 self.changed = true;
                 self.tell_beginning(now, version);
                 self.queue.push(Work::Init);
+                history.into_iter().for_each(|history| self.take_over_classes(history));
+                self.maybe_decide_class();
                 self.tell_state(now);
             }
             Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),

@@ -47,15 +47,18 @@ impl Job {
         Ok(())
     }
 
-    /// A user lets it go on.
+    /// A user lets it go on; `numerics` names the class to go on in, unless it is empty.
     ///
     /// # Errors
-    /// It is ending or has ended; nothing changed.
-    pub(crate) fn resume(&mut self, now: Now) -> Result<(), Failure> {
+    /// It is ending or has ended, or cannot go on in that class; nothing changed.
+    pub(crate) fn resume(&mut self, now: Now, numerics: &str, fleet: &Membership) -> Result<(), Failure> {
         self.may_be("resumed")?;
+        if !numerics.is_empty() {
+            self.change_class(now, numerics)?;
+        }
         self.paused = false;
         self.changed = true;
-        self.tell_state(now);
+        self.on_fleet(now, fleet);
         self.maybe_trained_out(now);
         Ok(())
     }

@@ -11,11 +11,19 @@
 //!
 //! A worker that stands by gets nothing new and finishes what it holds. To hand that back instead would save it no time worth
 //! having, since a lease is short, and would compute some microbatches twice.
+//!
+//! The members of a job in canonical order are of one numerics class. It is decided once, when the model is built: of the classes that
+//! have enough workers the one with the most capacity. Workers of other classes stand by. Whoever exports the trained model computes
+//! nothing, so the class does not matter then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proto::ids::IncarnationId;
+use proto::numerics::Numerics;
 use proto::spec::WorkersSpec;
+
+use crate::membership::{Capacity, Process};
 
 /// The workers of a job.
 #[derive(Debug)]
@@ -24,14 +32,40 @@ pub(super) struct Crew {
     specified: WorkersSpec,
     /// What is in force.
     bounds: WorkersSpec,
+    /// Its members must be of one numerics class.
+    one_class: bool,
+    /// That class, once it is decided.
+    class: Option<Arc<Numerics>>,
+    /// What its members do now depends on their class.
+    computes: bool,
+    /// Who takes work, as of the last look at the fleet; oldest first.
+    able: Vec<Able>,
     /// Who takes part, whoever came first first.
     members: Vec<IncarnationId>,
     standby: u32,
 }
 
+/// A worker that takes work.
+#[derive(Clone, Debug)]
+struct Able {
+    id: IncarnationId,
+    numerics: Arc<Numerics>,
+    capacity: Capacity,
+}
+
 impl Crew {
-    pub(super) const fn new(specified: WorkersSpec) -> Self {
-        Self { specified, bounds: specified, members: Vec::new(), standby: 0 }
+    /// A crew without members. `one_class`: they must be of one numerics class.
+    pub(super) const fn new(specified: WorkersSpec, one_class: bool) -> Self {
+        Self {
+            specified,
+            bounds: specified,
+            one_class,
+            class: None,
+            computes: true,
+            able: Vec::new(),
+            members: Vec::new(),
+            standby: 0,
+        }
     }
 
     /// At most `workers` take part from now on, after the next [`choose`](Self::choose). Fewer than the specification asks for
@@ -40,17 +74,112 @@ impl Crew {
         self.bounds = WorkersSpec { min: self.specified.min.min(workers), max: workers };
     }
 
-    /// From those who take work now.
-    pub(super) fn choose(&mut self, able: impl Iterator<Item = IncarnationId>) {
-        let mut others: BTreeSet<_> = able.collect();
+    /// Chooses from those who take work now. `computes`: what they are to do depends on their class.
+    pub(super) fn choose<'a>(
+        &mut self,
+        able: impl Iterator<Item = (IncarnationId, &'a Process)>,
+        computes: bool,
+    ) {
+        let able = able.map(|(id, process)| Able {
+            id,
+            numerics: process.numerics.clone(),
+            capacity: process.capacity,
+        });
+        self.able = able.collect();
+        self.computes = computes;
+        self.arrange();
+    }
+
+    fn arrange(&mut self) {
+        let fits = |able: &&Able| self.fits(&able.numerics);
+        let mut others: BTreeSet<_> = self.able.iter().filter(fits).map(|able| able.id).collect();
+        let strangers = self.able.len() - others.len();
         self.members.retain(|member| others.remove(member));
         let max = self.bounds.max as usize;
         let surplus = self.members.len().saturating_sub(max);
         let room = max.saturating_sub(self.members.len());
-        self.standby = (surplus + others.len().saturating_sub(room)) as u32;
+        self.standby = (surplus + others.len().saturating_sub(room) + strangers) as u32;
         self.members.truncate(max);
         self.members.extend(others.into_iter().take(room));
     }
+
+    fn fits(&self, numerics: &Numerics) -> bool {
+        let other = |class: &Arc<Numerics>| class.class != numerics.class;
+        !(self.computes && self.class.as_ref().is_some_and(other))
+    }
+
+    // The numerics class.
+
+    /// The class of its members; `None`: every class, or it is not decided.
+    pub(super) fn class(&self) -> Option<&Numerics> {
+        self.class.as_deref()
+    }
+
+    /// Whether the class is still to be decided, so that nobody may compute.
+    pub(super) const fn is_undecided(&self) -> bool {
+        self.one_class && self.class.is_none()
+    }
+
+    /// Decides the class, if that is to be done and enough workers of one are there; answers whether it did.
+    pub(super) fn decide(&mut self) -> bool {
+        if !self.is_undecided() {
+            return false;
+        }
+        let max = self.bounds.max as usize;
+        // The capacity of those who would take part, then the oldest worker.
+        let rank = |ables: &Vec<&Able>| {
+            let capacity = ables.iter().take(max).fold(Capacity::default(), |sum, able| sum + able.capacity);
+            (capacity, std::cmp::Reverse(ables[0].id))
+        };
+        let classes = self.classes();
+        let enough = classes.values().filter(|ables| ables.len() >= self.bounds.min as usize);
+        let best = enough.max_by_key(|ables| rank(ables)).map(|ables| ables[0].numerics.clone());
+        let decided = best.is_some();
+        if decided {
+            self.class = best;
+            self.arrange();
+        }
+        decided
+    }
+
+    /// Its members are of this class from now on.
+    pub(super) fn change_class(&mut self, class: Numerics) {
+        self.class = self.one_class.then(|| Arc::new(class));
+        self.arrange();
+    }
+
+    /// Whether its members must be of one class.
+    pub(super) const fn needs_one_class(&self) -> bool {
+        self.one_class
+    }
+
+    /// A class that a live worker is of, by its name.
+    pub(super) fn class_named(&self, name: &str) -> Option<Numerics> {
+        let named = self.able.iter().find(|able| able.numerics.class == name);
+        named.map(|able| Numerics::clone(&able.numerics))
+    }
+
+    /// The classes of live workers that stand by because of it, with their numbers. While no class is decided: all classes, if there
+    /// are several.
+    pub(super) fn strangers(&self) -> impl Iterator<Item = (&Numerics, u32)> {
+        let classes = Some(self.classes()).filter(|classes| {
+            self.computes && self.one_class && { self.class.is_some() || classes.len() > 1 }
+        });
+        let own = self.class.as_ref().map(|class| class.class.as_str());
+        let others = classes.into_iter().flatten().filter(move |(name, _)| Some(*name) != own);
+        others.map(|(_, ables)| (&*ables[0].numerics, ables.len() as u32))
+    }
+
+    /// Who takes work, by the names of the classes; oldest first.
+    fn classes(&self) -> BTreeMap<&str, Vec<&Able>> {
+        let mut classes: BTreeMap<&str, Vec<&Able>> = BTreeMap::new();
+        for able in &self.able {
+            classes.entry(able.numerics.class.as_str()).or_default().push(able);
+        }
+        classes
+    }
+
+    // Who takes part.
 
     pub(super) fn contains(&self, worker: IncarnationId) -> bool {
         self.members.contains(&worker)
@@ -76,9 +205,12 @@ impl Crew {
         self.standby
     }
 
-    /// How many could take part, if all might.
-    pub(super) const fn live(&self) -> u32 {
-        self.len() + self.standby
+    /// How many could take part together, if there were no upper bound.
+    pub(super) fn live(&self) -> u32 {
+        if self.computes && self.is_undecided() {
+            return self.classes().values().map(Vec::len).max().unwrap_or(0) as u32;
+        }
+        self.able.iter().filter(|able| self.fits(&able.numerics)).count() as u32
     }
 
     /// How many workers it needs and may have.
@@ -92,23 +224,52 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::membership::Role;
 
     fn ids(numbers: &[u64]) -> Vec<IncarnationId> {
         numbers.iter().copied().map(IncarnationId).collect()
     }
 
     fn crew(max: u32) -> Crew {
-        Crew::new(WorkersSpec { min: 2, max })
+        Crew::new(WorkersSpec { min: 2, max }, true)
+    }
+
+    fn of(class: &str, capacity: Capacity) -> Process {
+        let numerics = Numerics { class: class.to_owned(), facts: format!("facts of {class}") };
+        Process { numerics: Arc::new(numerics), capacity, ..Process::new(Role::Worker, "w", "") }
+    }
+
+    const fn threads(threads: u64) -> Capacity {
+        Capacity { cuda: 0, threads }
+    }
+
+    const CUDA: Capacity = Capacity { cuda: 1, threads: 0 };
+
+    impl Crew {
+        /// Workers of one class.
+        fn look(&mut self, ids: &[u64]) {
+            self.look_at(ids.iter().map(|&id| (id, "a", threads(1))), true);
+        }
+
+        fn look_at<'a>(&mut self, workers: impl Iterator<Item = (u64, &'a str, Capacity)>, computes: bool) {
+            let workers = workers.map(|(id, class, capacity)| (IncarnationId(id), of(class, capacity)));
+            let workers: Vec<_> = workers.collect();
+            self.choose(workers.iter().map(|(id, process)| (*id, process)), computes);
+        }
+
+        fn classes_standing_by(&self) -> Vec<(String, u32)> {
+            self.strangers().map(|(numerics, count)| (numerics.class.clone(), count)).collect()
+        }
     }
 
     #[test]
     fn the_oldest_take_part_and_the_others_stand_by() {
         let mut crew = crew(2);
-        crew.choose(ids(&[1, 2, 3]).into_iter());
+        crew.look(&[1, 2, 3]);
         assert_eq!((crew.members.clone(), crew.len(), crew.standby(), crew.live()), (ids(&[1, 2]), 2, 1, 3));
-        crew.choose(ids(&[2, 3, 4]).into_iter());
+        crew.look(&[2, 3, 4]);
         assert_eq!((crew.members.clone(), crew.standby()), (ids(&[2, 3]), 1), "the oldest takes over");
-        crew.choose(ids(&[0, 2, 3, 4]).into_iter());
+        crew.look(&[0, 2, 3, 4]);
         assert_eq!(
             (crew.members.clone(), crew.standby()),
             (ids(&[2, 3]), 2),
@@ -119,14 +280,14 @@ mod tests {
     #[test]
     fn scaling_down_keeps_who_came_first_and_scaling_up_adds_the_oldest() {
         let mut crew = crew(3);
-        crew.choose(ids(&[2, 5]).into_iter());
-        crew.choose(ids(&[1, 2, 5, 9]).into_iter());
+        crew.look(&[2, 5]);
+        crew.look(&[1, 2, 5, 9]);
         assert_eq!(crew.members, ids(&[2, 5, 1]));
         crew.scale(2);
-        crew.choose(ids(&[1, 2, 5, 9]).into_iter());
+        crew.look(&[1, 2, 5, 9]);
         assert_eq!((crew.members.clone(), crew.standby()), (ids(&[2, 5]), 2));
         crew.scale(4);
-        crew.choose(ids(&[1, 2, 5, 9]).into_iter());
+        crew.look(&[1, 2, 5, 9]);
         assert_eq!((crew.members.clone(), crew.standby()), (ids(&[2, 5, 1, 9]), 0));
     }
 
@@ -139,6 +300,77 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_class_with_the_most_capacity_takes_part_and_the_others_stand_by() {
+        let mut crew = crew(3);
+        let fleet = [(1, "a", 1), (2, "b", 2), (3, "a", 1), (4, "b", 2), (5, "c", 9)];
+        let fleet = fleet.map(|(id, class, count)| (id, class, threads(count)));
+        crew.look_at(fleet.into_iter(), true);
+        assert_eq!((crew.len(), crew.live()), (3, 2), "whoever computes nothing yet may be of any class");
+        assert!(crew.decide() && !crew.decide(), "it is decided once");
+        assert_eq!(crew.class().map(|class| class.class.as_str()), Some("b"), "`c` has too few workers");
+        assert_eq!((crew.members.clone(), crew.standby(), crew.live()), (ids(&[2, 4]), 3, 2));
+        assert_eq!(crew.classes_standing_by(), [("a".to_owned(), 2), ("c".to_owned(), 1)]);
+        crew.look_at(fleet.into_iter().filter(|(_, class, _)| *class != "b"), true);
+        assert_eq!(
+            (crew.len(), crew.live(), crew.standby()),
+            (0, 0, 3),
+            "nobody takes the place of that class"
+        );
+        crew.look_at(fleet.into_iter().filter(|(_, class, _)| *class != "b"), false);
+        assert_eq!((crew.len(), crew.standby()), (3, 0), "what depends on no class may be done by anybody");
+    }
+
+    #[test]
+    fn cuda_is_more_than_any_threads_and_only_those_who_would_take_part_count() {
+        let mut crew = crew(2);
+        let many = (1..9).map(|id| (id, "many", threads(2)));
+        crew.look_at(many.clone().chain((10..12).map(|id| (id, "large", threads(3)))), true);
+        assert!(crew.decide());
+        assert_eq!(crew.members, ids(&[10, 11]), "two of them are more than two of the others");
+        let mut crew = Crew::new(WorkersSpec { min: 1, max: 2 }, true);
+        crew.look_at(many.chain([(10, "gpu", CUDA)]), true);
+        assert!(crew.decide());
+        assert_eq!(crew.members, ids(&[10]));
+    }
+
+    #[test]
+    fn no_class_is_decided_before_one_has_enough_workers() {
+        let mut crew = crew(2);
+        let fleet = [(1, "a", threads(1)), (2, "b", threads(1))];
+        crew.look_at(fleet.into_iter(), true);
+        assert!(!crew.decide() && crew.is_undecided());
+        assert_eq!(
+            (crew.live(), crew.classes_standing_by().len()),
+            (1, 2),
+            "two are there, and one of each class"
+        );
+        crew.look_at(fleet.into_iter().chain([(3, "b", threads(1))]), true);
+        assert!(crew.decide());
+        assert_eq!(crew.members, ids(&[2, 3]));
+    }
+
+    #[test]
+    fn a_crew_of_any_class_has_none() {
+        let mut crew = Crew::new(WorkersSpec { min: 2, max: 2 }, false);
+        crew.look_at([(1, "a", threads(1)), (2, "b", threads(1))].into_iter(), true);
+        assert!(!crew.decide() && crew.class().is_none() && crew.classes_standing_by().is_empty());
+        assert_eq!((crew.members.clone(), crew.live()), (ids(&[1, 2]), 2));
+    }
+
+    #[test]
+    fn a_user_may_change_the_class() {
+        let mut crew = Crew::new(WorkersSpec { min: 1, max: 9 }, true);
+        crew.look_at([(1, "a", threads(2)), (2, "b", threads(1))].into_iter(), true);
+        assert!(crew.decide() && crew.class_named("c").is_none());
+        let other = crew.class_named("b").expect("it is there");
+        crew.change_class(other);
+        assert_eq!(
+            (crew.members.clone(), crew.classes_standing_by()),
+            (ids(&[2]), vec![("a".to_owned(), 1)])
+        );
+    }
+
     proptest! {
         #[test]
         fn nobody_who_may_stay_is_moved(
@@ -148,7 +380,7 @@ mod tests {
             for (max, live) in changes {
                 let before = crew.members.clone();
                 crew.scale(max);
-                crew.choose(live.iter().copied().map(IncarnationId));
+                crew.look(&live.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!(crew.len() as usize, live.len().min(max as usize));
                 prop_assert_eq!(crew.live() as usize, live.len());
                 prop_assert!(crew.members.iter().all(|member| live.contains(&member.get())));

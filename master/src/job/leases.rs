@@ -27,7 +27,7 @@ impl Job {
         worker: IncarnationId,
         held_elsewhere: usize,
     ) -> Option<pb::Lease> {
-        if !self.crew.contains(worker) {
+        if !self.crew.contains(worker) || self.waits_for_class() {
             return None;
         }
         if self.rests() {

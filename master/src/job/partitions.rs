@@ -474,7 +474,7 @@ mod tests {
     }
 
     fn join(fleet: &mut Membership, name: &str) {
-        let process = Process { role: Role::Ps, name: name.to_owned(), url: format!("http://{name}") };
+        let process = Process::new(Role::Ps, name, &format!("http://{name}"));
         let (incarnation, _) = fleet.register(Duration::ZERO, process).expect("room");
         fleet.beat(Duration::ZERO, incarnation, false).expect("known");
     }

@@ -5,6 +5,7 @@
 //! the master before is leased again, where it is not done. One whose model is exported only ends.
 
 use proto::ids::{Epoch, Era, JobId};
+use proto::numerics::Since;
 use proto::pb;
 use proto::pb::JobState;
 use proto::spec::JobSpec;
@@ -64,6 +65,8 @@ impl Job {
             samples_before: self.numbers.samples_before,
             owner: self.owner.clone(),
             output: if self.is_ended() { Vec::new() } else { self.output.clone() },
+            numerics: self.numerics.iter().map(Into::into).collect(),
+            numerics_class: self.crew.class().cloned().map(Into::into),
         }
     }
 
@@ -95,6 +98,12 @@ impl Job {
         if let Some(checkpoints) = &mut job.checkpoints {
             checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
             checkpoints.resume = record.resume;
+        }
+        let wrong = |error: proto::Error| error.to_string();
+        let history = record.numerics.into_iter().map(Since::try_from).collect::<Result<_, _>>();
+        job.numerics = history.map_err(wrong)?;
+        if let Some(class) = record.numerics_class {
+            job.crew.change_class(class.try_into().map_err(wrong)?);
         }
         record.scaled_to.into_iter().for_each(|workers| job.crew.scale(workers));
         if let Some(status) = record.ended {

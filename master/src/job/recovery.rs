@@ -86,26 +86,38 @@ impl Job {
             let reason = format!("ps {names} lost its part of the model, so nothing can be saved");
             return self.stop(now, failed(reason), Salvage::Nothing);
         }
-        let Some(partitions) = &mut self.partitions else { return };
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
-        partitions.lose(|ps| canonical || lost.iter().any(|name| name == ps));
+        let why = format!("ps {names} lost its part of the model");
         if canonical {
-            self.era = self.era.next();
+            return self.begin_again(now, &why);
         }
-        let again = match (&mut self.checkpoints, canonical) {
-            (Some(checkpoints), _) => {
-                if canonical {
-                    checkpoints.rewound();
-                }
+        let Some(partitions) = &mut self.partitions else { return };
+        partitions.lose(|ps| lost.iter().any(|name| name == ps));
+        let again = match &self.checkpoints {
+            Some(_) => "looking for the newest checkpoint",
+            None => "no checkpoint, so that part is trained again from version 0",
+        };
+        self.warn(now, format!("{why}; {again}"));
+        self.end = None;
+        self.initialize(now);
+    }
+
+    /// In canonical order: every partition is begun anew, in the next era.
+    pub(super) fn begin_again(&mut self, now: Now, why: &str) {
+        let Some(partitions) = &mut self.partitions else { return };
+        partitions.lose(|_| true);
+        self.era = self.era.next();
+        let again = match &mut self.checkpoints {
+            Some(checkpoints) => {
+                checkpoints.rewound();
                 "looking for the newest checkpoint".to_owned()
             }
-            (None, true) => {
+            None => {
                 self.tell_rewind(now, Version(0));
                 format!("no checkpoint, so training starts again from version 0 (era {})", self.era)
             }
-            (None, false) => "no checkpoint, so that part is trained again from version 0".to_owned(),
         };
-        self.warn(now, format!("ps {names} lost its part of the model; {again}"));
+        self.warn(now, format!("{why}; {again}"));
         self.end = None;
         self.initialize(now);
     }
@@ -123,6 +135,7 @@ impl Job {
         self.phase = Phase::Initializing;
         if self.decide_beginning() {
             self.queue.push(Work::Init);
+            self.maybe_decide_class();
         }
         self.tell_state(now);
     }
@@ -201,6 +214,7 @@ impl Job {
         if resumed {
             self.numbers.samples_before = training.samples_done;
         }
+        self.note_class(Version(training.watermark().get()));
         self.training = Some(training);
         if self.is_exported() {
             return self.save_last(now);

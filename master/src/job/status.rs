@@ -236,6 +236,9 @@ impl Job {
             samples_before: numbers.samples_before,
             left_out: Vec::new(),
             hangs: Vec::new(),
+            numerics: self.numerics.iter().map(Into::into).collect(),
+            numerics_class: self.crew.class().cloned().map(Into::into),
+            numerics_standby: self.numerics_standby(),
         }
     }
 

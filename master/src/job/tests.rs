@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod control;
+mod numerics;
 
 use std::path::Path;
 
@@ -198,7 +199,7 @@ impl World {
 }
 
 fn join(fleet: &mut Membership, role: Role, name: &str) -> IncarnationId {
-    let process = Process { role, name: name.to_owned(), url: format!("http://{name}") };
+    let process = Process::new(role, name, &format!("http://{name}"));
     let (incarnation, _) = fleet.register(Duration::ZERO, process).expect("room");
     fleet.beat(Duration::ZERO, incarnation, false).expect("known");
     incarnation

@@ -183,7 +183,8 @@ impl Jobs for JobsService {
     }
 
     async fn resume(&self, request: Request<pb::ResumeRequest>) -> Result<Response<pb::JobStatus>, Status> {
-        self.change(&request.into_inner().job, |job, now, _| job.resume(now)).await
+        let pb::ResumeRequest { job, numerics } = request.into_inner();
+        self.change(&job, |job, now, fleet| job.resume(now, &numerics, fleet)).await
     }
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {

@@ -24,7 +24,11 @@ impl Cluster {
     }
 
     async fn resume(&self, job: &str) -> Result<pb::JobStatus, Failure> {
-        Ok(self.jobs().resume(pb::ResumeRequest { job: job.to_owned() }).await?.into_inner())
+        Ok(self
+            .jobs()
+            .resume(pb::ResumeRequest { job: job.to_owned(), ..Default::default() })
+            .await?
+            .into_inner())
     }
 }
 

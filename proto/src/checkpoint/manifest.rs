@@ -13,16 +13,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{AppliedSteps, Error, Result};
 use crate::ids::{Era, PartitionId, Version};
+use crate::numerics::Since;
 use crate::optimizer::OptimizerKind;
 use crate::plan::Plan;
 use crate::spec::{Consistency, JobSpec, Order};
 use crate::tensor::TensorSpec;
 
-/// The newest format, of a manifest that names a script; without one it is written as [`PLAIN`], which older programs read.
-pub const FORMAT: u64 = 2;
+/// The newest format. A manifest is written in the oldest one that has all of its fields, so that older programs read it.
+pub const FORMAT: u64 = 3;
 
-/// The format without a script.
+/// The oldest format.
 const PLAIN: u64 = 1;
+
+/// The format that first had `script`.
+const WITH_SCRIPT: u64 = 2;
+
+/// The format that first had `numerics`.
+const WITH_NUMERICS: u64 = 3;
 
 /// Most partitions of a checkpoint, as of a job.
 const FILES_MAX: usize = 1024;
@@ -60,6 +67,9 @@ pub struct Manifest {
     /// versions, which share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
+    /// The numerics classes that computed it, in the order of their first versions; empty for a job that takes workers of every class.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numerics: Vec<Since>,
     /// When it was complete, in seconds since 1970.
     pub created_unix_secs: u64,
 }
@@ -120,7 +130,11 @@ impl Manifest {
     /// As it is written.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
-        let format = if self.script.is_some() { FORMAT } else { PLAIN };
+        let format = match (self.numerics.is_empty(), &self.script) {
+            (false, _) => WITH_NUMERICS,
+            (true, Some(_)) => WITH_SCRIPT,
+            (true, None) => PLAIN,
+        };
         format!("{}{body}{END}", begin(format, crc32c::crc32c(body.as_bytes())))
     }
 
@@ -260,6 +274,7 @@ pub fn digest(spec: &JobSpec) -> String {
     spec.fleet = crate::spec::FleetSpec::default();
     spec.limits = crate::spec::LimitsSpec::default();
     spec.checkpoint = None;
+    spec.numerics = crate::spec::NumericsSpec::default();
     spec.data.base = None;
     crate::artifact::sha256_hex(spec.to_json().as_bytes())
 }
@@ -312,6 +327,7 @@ pub(super) mod tests {
             slots: vec!["exp_avg".to_owned(), "exp_avg_sq".to_owned()],
             files: ledgers.iter().enumerate().map(file).collect(),
             script: None,
+            numerics: Vec::new(),
             created_unix_secs: 1_700_000_000,
         }
     }
@@ -355,18 +371,23 @@ pub(super) mod tests {
 
     #[test]
     fn a_later_format_is_named_whatever_else_it_has() {
-        let error = Manifest::decode("m", br#"{"format":3,"rows":[1]}"#).unwrap_err();
-        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 3, known: 2 });
+        let error = Manifest::decode("m", br#"{"format":4,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 4, known: 3 });
     }
 
     #[test]
-    fn only_a_manifest_with_a_script_has_the_newer_format() {
+    fn a_manifest_has_the_oldest_format_that_has_all_of_it() {
         let mut manifest = manifest(Order::Canonical, &[applied(7, &[])]);
         assert!(manifest.encode().starts_with("{\"format\":1,") && !manifest.encode().contains("script"));
         let sha256 = crate::artifact::sha256_hex(b"module");
         manifest.script = Some(Script { bytes: 6, sha256 });
         let text = manifest.encode();
         assert!(text.starts_with("{\"format\":2,"), "{text}");
+        assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
+        let numerics = crate::numerics::Numerics::unknown();
+        manifest.numerics = vec![Since { version: Version(0), numerics }];
+        let text = manifest.encode();
+        assert!(text.starts_with("{\"format\":3,"), "{text}");
         assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
         manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
         let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();

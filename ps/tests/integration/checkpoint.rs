@@ -102,6 +102,7 @@ async fn complete(stores: &Stores, job: &Job, version: u64, saved: &[Saved]) -> 
             .collect(),
         files: of_version.iter().map(file).collect(),
         script: None,
+        numerics: Vec::new(),
         created_unix_secs: 0,
     };
     let url = format!(

@@ -102,7 +102,7 @@ impl<'a> Target<'a> {
             // -label ln(s) - (1 - label) ln(1 - s) with s = sigmoid(output), without overflow for large outputs.
             Self::BceWithLogits(labels) => {
                 let one = |(output, label): (f64, f64)| {
-                    output.max(0.0) - output * label + (-output.abs()).exp().ln_1p()
+                    output.max(0.0) - output * label + libm::log1p(libm::exp(-output.abs()))
                 };
                 mean * pairs(labels).map(one).sum::<f64>()
             }
@@ -117,7 +117,7 @@ impl<'a> Target<'a> {
                 let total = log_sum_exp(outputs);
                 for (class, &output) in outputs.iter().enumerate() {
                     let is_label = class as i64 == classes[record];
-                    put(class, (f64::from(output) - total).exp() - f64::from(u8::from(is_label)));
+                    put(class, libm::exp(f64::from(output) - total) - f64::from(u8::from(is_label)));
                 }
             }
             Self::Nll(classes) => put(classes[record] as usize, -1.0),
@@ -127,7 +127,7 @@ impl<'a> Target<'a> {
                 slopes.enumerate().for_each(|(at, slope)| put(at, slope));
             }
             Self::BceWithLogits(labels) => {
-                let one = |(output, label): (f64, f64)| mean * (1.0 / (1.0 + (-output).exp()) - label);
+                let one = |(output, label): (f64, f64)| mean * (1.0 / (1.0 + libm::exp(-output)) - label);
                 pairs(labels, record, outputs).map(one).enumerate().for_each(|(at, slope)| put(at, slope));
             }
         }
@@ -162,7 +162,7 @@ fn pairs<'a>(labels: &'a [f32], record: usize, outputs: &'a [f32]) -> impl Itera
 /// `ln(sum(exp(outputs)))`, without overflow.
 fn log_sum_exp(outputs: &[f32]) -> f64 {
     let max = f64::from(outputs[largest(outputs)]);
-    max + outputs.iter().map(|&output| (f64::from(output) - max).exp()).sum::<f64>().ln()
+    max + libm::log(outputs.iter().map(|&output| libm::exp(f64::from(output) - max)).sum::<f64>())
 }
 
 /// Index of the largest output, the first of equals.

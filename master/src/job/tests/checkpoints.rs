@@ -9,7 +9,7 @@ const EVERY_STEP: &str = "\n[checkpoint]\nurl = \"memory://ck\"\nevery_steps = 1
 
 fn candidates(intact: &[(u64, &str)]) -> Candidates {
     let intact = intact.iter().map(|&(version, run)| (Version(version), run.to_owned())).collect();
-    Candidates { intact, damaged: Vec::new() }
+    Candidates { intact, ..Candidates::default() }
 }
 
 fn saved(report: u64, era: u64, version: u64) -> pb::SavedPartition {

@@ -108,7 +108,7 @@ fn a_paused_job_hands_out_nothing_and_takes_what_is_held() {
     world.complete(0, &held, report(&held));
     assert!(world.status().samples_applied > 0);
     for _ in 0..2 {
-        world.job.resume(world.now).expect("it goes on");
+        world.job.resume(world.now, "", &world.fleet).expect("it goes on");
         assert_eq!(world.state(), JobState::Running);
     }
     world.pass(SECOND);
@@ -126,7 +126,7 @@ fn a_pause_does_not_look_like_slowness() {
     world.job.renew(world.now, world.workers[0], &[LeaseId(lease.id)]);
     world.job.pause(world.now).expect("it goes on");
     world.pass(20 * SECOND);
-    world.job.resume(world.now).expect("it goes on");
+    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
     world.pass(SECOND);
     world.complete(0, &lease, report(&lease));
     let rates: Vec<_> = world
@@ -148,7 +148,7 @@ fn a_job_may_be_paused_before_it_trains_and_holds_at_the_next_lease() {
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Paused);
     assert!(world.lease(0).is_none());
-    world.job.resume(world.now).expect("it goes on");
+    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
     world.initialize();
 }
 
@@ -180,7 +180,7 @@ fn a_paused_job_whose_last_step_is_done_exports_once_it_is_resumed() {
     assert!(world.job.training.as_ref().is_some_and(Training::is_done), "{held:?}");
     world.pass(SECOND);
     assert_eq!((world.state(), world.lease(0)), (JobState::Paused, None));
-    world.job.resume(world.now).expect("it goes on");
+    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
     assert_eq!(world.state(), JobState::Exporting);
     assert!(matches!(world.lease(0).expect("an export").work, Some(pb::lease::Work::Export(_))));
 }
@@ -193,7 +193,7 @@ fn a_job_that_ends_cannot_be_changed_any_more() {
         let refused = [
             world.job.scale(world.now, 1, &world.fleet),
             world.job.pause(world.now),
-            world.job.resume(world.now),
+            world.job.resume(world.now, "", &world.fleet),
         ];
         for (refused, what) in refused.into_iter().zip(["scaled", "paused", "resumed"]) {
             let failure = refused.unwrap_err();
@@ -280,7 +280,7 @@ proptest! {
                 }
                 Act::Scale(workers) => world.scale(workers),
                 Act::Pause => world.job.pause(world.now).expect("it goes on"),
-                Act::Resume => world.job.resume(world.now).expect("it goes on"),
+                Act::Resume => world.job.resume(world.now, "", &world.fleet).expect("it goes on"),
                 Act::Join if world.workers.len() < 40 => world.join_worker(),
                 Act::Kill(worker) if worker < world.workers.len() => world.kill_worker(worker),
                 _ => {}

@@ -20,7 +20,7 @@ impl Activation {
         match self {
             // Not `max`, which would turn NaN into 0 and hide that the job diverged.
             Self::Relu => values.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0),
-            Self::Tanh => values.iter_mut().for_each(|value| *value = value.tanh()),
+            Self::Tanh => values.iter_mut().for_each(|value| *value = libm::tanhf(*value)),
         }
     }
 

@@ -9,6 +9,7 @@ mod layers;
 mod loss;
 mod mlp;
 mod model;
+mod numerics;
 mod resnet;
 mod script;
 mod settings;
@@ -21,6 +22,7 @@ use proto::tensor::{TensorSpec, Values};
 
 use self::builtin::Builtin;
 use self::model::TorchModel;
+pub(super) use self::numerics::numerics;
 use self::script::ScriptNetwork;
 pub(super) use self::settings::cuda_devices;
 use crate::engine::options::{Mlp, check_loss};

@@ -14,14 +14,20 @@
 #include <vector>
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <torch/csrc/jit/codegen/fuser/interface.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
+#include <torch/headeronly/version.h>
+
+// MKL's, where libtorch has it (not on ARM): the instructions that it is held to.
+extern "C" int mkl_serv_cbwr_get(int) __attribute__((weak));
 
 namespace {
 
@@ -165,6 +171,83 @@ void collect(const Module& module, const std::string& prefix, const Effects& eff
   }
 }
 
+const char* variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != 0 ? value : otherwise;
+}
+
+// A short number for a long text (FNV-1a), the same everywhere.
+std::string short_hash(const std::string& text) {
+  uint32_t hash = 2166136261u;
+  for (const unsigned char c : text) hash = (hash ^ c) * 16777619u;
+  char out[9];
+  std::snprintf(out, sizeof out, "%08x", hash);
+  return out;
+}
+
+// The instructions beyond AVX2 that oneDNN looks for.
+std::string instructions() {
+#if defined(__x86_64__)
+  std::string found;
+  const auto add = [&](bool is_there, const char* name) {
+    if (is_there) found += (found.empty() ? "" : "+") + std::string(name);
+  };
+  add(__builtin_cpu_supports("avx2") != 0, "AVX2");
+  add(__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0, "AVX512");
+  add(__builtin_cpu_supports("avx512vnni") != 0, "VNNI");
+  add(__builtin_cpu_supports("avx512bf16") != 0, "BF16");
+  return found.empty() ? "SSE" : found;
+#else
+  return "ARM";
+#endif
+}
+
+// Sizes of the caches, by which the libraries cut long sums into blocks.
+std::string caches() {
+  std::string text;
+  for (const int size : {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE}) {
+    text += (text.empty() ? "" : "/") + std::to_string(std::max(0L, sysconf(size)) / 1024);
+  }
+  return text + " KiB";
+}
+
+// The name of a CUDA device, of its driver: CUDA's own headers are not there.
+std::string cuda_name(int index) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (driver == nullptr) return "CUDA";
+  const auto get = reinterpret_cast<int (*)(int*, int)>(dlsym(driver, "cuDeviceGet"));
+  const auto name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+  int device = 0;
+  char out[128] = "CUDA";
+  if (get != nullptr && name != nullptr && get(&device, index) == 0) name(out, sizeof out, device);
+  return out;
+}
+
+std::string facts_of(int device) {
+  // Which compilers and libraries made it. What it found in this machine is in there too, in lines that differ.
+  std::istringstream config(at::show_config());
+  std::string build;
+  for (std::string line; std::getline(config, line);) {
+    if (line.find("CPU capability") == std::string::npos) build += line + "\n";
+  }
+  std::string text = std::string("libtorch ") + TORCH_VERSION + " (build " + short_hash(build) + "), ";
+  if (device >= 0) {
+    const auto& hooks = at::detail::getCUDAHooks();
+    return text + cuda_name(device) + ", CUDA " + std::to_string(hooks.versionCUDART()) + ", cuDNN " +
+        std::to_string(hooks.versionCuDNN());
+  }
+  const std::string held = variable("ONEDNN_MAX_CPU_ISA", variable("DNNL_MAX_CPU_ISA", ""));
+  const std::string mkl = variable("MKL_CBWR", "");
+  text += "ATen " + at::get_cpu_capability() + ", oneDNN " + (held.empty() ? instructions() : "at most " + held);
+  if (mkl_serv_cbwr_get != nullptr) {
+    // MKL_CBWR_ALL of mkl_service.h: the branch with its flags, as MKL has understood the variable.
+    text += ", MKL " + (mkl.empty() ? "AUTO" : mkl) + " (" + std::to_string(mkl_serv_cbwr_get(~0)) + ")";
+  }
+  // Blocks of cache size are those of the widest kernels; whoever is held to one instruction set is to agree with other machines.
+  if (held.empty() || mkl.empty()) text += ", caches " + caches();
+  return text + ", CPU";
+}
+
 c10::Device device_of(int index) {
   return index < 0 ? c10::Device(at::kCPU) : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
@@ -179,6 +262,11 @@ void ebb_free(void* memory) { std::free(memory); }
 const char* ebb_library() {
   Dl_info info;
   return dladdr(reinterpret_cast<void*>(&at::set_num_threads), &info) != 0 ? info.dli_fname : nullptr;
+}
+
+// What decides how libtorch rounds, on a CUDA device, or for -1 on the CPU; `out` is for `ebb_free`.
+char* ebb_facts(int device, char** out) {
+  return guard([&] { *out = copy(facts_of(device)); });
 }
 
 // Switches of the whole process.

@@ -22,6 +22,7 @@ unsafe extern "C" {
     fn ebb_free(memory: *mut c_void);
     fn ebb_library() -> *const c_char;
     fn ebb_settings() -> *mut c_char;
+    fn ebb_facts(device: i32, out: *mut *mut c_char) -> *mut c_char;
     fn ebb_thread(threads: i32) -> *mut c_char;
     fn ebb_load(file: *const c_char, device: i32, out: *mut *mut RawScript) -> *mut c_char;
     fn ebb_drop(script: *mut RawScript);
@@ -53,6 +54,18 @@ pub(super) fn library() -> Option<PathBuf> {
     // SAFETY: the function gives null or a C string that lives as long as the process.
     let path = unsafe { ebb_library().as_ref().map(|path| CStr::from_ptr(path)) };
     path.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+}
+
+/// What decides how libtorch rounds on a CUDA device, or on the CPU for -1; for people.
+pub(super) fn facts(device: i32) -> Result<String, String> {
+    let mut facts = ptr::null_mut();
+    // SAFETY: takes a number; without error `facts` is a C string of ours to free.
+    unsafe {
+        result(ebb_facts(device, &raw mut facts))?;
+        let text = CStr::from_ptr(facts).to_string_lossy().into_owned();
+        ebb_free(facts.cast());
+        Ok(text)
+    }
 }
 
 /// Switches of the process, see `ebb_settings`.

@@ -1,0 +1,36 @@
+//! `--numerics portable`: libtorch held to instructions that every machine with AVX2 has.
+//!
+//! The libraries read these variables when they begin, some while the program is being loaded. So the program starts itself again with
+//! them, which costs one more load of libtorch and depends on nothing that libtorch does.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use crate::args::{self, Cli, Instructions};
+use crate::config;
+
+/// ATen, oneDNN and MKL, which are below libtorch.
+const HELD: [(&str, &str); 3] =
+    [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_CBWR", "AVX2")];
+
+/// Starts this program again with the variables that `cli` asks for, unless they are set. To be called before there are threads.
+///
+/// # Errors
+/// The program cannot be started again; otherwise this returns only if there is nothing to change.
+pub(crate) fn hold(cli: &Cli) -> io::Result<()> {
+    let asked = match &cli.command {
+        args::Command::Worker(worker) => worker.compute.numerics,
+        args::Command::Run(run) => run.compute.numerics,
+        _ => Instructions::Native,
+    };
+    if asked == Instructions::Native || HELD.iter().all(|(name, value)| config::is(name, value)) {
+        return Ok(());
+    }
+    let mut arguments = std::env::args_os();
+    let mut again = Command::new(std::env::current_exe()?);
+    if let Some(name) = arguments.next() {
+        again.arg0(name);
+    }
+    Err(again.args(arguments).envs(HELD).exec())
+}
