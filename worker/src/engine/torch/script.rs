@@ -10,6 +10,9 @@
 //! | buffer that `forward` never changes, frozen parameter | [`Constant`]: exported, never sent |
 //! | anything else that `forward` changes | refused: it would be state that nobody keeps |
 //!
+//! A buffer is state if the code shows a way in which `forward` may change it. A parameter or another attribute is refused only when
+//! `forward` is seen to change it: in code that always runs, when the script is loaded; otherwise after the forward that did it.
+//!
 //! A constant must not travel as state: the mean of M equal values need not be that value in f32.
 
 use std::collections::BTreeMap;
@@ -240,6 +243,9 @@ fn forward_failed(error: &str, features: &Tensor) -> Error {
     let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];
     if elsewhere.iter().any(|text| error.contains(text)) {
         return Error::Engine { what: format!("forward of {SCRIPT}"), reason: error };
+    }
+    if error.starts_with("forward changes ") {
+        return wrong(&error);
     }
     // The interpreter prints its stack first and the cause last.
     let cause = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();

@@ -19,7 +19,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/csrc/jit/codegen/fuser/interface.h>
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -44,15 +43,32 @@ struct Entry {
 
 // What running `forward` may do besides returning.
 struct Effects {
-  std::set<std::string> written; // attributes, by path from the module
+  std::set<std::string> written; // tensors that it may change, by path from the module
+  std::set<std::string> surely;  // those of them, and other attributes, that it changes whenever it runs
+  std::set<std::string> assigned; // attributes that it may assign to
   bool writes_unknown = false;   // code that cannot be looked into
   bool draws = false;            // random numbers
+};
+
+// A tensor that `forward` is expected to leave as it is.
+struct Watched {
+  std::string what; // for the message
+  at::Tensor tensor;
+};
+
+// An attribute that `forward` may assign to, and that is no buffer.
+struct Slot {
+  std::string name;
+  ObjectPtr object;
+  size_t index;
 };
 
 struct Script {
   Module module;
   std::vector<Entry> entries;
   Effects effects;
+  std::vector<Watched> watched;
+  std::vector<Slot> slots;
 };
 
 char* copy(const std::string& text) {
@@ -97,38 +113,101 @@ void walk(at::ArrayRef<Block*> blocks, std::vector<Node*>& nodes) {
   }
 }
 
-// Alias analysis of `forward` with everything it calls inlined. Calls that cannot be inlined count as writing everything.
+// Which of the module's attributes a value may be, or be a view of. Followed as far as the code says it: through views, branches, loops,
+// tuples and lists. What comes out of code that cannot be looked into is not followed; `Watched` finds the rest when it happens.
+class Origins {
+ public:
+  explicit Origins(const Value* self) : self_(self) {}
+
+  std::set<std::string> of(const Value* value) {
+    seen_.clear();
+    found_.clear();
+    follow(value);
+    return found_;
+  }
+
+ private:
+  void follow(const Value* value) {
+    if (!seen_.insert(value).second) return;
+    const Node* node = value->node();
+    const auto kind = node->kind();
+    if (kind == prim::GetAttr) {
+      found_.insert(path(node, self_));
+    } else if (kind == prim::If) {
+      for (const Block* block : node->blocks()) follow(block->outputs().at(value->offset()));
+    } else if (kind == prim::Loop) {
+      follow(node->input(2 + value->offset()));
+      follow(node->blocks().at(0)->outputs().at(1 + value->offset()));
+    } else if (kind == prim::Param) {
+      const Node* loop = node->owningBlock()->owningNode();
+      if (loop == nullptr || loop->kind() != prim::Loop || value->offset() == 0) return;
+      follow(loop->input(1 + value->offset()));
+      follow(loop->blocks().at(0)->outputs().at(value->offset()));
+    } else if (kind == prim::TupleConstruct || kind == prim::ListConstruct || kind == prim::unchecked_cast ||
+               kind == prim::TupleUnpack || kind == prim::ListUnpack || kind == prim::TupleIndex ||
+               kind == prim::unchecked_unwrap_optional || kind == aten::__getitem__) {
+      for (const Value* input : node->inputs()) follow(input);
+    } else if (const auto* schema = node->maybeSchema()) {
+      const auto& returns = schema->returns();
+      const auto* out = value->offset() < returns.size() ? returns[value->offset()].alias_info() : nullptr;
+      if (out == nullptr) return;
+      const auto views = sets(*out);
+      for (size_t i = 0; i < schema->arguments().size() && i < node->inputs().size(); i++) {
+        const auto* in = schema->arguments()[i].alias_info();
+        if (in == nullptr) continue;
+        for (const auto& set : sets(*in)) {
+          if (views.count(set) > 0) follow(node->input(i));
+        }
+      }
+    }
+  }
+
+  // The names by which a schema says that two tensors, or the elements of lists, are one memory.
+  static std::set<c10::Symbol> sets(const c10::AliasInfo& alias) {
+    std::set<c10::Symbol> found(alias.beforeSets().begin(), alias.beforeSets().end());
+    for (const auto& contained : alias.containedTypes()) found.merge(sets(contained));
+    found.erase(c10::AliasInfo::wildcardSet());
+    return found;
+  }
+
+  const Value* self_;
+  std::set<const Value*> seen_;
+  std::set<std::string> found_;
+};
+
+// Looks through `forward` with everything it calls inlined.
 Effects effects_of(const Module& module) {
   Effects effects;
   // With the optimizer off, inlining stops at the first level of calls.
   const GraphOptimizerEnabledGuard inlines_fully(true);
   auto graph = toGraphFunction(module.get_method("forward").function()).graph()->copy();
   Inline(*graph);
-  // "Frozen" makes reads of a module's attributes distinct memory; otherwise all of them would alias.
-  const AliasDb aliases(graph, /*isFrozen=*/true);
   const Value* self = graph->inputs().at(0);
+  Origins origins(self);
   std::vector<Node*> nodes;
   walk(graph->block(), nodes);
-
-  // Normalisation updates its running statistics although its schema does not say that it writes.
-  std::vector<const Value*> hidden;
   for (const Node* node : nodes) {
-    const auto* schema = node->maybeSchema();
-    for (size_t i = 0; schema != nullptr && i < schema->arguments().size() && i < node->inputs().size(); i++) {
-      if (schema->arguments()[i].name().rfind("running_", 0) == 0) hidden.push_back(node->input(i));
-    }
-  }
-  for (Node* node : nodes) {
     const auto kind = node->kind();
+    const bool always = node->owningBlock() == graph->block();
+    const auto writes = [&](const std::set<std::string>& names) {
+      effects.written.insert(names.begin(), names.end());
+      if (always) effects.surely.insert(names.begin(), names.end());
+    };
     if (kind == prim::CallMethod || kind == prim::CallFunction || kind == prim::fork || kind == prim::awaitable) {
       effects.writes_unknown = effects.draws = true;
     } else if (kind == prim::SetAttr) {
-      effects.written.insert(path(node, self));
-    } else if (kind == prim::GetAttr && !node->output()->type()->cast<ClassType>()) {
-      const Value* value = node->output();
-      bool is_written = aliases.hasWriters(value);
-      for (const Value* running : hidden) is_written = is_written || aliases.mayAlias(value, running);
-      if (is_written) effects.written.insert(path(node, self));
+      const std::string name = path(node, self);
+      effects.assigned.insert(name);
+      writes({name});
+    } else if (const auto* schema = node->maybeSchema()) {
+      for (size_t i = 0; i < schema->arguments().size() && i < node->inputs().size(); i++) {
+        const auto& argument = schema->arguments()[i];
+        const bool is_tensor = node->input(i)->type()->isSubtypeOf(*c10::OptionalType::ofTensor());
+        const bool writes_it = argument.alias_info() != nullptr && argument.alias_info()->isWrite() && is_tensor;
+        // Normalisation updates its running statistics although its schema does not say that it writes.
+        const bool is_running = argument.name().rfind("running_", 0) == 0;
+        if (writes_it || is_running) writes(origins.of(node->input(i)));
+      }
     }
     effects.draws = effects.draws || node->isNondeterministic();
   }
@@ -153,21 +232,29 @@ void tie(Module& module) {
   }
 }
 
-void collect(const Module& module, const std::string& prefix, const Effects& effects, std::vector<Entry>& out) {
+void collect(const Module& module, const std::string& prefix, Script& script) {
+  const Effects& effects = script.effects;
   const auto type = module.type();
   for (size_t i = 0; i < type->numAttributes(); i++) {
     const std::string name = prefix + type->getAttributeName(i);
     const auto value = module._ivalue()->getSlot(i);
     if (value.isModule()) continue;
-    Entry entry{name, {}, type->is_parameter(i), type->is_buffer(i), effects.written.count(name) > 0};
+    // A buffer that may change is state. Anything else is refused, so only for what is seen: in the code, or when it happens.
+    Entry entry{name, {}, type->is_parameter(i), type->is_buffer(i), effects.surely.count(name) > 0};
     if (value.isTensor()) {
       entry.tensor = value.toTensor();
-      entry.is_written = entry.is_written || (entry.is_buffer && effects.writes_unknown);
+      if (entry.is_buffer) entry.is_written = effects.written.count(name) > 0 || effects.writes_unknown;
     }
-    if (entry.tensor.defined() || entry.is_written) out.push_back(std::move(entry));
+    const bool is_assigned = effects.assigned.count(name) > 0 && !(entry.is_buffer && entry.tensor.defined());
+    if (is_assigned) script.slots.push_back(Slot{name, module._ivalue(), i});
+    if (entry.tensor.defined() && !entry.is_written && !is_assigned) {
+      const std::string kind = entry.is_parameter ? "parameter" : entry.is_buffer ? "buffer" : "attribute";
+      script.watched.push_back(Watched{"the " + kind + " `" + name + "` itself", entry.tensor});
+    }
+    if (entry.tensor.defined() || entry.is_written) script.entries.push_back(std::move(entry));
   }
   for (const auto& child : module.named_children()) {
-    collect(child.value, prefix + child.name + ".", effects, out);
+    collect(child.value, prefix + child.name + ".", script);
   }
 }
 
@@ -248,6 +335,29 @@ std::string facts_of(int device) {
   return text + ", CPU";
 }
 
+// Calls `forward`, and throws if it changes what it is expected to leave as it is: nobody would keep the new value.
+c10::IValue call(Script& script, std::vector<c10::IValue> inputs) {
+  std::vector<uint32_t> versions;
+  std::vector<c10::IValue> values;
+  for (const auto& watched : script.watched) versions.push_back(watched.tensor._version());
+  for (const auto& slot : script.slots) values.push_back(slot.object->getSlot(slot.index));
+  auto answer = script.module.forward(std::move(inputs));
+  for (size_t i = 0; i < versions.size(); i++) {
+    if (script.watched[i].tensor._version() != versions[i]) {
+      throw std::runtime_error("forward changes " + script.watched[i].what + "; only the optimizer may change what is trained (for "
+          "max_norm and the like, normalise a copy), and code must show which buffers it changes");
+    }
+  }
+  for (size_t i = 0; i < values.size(); i++) {
+    const auto now = script.slots[i].object->getSlot(script.slots[i].index);
+    if (!now.is(values[i]) && (now.isTensor() || now != values[i])) {
+      throw std::runtime_error("forward changes the attribute `" + script.slots[i].name +
+          "`, so nobody would keep its value; make it a buffer (register_buffer) or leave it unchanged");
+    }
+  }
+  return answer;
+}
+
 c10::Device device_of(int index) {
   return index < 0 ? c10::Device(at::kCPU) : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
@@ -308,7 +418,7 @@ char* ebb_load(const char* file, int device, Script** out) {
     if (!script->module.find_method("forward")) throw std::runtime_error("the module has no method `forward`");
     tie(script->module);
     script->effects = effects_of(script->module);
-    collect(script->module, "", script->effects, script->entries);
+    collect(script->module, "", *script);
     *out = script.release();
   });
 }
@@ -354,7 +464,7 @@ char* ebb_forward(
     script->module.train(train);
     std::vector<c10::IValue> inputs{*features};
     if (labels != nullptr) inputs.emplace_back(*labels);
-    const auto answer = script->module.forward(std::move(inputs));
+    const auto answer = call(*script, std::move(inputs));
     if (labels == nullptr) {
       if (!answer.isTensor()) throw std::runtime_error("forward returns " + answer.type()->str() + ", expected a Tensor");
       *outputs = new at::Tensor(answer.toTensor());
