@@ -1,6 +1,7 @@
 //! The thread that a model lives on. A model is built, used and dropped there, one call at a time, so that engines may keep
 //! thread-local settings (libtorch's thread count) and a worker's network traffic never waits behind a matrix product.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -17,6 +18,8 @@ type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 pub(crate) struct Loaded {
     pub(crate) model: Box<dyn Model>,
     weights: Option<Weights>,
+    /// Goes with the model.
+    _kept: Box<dyn Any + Send>,
 }
 
 impl Loaded {
@@ -50,20 +53,26 @@ pub(crate) enum Compute {
 }
 
 impl Compute {
-    /// Builds the model where it will live: on the caller's thread if `inline` says how long each call takes there.
-    pub(crate) async fn start<F>(inline: Option<Duration>, build: F) -> Result<Self>
+    /// Builds the model where it will live: on the caller's thread if `inline` says how long each call takes there. `kept` lives as long
+    /// as the model.
+    pub(crate) async fn start<F>(
+        inline: Option<Duration>,
+        kept: impl Send + 'static,
+        build: F,
+    ) -> Result<Self>
     where
         F: FnOnce() -> Result<Box<dyn Model>> + Send + 'static,
     {
         if let Some(takes) = inline {
-            let loaded = Arc::new(Mutex::new(Loaded { model: build()?, weights: None }));
+            let loaded = Loaded { model: build()?, weights: None, _kept: Box::new(kept) };
+            let loaded = Arc::new(Mutex::new(loaded));
             return Ok(Self::Inline { loaded, takes });
         }
         let (calls, queue) = mpsc::channel::<Call>();
         let (ready_tx, ready) = oneshot::channel();
         let life = move || match build() {
             Ok(model) => {
-                let mut loaded = Loaded { model, weights: None };
+                let mut loaded = Loaded { model, weights: None, _kept: Box::new(kept) };
                 // The receiver may be gone: then nobody calls either.
                 let _ = ready_tx.send(Ok(()));
                 queue.into_iter().for_each(|call| call(&mut loaded));

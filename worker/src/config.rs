@@ -29,7 +29,7 @@ pub struct Options {
     pub prefetch: usize,
     /// Nodes of the reduction tree that may be on their way to the ps at once. Default 4.
     pub pushes_in_flight_max: usize,
-    /// Folder for files that come with a job. Default: the system's temporary folder.
+    /// Folder whose file system takes files that come with a job; they have no name there. Default: the system's temporary folder.
     pub scratch: PathBuf,
     /// Compute and read in the thread that serves the network; each call of the model then takes this long by tokio's clock.
     /// For simulations, which run in one thread. Default: on threads of their own.

@@ -14,6 +14,7 @@ use proto::placement::Layout;
 use proto::plan::{Microbatch, Plan, RecordOrder};
 use proto::spec::{Consistency, DataSet, JobSpec, Shuffle};
 
+use crate::artifact::Artifact;
 use crate::compute::Compute;
 use crate::config::Options;
 use crate::data::{Batch, Dataset};
@@ -39,7 +40,8 @@ pub(crate) struct Job {
     weighed: AtomicBool,
     /// Name of this worker.
     worker: String,
-    folder: PathBuf,
+    /// What `initial` names is among them.
+    _files: Arc<BTreeMap<String, Artifact>>,
     /// Weights to begin with.
     pub(crate) initial: Option<PathBuf>,
 }
@@ -78,8 +80,10 @@ impl Job {
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
             same_records(data, &reply.validation_records)?;
         }
-        let folder = options.scratch.join(format!("ebb-{}-{}-{id}", std::process::id(), options.name));
-        let mut artifacts = download(id, &reply.artifacts, &folder, master, progress).await?;
+        let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;
+        let files = Arc::new(files);
+        let path = |(name, file): (&String, &Artifact)| (name.clone(), file.path());
+        let mut artifacts: BTreeMap<_, _> = files.iter().map(path).collect();
         let initial = artifacts.remove(INITIAL).filter(|_| spec.model.initial.is_some());
         let context = Context {
             spec: spec.clone(),
@@ -100,7 +104,8 @@ impl Job {
             regions.into_iter().for_each(|regions| model.lend(regions));
             Ok(model)
         };
-        let compute = Compute::start(options.inline, build).await?;
+        // The model may read them again, and may outlive the job by one call.
+        let compute = Compute::start(options.inline, files.clone(), build).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let job = Self {
@@ -114,7 +119,7 @@ impl Job {
             placed: RwLock::default(),
             weighed: AtomicBool::new(false),
             worker: options.name.clone(),
-            folder,
+            _files: files,
             initial,
         };
         Ok(job)
@@ -170,13 +175,6 @@ impl Job {
     }
 }
 
-impl Drop for Job {
-    fn drop(&mut self) {
-        // Only what `download` put there; a leftover in the temporary folder harms nobody.
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
 /// The specification, checked.
 pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
     JobSpec::from_json(&reply.spec_json)
@@ -223,11 +221,11 @@ async fn download(
     folder: &Path,
     master: &MasterClient,
     progress: &Progress,
-) -> Result<BTreeMap<String, PathBuf>> {
-    let mut paths = BTreeMap::new();
+) -> Result<BTreeMap<String, Artifact>> {
+    let mut files = BTreeMap::new();
     for artifact in artifacts {
         progress.enter(Phase::Opening, format!("download of `{}`", artifact.name));
-        paths.insert(artifact.name.clone(), master.download(id, artifact, folder).await?);
+        files.insert(artifact.name.clone(), master.download(id, artifact, folder).await?);
     }
-    Ok(paths)
+    Ok(files)
 }

@@ -2,6 +2,7 @@
 //!
 //! [`run`] is the whole role. [`model::Model`] is the seam to the compute engines, and where a user's own network goes.
 
+mod artifact;
 mod compute;
 pub mod config;
 pub mod data;

@@ -1,7 +1,7 @@
 //! The master as a worker sees it: every call named, retried, and with errors that say to whom it was made.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use proto::convert;
@@ -12,8 +12,8 @@ use proto::retry::Retry;
 use proto::session::AsMember;
 use proto::status::Failure;
 use proto::timeline;
-use tokio::io::AsyncWriteExt;
 
+use crate::artifact::{Artifact, Writing};
 use crate::error::{Error, Result};
 
 /// Longest wait of one request for work; the worker asks again at once.
@@ -134,17 +134,16 @@ impl MasterClient {
         reply.await.map(drop)
     }
 
-    /// Stores a job's file in `folder`, and checks that it is the one that was submitted.
+    /// Takes a job's file into the file system of `folder`, and checks that it is the one that was submitted.
     pub(crate) async fn download(
         &self,
         job: JobId,
         artifact: &pb::Artifact,
         folder: &Path,
-    ) -> Result<PathBuf> {
+    ) -> Result<Artifact> {
         let what = format!("download `{}`", artifact.name);
         convert::artifact_name(&artifact.name).map_err(|error| self.error(&what, error.into()))?;
-        let path = folder.join(&artifact.name);
-        let file_error = |source| Error::File { path: path.clone(), source };
+        let file_error = |source| Error::File { path: folder.to_owned(), source };
         let request = pb::DownloadRequest { job: job.get(), name: artifact.name.clone() };
         let mut stream = self
             .call(&what, |mut fleet| {
@@ -152,21 +151,19 @@ impl MasterClient {
                 async move { fleet.download(request).await }
             })
             .await?;
-        tokio::fs::create_dir_all(folder).await.map_err(file_error)?;
-        let mut file = tokio::fs::File::create(&path).await.map_err(file_error)?;
+        let mut writing = Writing::begin(folder).map_err(file_error)?;
         while let Some(part) = stream.message().await.map_err(|status| self.error(&what, status.into()))? {
             if let Some(pb::artifact_part::Part::Content(content)) = part.part {
-                file.write_all(&content).await.map_err(file_error)?;
+                writing.put(&content).await.map_err(file_error)?;
             }
         }
-        file.flush().await.map_err(file_error)?;
-        let found = proto::artifact::sha256_hex(&tokio::fs::read(&path).await.map_err(file_error)?);
+        let (file, found) = writing.finish().await.map_err(file_error)?;
         if found != artifact.sha256 {
             let reason =
                 format!("SHA-256 {found} arrived, {} was submitted; the transfer broke off", artifact.sha256);
             return Err(Error::Engine { what, reason });
         }
-        Ok(path)
+        Ok(file)
     }
 
     /// Sends the files of an export and returns what the master was told of them.
