@@ -42,10 +42,11 @@ fn status(cluster: &Cluster) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Asks until the status is such.
+/// Asks until the status is such. The job may be on its way to the master.
 fn wait_for(cluster: &Cluster, is_such: impl Fn(&Value) -> bool) -> Value {
     loop {
-        let status = status(cluster);
+        let output = ebb(["status", "--json", "--master", &cluster.url, "digits"]).output().unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         if is_such(&status) {
             return status;
         }

@@ -23,7 +23,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn files_of_a_job_follow_no_link_have_no_name_and_leave_nothing() {
-    let mut cluster = Cluster::start(1, 0);
+    let mut cluster = Cluster::start(2, 0);
     let shared = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o1777)).tempdir().unwrap();
     fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let victim = cluster.dir.path().join("victim");
@@ -71,7 +71,7 @@ fn files_of_a_job_follow_no_link_have_no_name_and_leave_nothing() {
 
 #[test]
 fn a_file_that_came_with_a_job_is_what_it_begins_with() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(2, 1);
     let job = root().join("examples/digits/job.toml");
     let out = |name: &str| cluster.dir.path().join(name);
     let run = |name: &str, more: &[&str]| {
