@@ -192,6 +192,9 @@ impl Job {
         let training = self.training.as_ref();
         let books = training.map(|training| &training.books);
         let ledger = numbers.ledger.as_ref();
+        // Trained to its end, and then both the master and a ps died: nobody is left to ask, and all of it is done.
+        let whole = self.end.as_ref().is_some_and(|end| end.state == JobState::Succeeded);
+        let whole = self.facts.as_ref().map(|facts| facts.plan).filter(|_| whole);
         pb::JobStatus {
             job: self.id.get(),
             name: self.name(),
@@ -202,14 +205,17 @@ impl Job {
             steps_done: ledger
                 .map(|ledger| ledger.version)
                 .or_else(|| training.map(|training| training.watermark().get()))
+                .or_else(|| whole.map(|plan| plan.steps()))
                 .unwrap_or(0),
             microbatches_applied: ledger
                 .map(|ledger| ledger.microbatches_applied)
                 .or_else(|| books.map(crate::dispatcher::Dispatcher::done))
+                .or_else(|| whole.map(|plan| plan.microbatches()))
                 .unwrap_or(0),
             samples_applied: ledger
                 .map(|ledger| ledger.samples_applied)
                 .or_else(|| training.map(|training| training.samples_done))
+                .or_else(|| whole.map(|plan| plan.records * plan.epochs))
                 .unwrap_or(0),
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
             leases_expired: numbers.leases_expired,
