@@ -59,7 +59,7 @@ fn files_of_a_job_follow_no_link_have_no_name_and_leave_nothing() {
         assert!(following.try_wait().unwrap().is_none(), "the job ended:\n{}", cluster.workers[0].log());
         std::thread::park_timeout(std::time::Duration::from_millis(5));
     }
-    assert_eq!(names(shared.path()), [squat.clone()], "a file of the running job has a name");
+    assert_eq!(names(shared.path()), std::slice::from_ref(&squat), "a file of the running job has a name");
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "the file was written through a link");
 
     cluster.workers[0].signal("KILL");

@@ -519,11 +519,14 @@ mod tests {
         Artifacts::open(held, 100, journal).expect("a folder")
     }
 
+    /// What a folder has: each entry's name, inode, and whether it is a folder.
+    type Entries = Vec<(OsString, u64, bool)>;
+
     /// A disk that loses what was not synced when the power fails. It knows, by inode, what each synced file and folder had.
     #[derive(Debug, Default)]
     struct Lossy {
         files: Mutex<HashMap<u64, Vec<u8>>>,
-        folders: Mutex<HashMap<u64, Vec<(OsString, u64, bool)>>>,
+        folders: Mutex<HashMap<u64, Entries>>,
     }
 
     impl Disk for Lossy {

@@ -353,7 +353,8 @@ pub(crate) async fn run_other_user(
     let listed = insist(async || Ok(jobs.clone().list(pb::ListRequest {}).await?.into_inner().jobs)).await?;
     for job in listed.into_iter().map(|job| job.name).filter(|_| plan.meddles) {
         let workers = plan.workers as u32;
-        let go_on = async || jobs.clone().resume(pb::ResumeRequest { job: job.clone() }).await;
+        let go_on =
+            async || jobs.clone().resume(pb::ResumeRequest { job: job.clone(), ..Default::default() }).await;
         let scale = async || jobs.clone().scale(pb::ScaleRequest { job: job.clone(), workers }).await;
         // It may have ended.
         let _ = (insist(go_on).await, insist(scale).await);
@@ -402,7 +403,7 @@ async fn meddle(jobs: &mut JobsClient<Channel>, dice: &mut Dice, workers: u64) -
     match dice.range(0, 3) {
         0 => drop(jobs.pause(pb::PauseRequest { job }).await?),
         1 => drop(jobs.scale(pb::ScaleRequest { job, workers: dice.range(1, workers) as u32 }).await?),
-        _ => drop(jobs.resume(pb::ResumeRequest { job }).await?),
+        _ => drop(jobs.resume(pb::ResumeRequest { job, ..Default::default() }).await?),
     }
     checks::count("what a user did to jobs");
     Ok(())

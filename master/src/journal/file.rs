@@ -21,6 +21,14 @@ const BUSY: Duration = Duration::from_secs(10);
 /// Wait between two looks whether that use has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "at a start, before the master serves anybody; redb has no wait of its own"
+)]
+fn pause() {
+    std::thread::sleep(LOOK);
+}
+
 /// A file of keys and values. One process at a time may have it open.
 #[derive(Clone, Debug)]
 pub struct FileStore {
@@ -42,7 +50,7 @@ impl FileStore {
         let mut waited = Duration::ZERO;
         let database = loop {
             match Database::create(path) {
-                Err(DatabaseError::DatabaseAlreadyOpen) if waited < BUSY => std::thread::sleep(LOOK),
+                Err(DatabaseError::DatabaseAlreadyOpen) if waited < BUSY => pause(),
                 opened => break opened.map_err(|error| unusable(error.into()))?,
             }
             waited += LOOK;
