@@ -139,7 +139,12 @@ fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     let compaction = format!(r#"{{"revision":"{}","physical":true}}"#, revision.expect("a revision"));
     etcd.call("/v3/kv/compaction", &compaction);
     etcd.call("/v3/maintenance/defragment", "{}");
-    etcd.call("/v3/maintenance/alarm", r#"{"action":"DEACTIVATE","memberID":"0","alarm":"NOSPACE"}"#);
+    // An alarm is of a member, and taken back by its id.
+    let alarms = etcd.call("/v3/maintenance/alarm", r#"{"action":"GET"}"#);
+    let member = alarms.split(r#""memberID":""#).nth(1).and_then(|rest| rest.split('"').next());
+    let member = member.unwrap_or_else(|| panic!("no alarm in {alarms}"));
+    let disarm = format!(r#"{{"action":"DEACTIVATE","memberID":"{member}","alarm":"NOSPACE"}}"#);
+    etcd.call("/v3/maintenance/alarm", &disarm);
     is_forgotten(&cluster, &metrics, &out);
     ended(&cluster, child, &out);
 }
