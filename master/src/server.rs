@@ -214,16 +214,20 @@ impl Master {
         let shared = &self.shared;
         let (reporter, health) = tonic_health::server::health_reporter();
         proto::health::set_ready(&reporter, true).await;
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
-            .build_v1()
-            .expect("our own schema is well-formed");
+        let schema = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+        };
+        let reflection = schema().build_v1().expect("our own schema is well-formed");
+        // What Python's grpcio-reflection and older grpcurl ask for.
+        let reflection_alpha = schema().build_v1alpha().expect("our own schema is well-formed");
         let (jobs, fleet) = (JobsService::new(shared.clone()), FleetService::new(shared.clone()));
         let gate = shared.leadership.clone().map_or(Gate::Open, Gate::Leading);
         let serving = proto::channel::server()
             .layer(gate)
             .add_service(health)
             .add_service(reflection)
+            .add_service(reflection_alpha)
             .add_service(JobsServer::new(jobs).max_decoding_message_size(MESSAGE_BYTES_MAX))
             .add_service(FleetServer::new(fleet).max_decoding_message_size(MESSAGE_BYTES_MAX))
             .serve_with_incoming_shutdown(incoming, shared.stopping.clone().cancelled_owned());

@@ -162,15 +162,19 @@ where
     T: Io,
 {
     health.set_serving::<ParametersServer<Service>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let schema = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    // The second is what Python's grpcio-reflection and older grpcurl ask for.
+    let (reflection, reflection_alpha) = (schema().build_v1()?, schema().build_v1alpha()?);
     let parameters = Bulk::new(Service::new(ps, shutdown.clone()));
     let serving = proto::channel::server()
         .add_service(parameters)
         .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
         .add_service(reflection)
+        .add_service(reflection_alpha)
         .serve_with_incoming_shutdown(incoming, shutdown.cancelled());
     let overdue = async {
         shutdown.cancelled().await;

@@ -89,7 +89,7 @@ const PS: Whose = Whose::Of(&[Role::Ps]);
 const MASTERS: Whose = Whose::Of(&[Role::Master]);
 
 /// The table: the call as HTTP/2 names it, and whose it is.
-const TABLE: [(&str, Whose); 32] = [
+const TABLE: [(&str, Whose); 33] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
@@ -123,6 +123,7 @@ const TABLE: [(&str, Whose); 32] = [
     ("/grpc.health.v1.Health/Check", Whose::Anybodys),
     ("/grpc.health.v1.Health/Watch", Whose::Anybodys),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Whose::Holders),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Whose::Holders),
 ];
 
 /// Whose a call is; `None` for one that no server of ours has.
@@ -205,7 +206,8 @@ mod tests {
         let others: Vec<_> = listed.difference(&of_ours).map(String::as_str).collect();
         let health = tonic_health::pb::FILE_DESCRIPTOR_SET;
         let reflection = tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET;
-        let added: BTreeSet<String> = calls_of(health).union(&calls_of(reflection)).cloned().collect();
+        let alpha = tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET;
+        let added: BTreeSet<String> = [health, reflection, alpha].into_iter().flat_map(calls_of).collect();
         assert_eq!(others, added.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
@@ -241,9 +243,11 @@ mod tests {
         );
         assert_eq!(kind("/ebbflow.v1.Jobs/Drop", Some(Role::Operate)).kind, Kind::Incompatible);
         assert!(decide("/grpc.health.v1.Health/Check", None).is_ok());
-        let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
-        assert_eq!(kind(reflection, None).kind, Kind::Unauthenticated);
-        assert!(decide(reflection, Some(Role::Read)).is_ok());
+        for version in ["v1", "v1alpha"] {
+            let reflection = format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+            assert_eq!(kind(&reflection, None).kind, Kind::Unauthenticated);
+            assert!(decide(&reflection, Some(Role::Read)).is_ok());
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use tonic_reflection::pb::v1alpha;
 
 use crate::harness::{Job, Shape, options, soon, until};
 use crate::served::{Served, header};
@@ -259,7 +260,7 @@ async fn health_and_reflection_answer() {
 
     let list = MessageRequest::ListServices(String::new());
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
-    let mut reflection = ServerReflectionClient::new(channel);
+    let mut reflection = ServerReflectionClient::new(channel.clone());
     let replies = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
     let reply = replies.into_inner().message().await.unwrap().expect("an answer").message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = reply else { panic!("{reply:?}") };
@@ -267,6 +268,17 @@ async fn health_and_reflection_answer() {
     for name in ["ebbflow.v1.Parameters", "grpc.health.v1.Health"] {
         assert!(names.iter().any(|found| found == name), "{names:?}");
     }
+
+    // As older clients ask.
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let request = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut reflection = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
+    let replies = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
+    let reply = replies.into_inner().message().await.unwrap().expect("an answer").message_response;
+    let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(list)) = reply else {
+        panic!("{reply:?}")
+    };
+    assert!(list.service.iter().any(|service| service.name == "ebbflow.v1.Parameters"), "{list:?}");
 }
 
 #[tokio::test]
