@@ -29,7 +29,7 @@ pub use schedule::{Schedule, ScheduleKind, power};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [optimizer]")]
 pub struct OptimizerSpec {
     /// Which update rule.
     pub kind: OptimizerKind,

@@ -4,7 +4,6 @@
 //! Unknown keys are errors that name the nearest known key; contradictions are reported all at once.
 
 mod checkpoint;
-mod duration;
 mod file;
 mod records;
 mod validate;
@@ -18,14 +17,15 @@ use serde::{Deserialize, Serialize};
 pub use self::checkpoint::CheckpointSpec;
 pub use self::file::parse;
 pub use self::records::Records;
-use crate::error::{Error, Result};
+use crate::duration;
+use crate::error::Result;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
 use crate::wire::WireType;
 
 /// A whole job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of a job")]
 pub struct JobSpec {
     /// Name for people: 1 to 64 letters, digits, `-`, `_` or `.`.
     pub name: String,
@@ -82,7 +82,7 @@ impl NumericsSpec {
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [model]")]
 pub struct ModelSpec {
     /// TorchScript file (`torch.jit.script(..).save(..)`). Either this or `builtin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,7 +151,7 @@ impl Metric {
 
 /// The data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [data]")]
 pub struct DataSpec {
     /// How the files are written.
     pub format: Format,
@@ -185,7 +185,7 @@ pub struct DataSpec {
 
 /// Files that belong together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table with `features` and `labels`")]
 pub struct FilesSpec {
     /// Files of features, in order.
     pub features: Vec<String>,
@@ -222,7 +222,7 @@ pub enum Shuffle {
 
 /// `feature = (raw / scale - mean) / std`, computed in f32 in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table with `scale`, `mean` and `std`")]
 pub struct Normalize {
     /// Divisor of the raw value, e.g. 255. Default 1.
     pub scale: f32,
@@ -240,7 +240,7 @@ impl Default for Normalize {
 
 /// Records per gradient and per update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [batch]")]
 pub struct BatchSpec {
     /// Records of one gradient: what must fit into a worker's memory.
     pub micro: u32,
@@ -258,7 +258,7 @@ impl BatchSpec {
 
 /// Which weights a step is computed from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [consistency]")]
 pub struct ConsistencySpec {
     /// One of the four presets. Default: `sync`.
     #[serde(default)]
@@ -316,7 +316,7 @@ impl ConsistencySpec {
 
 /// How many processes take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "the settings of [fleet]")]
 pub struct FleetSpec {
     /// Workers. Default 1 to 64.
     pub workers: WorkersSpec,
@@ -335,7 +335,7 @@ pub const WORKERS_MAX: u32 = 65_536;
 
 /// Bounds of the number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table with `min` and `max`")]
 pub struct WorkersSpec {
     /// Below this many the job waits. Default 1.
     pub min: u32,
@@ -351,7 +351,7 @@ impl Default for WorkersSpec {
 
 /// Time-outs and how often to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "the settings of [limits]")]
 pub struct LimitsSpec {
     /// How long a lease holds without a heartbeat of its holder. Default 30 s.
     #[serde(with = "duration")]
@@ -364,10 +364,10 @@ pub struct LimitsSpec {
     pub attempts_max: u32,
     /// Deaths of processes holding one task before the job fails. Default 10.
     pub deaths_max: u32,
-    /// Longest wait of one pull (IBM EDT: EDT_PULL_WEIGHT_TIME_OUT). Default 30 s.
+    /// How long a ps holds a pull of weights that are not there yet. One push or pull may take twice as long in all. Default 30 s.
     #[serde(with = "duration")]
     pub pull_timeout: Duration,
-    /// A ps that stays unreachable for so many `pull_timeout`s stops the worker (IBM EDT: EDT_PULL_FAILED_LIMITS). Default 5.
+    /// A worker ends when one ps fails its calls for so many `pull_timeout`s. Default 5.
     pub pull_attempts_max: u32,
 }
 
@@ -386,7 +386,7 @@ impl Default for LimitsSpec {
 
 /// How values are exchanged between workers and ps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "the settings of [exchange]")]
 pub struct ExchangeSpec {
     /// Type that gradients, and weights for training, are rounded to: half of the bytes for other bits. Default: f32, not rounded.
     #[serde(alias = "value")]
@@ -402,10 +402,9 @@ impl JobSpec {
     /// Reads the wire form and checks it.
     ///
     /// # Errors
-    /// Not such JSON, or [`Error::Invalid`] with every violation.
+    /// Not such JSON, or [`Error::Invalid`](crate::Error::Invalid) with every violation.
     pub fn from_json(json: &str) -> Result<Self> {
-        let spec: Self = serde_json::from_str(json)
-            .map_err(|error| Error::JobFile(format!("job specification: {error}")))?;
+        let spec: Self = serde_json::from_str(json).map_err(|error| file::in_json(&error))?;
         spec.validate()?;
         Ok(spec)
     }

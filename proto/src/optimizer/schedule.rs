@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(factors[5], 0.0);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of a schedule")]
 pub struct Schedule {
     /// The shape after the warm-up. Default: constant.
     #[serde(default)]

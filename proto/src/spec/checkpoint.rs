@@ -9,7 +9,7 @@ use crate::plan::Plan;
 
 /// When the state is saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the settings of [checkpoint]")]
 pub struct CheckpointSpec {
     /// Where: a path (relative to the job file), `file://`, `s3://`, `gs://`, `az://` or, in one process, `memory://`.
     /// Every ps and the master must reach it.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::JobSpec;
 use crate::error::{Error, Result};
+use crate::hint;
 
 /// Reads a job file's text. `path` names it in errors, and relative data paths start from its folder.
 /// `overrides` are `key.path=value` pairs, applied after the file; a value is TOML, or a bare string.
@@ -70,20 +71,45 @@ fn describe(name: &str, text: &str, error: &toml::de::Error) -> String {
         let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
         format!(", line {line}, column {column}")
     });
-    let message = error.message().trim();
-    let hint = nearest(message).map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
-    format!("{name}{}: {message}{hint}", place.unwrap_or_default())
+    format!("{name}{}: {}", place.unwrap_or_default(), hinted(error.message().trim()))
 }
 
-/// Of serde's "unknown field `x`, expected one of `a`, `b`": the expected word that is closest to `x`.
-fn nearest(message: &str) -> Option<String> {
-    if !message.starts_with("unknown") {
+/// What serde says of a specification that came as JSON, for the user who wrote it.
+pub(super) fn in_json(error: &serde_json::Error) -> Error {
+    let message = error.to_string();
+    // Where in the JSON is of no use: no user wrote that.
+    let message = message.split(" at line ").next().unwrap_or_default();
+    Error::JobFile(format!("job specification: {}", hinted(message)))
+}
+
+/// serde's message, with the known key that the user may have meant instead of an unknown one.
+fn hinted(message: &str) -> String {
+    // A list in place of a table: serde counts its elements.
+    let counted = message.rfind(" with ").filter(|_| message.starts_with("invalid length"));
+    let message = match counted {
+        Some(at) if message.ends_with(" elements") || message.ends_with(" element") => {
+            let expected = message[..at].split_once("expected ").map_or("a table", |(_, expected)| expected);
+            format!("expected {expected}, as a table with their names, found a list")
+        }
+        _ => message.to_owned(),
+    };
+    let hint = meant(&message).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
+    message + &hint
+}
+
+/// For serde's "unknown field `x`, expected one of `a`, `b`": the key that `x` may stand for.
+fn meant(message: &str) -> Option<String> {
+    let field = message.starts_with("unknown field");
+    if !field && !message.starts_with("unknown variant") {
         return None;
     }
     let mut words = message.split('`').skip(1).step_by(2);
     let unknown = words.next()?;
-    let near = words.map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min()?;
-    (near.0 <= unknown.len().div_ceil(2)).then(|| near.1.to_owned())
+    let known: Vec<_> = words.collect();
+    match field {
+        true => hint::job_key(unknown, &known),
+        false => hint::nearest(unknown, known).map(|word| format!("`{word}`")),
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +174,49 @@ learning_rate = 1e-3
         assert!(message.contains("line 13") && message.contains("did you mean `effective`?"), "{message}");
         let message = error(&JOB.replace("kind = \"adam\"", "kind = \"adm\""));
         assert!(message.contains("did you mean `adam`?"), "{message}");
+    }
+
+    #[test]
+    fn other_frameworks_names_lead_to_ours() {
+        for (from, to, hint) in [
+            ("learning_rate = 1e-3", "lr = 0.1", "did you mean `learning_rate`?"),
+            ("learning_rate = 1e-3", "learning_rate = 0.1\nwd = 0.1", "did you mean `weight_decay`?"),
+            ("micro = 32", "micro = 32\nbatch_size = 64", "did you mean `effective`?"),
+            ("epochs = 10", "num_epochs = 10", "did you mean `epochs`?"),
+            ("epochs = 10", "epochs = 10\nlr = 0.1", "did you mean `learning_rate` in [optimizer]?"),
+            ("micro = 32", "micro = 32\nnum_epochs = 3", "did you mean `epochs`, at the top of the file?"),
+        ] {
+            let message = error(&JOB.replace(from, to));
+            assert!(message.contains(hint), "{hint} missing in {message}");
+        }
+        let message = parse(JOB, Path::new("digits.toml"), &["optimizer.lr=0.1".to_owned()]).unwrap_err();
+        assert!(message.to_string().contains("did you mean `learning_rate`?"), "{message}");
+    }
+
+    #[test]
+    fn a_submitted_specification_is_spoken_of_as_a_job_file() {
+        let json: serde_json::Value = serde_json::from_str(&read(JOB).unwrap().to_json()).unwrap();
+        let error = |json: &serde_json::Value| JobSpec::from_json(&json.to_string()).unwrap_err().to_string();
+        let said = error(&serde_json::json!([1, 2]));
+        assert!(!said.contains("struct") && said.contains("the settings of a job"), "{said}");
+        let said = error(&serde_json::json!([]));
+        assert_eq!(
+            said,
+            "job specification: expected the settings of a job, as a table with their names, found a list"
+        );
+        for key in ["model", "data", "batch", "optimizer", "consistency", "fleet", "limits", "exchange"] {
+            for wrong in [serde_json::json!(3), serde_json::json!([]), serde_json::json!("x")] {
+                let mut other = json.clone();
+                other[key] = wrong;
+                // Of a section whose settings all have defaults, an empty list has all of them.
+                let Err(said) = JobSpec::from_json(&other.to_string()) else { continue };
+                let said = said.to_string();
+                assert!(!said.contains("struct") && !said.contains("Spec"), "{key}: {said}");
+            }
+        }
+        let mut other = json.clone();
+        other["optimizer"]["lr"] = 3.into();
+        assert!(error(&other).contains("did you mean `learning_rate`?"), "{}", error(&other));
     }
 
     #[test]
