@@ -278,14 +278,32 @@ pub(crate) struct Run {
     /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: out/NAME with the job's name]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url, also with another number of parameter servers
-    #[arg(long)]
-    pub(crate) resume: bool,
+    #[command(flatten)]
+    pub(crate) resume: GoOn,
     #[command(flatten)]
     pub(crate) compute: Compute,
     /// Print the result as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Whether a job goes on from what an earlier run left.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct GoOn {
+    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url, also with another number of parameter servers
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Like --resume, and also within an epoch that was begun with another seed, order, or data: some of its records then train
+    /// more than once, and others never
+    #[arg(long)]
+    pub(crate) resume_anyway: bool,
+}
+
+impl GoOn {
+    /// By either flag.
+    pub(crate) const fn is_asked(self) -> bool {
+        self.resume || self.resume_anyway
+    }
 }
 
 /// How a worker computes.
@@ -407,9 +425,8 @@ pub(crate) struct Submit {
     pub(crate) file: JobFile,
     #[command(flatten)]
     pub(crate) reach: Reach,
-    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url
-    #[arg(long)]
-    pub(crate) resume: bool,
+    #[command(flatten)]
+    pub(crate) resume: GoOn,
     /// Stay and show the job's progress until it ends; Ctrl-C leaves, the job goes on
     #[arg(long)]
     pub(crate) follow: bool,

@@ -9,7 +9,7 @@ use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::spec::{self, JobSpec};
 
-use crate::args::JobFile;
+use crate::args::{GoOn, JobFile};
 use crate::checkpoint;
 
 /// A job that is ready to be sent.
@@ -19,8 +19,8 @@ pub(crate) struct Submission {
     pub(crate) spec: JobSpec,
     /// Files: name and content.
     pub(crate) artifacts: Vec<(String, Bytes)>,
-    /// Go on from the newest checkpoint of an earlier run.
-    pub(crate) resume: bool,
+    /// Whether it goes on from the newest checkpoint of an earlier run.
+    pub(crate) resume: GoOn,
 }
 
 impl Submission {
@@ -38,7 +38,7 @@ impl Submission {
             spec.model.script = Some(SCRIPT.to_owned());
             artifacts.push((SCRIPT.to_owned(), content));
         }
-        Ok(Self { spec, artifacts, resume: false })
+        Ok(Self { spec, artifacts, resume: GoOn::default() })
     }
 
     /// Reads the weights that the job is to begin with: a file, or the newest checkpoint of a folder.
@@ -64,7 +64,7 @@ impl Submission {
     pub(crate) fn into_messages(self) -> impl Iterator<Item = pb::SubmitRequest> + Send + use<> {
         use pb::artifact_part::Part;
         use pb::submit_request::Part as Message;
-        let message = |part| pb::SubmitRequest { part: Some(part), resume: false };
+        let message = |part| pb::SubmitRequest { part: Some(part), ..Default::default() };
         let file = move |part| message(Message::Artifact(pb::ArtifactPart { part: Some(part) }));
         let files = self.artifacts.into_iter().flat_map(move |(name, content)| {
             let header = file(Part::Header(artifact::describe(&name, &content)));
@@ -72,7 +72,9 @@ impl Submission {
             std::iter::once(header).chain(slices)
         });
         let part = Some(Message::SpecJson(self.spec.to_json()));
-        std::iter::once(pb::SubmitRequest { part, resume: self.resume }).chain(files)
+        let resume_anyway = self.resume.resume_anyway;
+        let resume = self.resume.is_asked();
+        std::iter::once(pb::SubmitRequest { part, resume, resume_anyway }).chain(files)
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file)?;
     submission.read_initial(&args.file, &app.environment.stores).await?;
     submission.resume = args.resume;
-    if args.resume && submission.spec.checkpoint.is_none() {
+    if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
     }
     fit_fleet(&mut submission.spec.fleet, args.workers, args.ps);
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let fleet = submission.spec.fleet;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let out = Out::prepare(&folder)?;
-    let out = if args.resume { out.resuming()? } else { out };
+    let out = if args.resume.is_asked() { out.resuming()? } else { out };
     let options = local::Options {
         workers: args.workers.unwrap_or(fleet.workers.min),
         ps: fleet.ps,

@@ -27,7 +27,7 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
         );
     }
     let mut out = args.out.as_deref().map(Out::prepare).transpose()?;
-    if args.resume {
+    if args.resume.is_asked() {
         out = out.map(Out::resuming).transpose()?;
     }
     let client = app.client(&args.reach)?;
@@ -127,7 +127,14 @@ mod tests {
 
     fn args(dir: &std::path::Path, out: Option<PathBuf>) -> args::Submit {
         let reach = reach(Duration::from_secs(5));
-        args::Submit { file: job_file(dir), reach, resume: false, follow: out.is_some(), out, json: false }
+        args::Submit {
+            file: job_file(dir),
+            reach,
+            resume: args::GoOn::default(),
+            follow: out.is_some(),
+            out,
+            json: false,
+        }
     }
 
     fn read(path: impl AsRef<std::path::Path>) -> String {

@@ -567,7 +567,7 @@ fn submit_parts(
     name: &str,
     parts: Vec<pb::submit_request::Part>,
 ) -> Result<(), tonic::Status> {
-    let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), resume: false });
+    let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), ..Default::default() });
     let requests: Vec<_> = requests.collect();
     block_on(async { client(fortress, name).submit(futures::stream::iter(requests)).await.map(drop) })
 }
@@ -596,7 +596,7 @@ fn spec_json() -> String {
 fn stall(fortress: &Fortress) -> Result<(), tonic::Status> {
     use futures::StreamExt as _;
     let part = Some(pb::submit_request::Part::SpecJson(spec_json()));
-    let first = futures::stream::iter([pb::SubmitRequest { part, resume: false }]);
+    let first = futures::stream::iter([pb::SubmitRequest { part, ..Default::default() }]);
     let requests = first.chain(futures::stream::pending());
     block_on(async { client(fortress, "anna").submit(requests).await.map(drop) })
 }

@@ -22,7 +22,7 @@ use crate::checkpoints::{Place, Probed};
 use crate::clock::Now;
 use crate::config::Options;
 use crate::events::EventLog;
-use crate::job::{Effect, Holder, Job, PsAddress, Settings, ended};
+use crate::job::{Effect, Holder, Job, PsAddress, Resume, Settings, ended};
 use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Capacity, Change, Membership, Process, Role};
@@ -610,13 +610,13 @@ impl Books {
         id: JobId,
         spec: JobSpec,
         input: Vec<pb::Artifact>,
-        resume: bool,
+        resume: Option<Resume>,
         owner: String,
     ) -> pb::SubmitReply {
         let mut job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
         job.owner = owner;
-        if resume {
-            job.resume_run();
+        if let Some(resume) = resume {
+            job.resume_run(resume);
         }
         let reply = pb::SubmitReply { job: id.get(), name: job.name() };
         self.newest_job = id;

@@ -10,10 +10,12 @@ use proto::checkpoint::file::DataFile;
 use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::store::{Folder, Stores};
+use proto::checkpoint::trained_on::TrainedOn;
 use proto::checkpoint::{Error, MANIFEST, PROBE, Result, folder_name};
 use proto::ids::{PartitionId, Version};
 use proto::numerics::Since;
 use proto::pb;
+use proto::plan::Plan;
 
 use crate::job::PsAddress;
 use crate::ps_client;
@@ -51,12 +53,35 @@ impl fmt::Display for Place {
 /// What a job needs to know of the checkpoints that are there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidates {
-    /// Versions with an intact manifest, each with the run that it is of; oldest first.
-    pub(crate) intact: Vec<(Version, String)>,
+    /// Those with an intact manifest, oldest first.
+    pub(crate) intact: Vec<Candidate>,
     /// The numerics classes that computed them.
     pub(crate) numerics: BTreeMap<Version, Vec<Since>>,
     /// What is wrong with the others that are complete.
     pub(crate) damaged: Vec<(Version, String)>,
+}
+
+/// An intact checkpoint, as far as a job must know it to choose one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    /// Steps that are in it.
+    pub(crate) version: Version,
+    /// Which training it is of.
+    pub(crate) run: String,
+    /// The numbers of its microbatches.
+    pub(crate) plan: Plan,
+    /// Its steps are whole epochs.
+    pub(crate) ends_epoch: bool,
+    /// What it was trained with, where it says so.
+    pub(crate) trained_on: Option<TrainedOn>,
+}
+
+impl From<Manifest> for Candidate {
+    fn from(manifest: Manifest) -> Self {
+        let ends_epoch = manifest.ends_epoch();
+        let Manifest { version, run, plan, trained_on, .. } = manifest;
+        Self { version, run, plan, ends_epoch, trained_on }
+    }
 }
 
 /// Looks for the checkpoints of a job.
@@ -69,7 +94,7 @@ pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
     let numerics = found.manifests.iter().map(|(version, manifest)| (*version, manifest.numerics.clone()));
     Ok(Candidates {
         numerics: numerics.collect(),
-        intact: found.manifests.into_iter().map(|(version, manifest)| (version, manifest.run)).collect(),
+        intact: found.manifests.into_values().map(Candidate::from).collect(),
         damaged: found.damaged.iter().map(|(&version, error)| (version, error.to_string())).collect(),
     })
 }

@@ -50,6 +50,7 @@ use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
 
 use self::checkpoints::Checkpoints;
+pub(crate) use self::checkpoints::Resume;
 use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
 use self::index::{Facts, Index};

@@ -29,6 +29,7 @@ pub mod file;
 pub mod found;
 pub mod manifest;
 pub mod store;
+pub mod trained_on;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -121,6 +121,7 @@ fn checkpoint(values: &[u8]) -> Checkpoint {
         files,
         script: None,
         numerics: Vec::new(),
+        trained_on: None,
         created_unix_secs: 1_700_000_000,
     };
     Checkpoint { manifest, data }

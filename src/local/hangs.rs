@@ -168,7 +168,7 @@ limits = { stall = "1s", lease = "1s" }
 "#;
         let spec = spec::parse(text, Path::new("job.toml"), &[]).expect("a good job");
         let part = pb::submit_request::Part::SpecJson(spec.to_json());
-        let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume: false }]);
+        let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), ..Default::default() }]);
         let job = jobs.submit(submit).await.expect("a good job").into_inner().name;
         Self { local, jobs, job }
     }

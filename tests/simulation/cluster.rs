@@ -475,7 +475,7 @@ async fn submit(
         return Ok(job.name);
     }
     let part = pb::submit_request::Part::SpecJson(spec.to_owned());
-    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume }]);
+    let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), resume, ..Default::default() }]);
     Ok(jobs.submit(submit).await?.into_inner().name)
 }
 

@@ -63,6 +63,8 @@ impl Index {
             shape: indexed.shape.iter().map(|&size| size as u64).collect(),
             label_min: indexed.labels.map(|(min, _)| min),
             label_max: indexed.labels.map(|(_, max)| max),
+            crc32c: Some(indexed.content.crc32c),
+            bytes: indexed.content.bytes,
         }))
     }
 }

@@ -17,15 +17,17 @@ use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
+use proto::plan::Plan;
 use proto::spec::{CheckpointSpec, JobSpec, Order};
 use proto::status::Failure;
 
 use super::closing::Closing;
 use super::ending::{Salvage, failed};
+use super::index::Facts;
 use super::partitions::{Holder, NotRestored, Partitions};
 use super::work::Work;
 use super::{Effect, Job, Phase, ended};
-use crate::checkpoints::{Candidates, Place, Probed};
+use crate::checkpoints::{Candidate, Candidates, Place, Probed};
 use crate::clock::Now;
 
 /// Versions of which reports are remembered at most.
@@ -39,7 +41,7 @@ pub(super) struct Checkpoints {
     /// Which training the checkpoints are of; `None` until the store was looked at for the first time.
     pub(super) run: Option<String>,
     /// It is to go on from what an earlier run left, and has not begun.
-    pub(super) resume: bool,
+    pub(super) resume: Option<Resume>,
     /// Versions that could not be restored.
     bad: BTreeSet<Version>,
     /// Why not, for people.
@@ -66,6 +68,22 @@ pub(super) struct Checkpoints {
     pub(super) begun: Version,
 }
 
+/// How a job goes on from what an earlier run left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resume {
+    /// With the seed, the order and the records that the checkpoint was trained with; at an epoch's end with others too.
+    Alike,
+    /// With whatever the job has now.
+    Anyway,
+}
+
+impl Resume {
+    /// As messages and records have it; `None`: the job begins anew.
+    pub(crate) fn of(resume: bool, anyway: bool) -> Option<Self> {
+        resume.then_some(if anyway { Self::Anyway } else { Self::Alike })
+    }
+}
+
 #[derive(Debug, Default)]
 struct Reported {
     files: BTreeMap<u32, File>,
@@ -79,7 +97,7 @@ impl Checkpoints {
             spec,
             place,
             run: None,
-            resume: false,
+            resume: None,
             bad: BTreeSet::new(),
             reasons: Vec::new(),
             reported: BTreeMap::new(),
@@ -103,15 +121,15 @@ impl Checkpoints {
         let (place, newest) = (&self.place, candidates.intact.last());
         let run = match (&self.run, newest) {
             (Some(run), _) => run.clone(),
-            (None, Some((_, run))) if self.resume => run.clone(),
-            (None, None) if self.resume => {
+            (None, Some(Candidate { run, .. })) if self.resume.is_some() => run.clone(),
+            (None, None) if self.resume.is_some() => {
                 let damaged =
                     candidates.damaged.iter().map(|(_, what)| format!("; {what}")).collect::<String>();
                 return Err(format!("nothing to resume from: no intact checkpoint in {place}{damaged}"));
             }
             (None, None) if candidates.damaged.is_empty() => new_run,
             (None, _) => {
-                let newest = newest.map(|(version, _)| format!(", the newest of version {version}"));
+                let newest = newest.map(|newest| format!(", the newest of version {}", newest.version));
                 return Err(format!(
                     "{place} has checkpoints of an earlier run{}; go on from them with --resume, or remove them, or set another \
                      checkpoint.url or name",
@@ -119,15 +137,65 @@ impl Checkpoints {
                 ));
             }
         };
-        let ours = candidates.intact.iter().rev().filter(|(_, of)| *of == run).map(|(version, _)| *version);
+        let ours = candidates.intact.iter().rev().filter(|of| of.run == run).map(|of| of.version);
         let begin = ours.clone().find(|version| !self.bad.contains(version)).unwrap_or(Version(0));
-        if self.resume && begin == Version(0) {
+        if self.resume.is_some() && begin == Version(0) {
             return Err(format!("no checkpoint in {place} can be restored: {}", self.reasons.join("; ")));
         }
         self.newest = self.newest.or(ours.max());
         self.run = Some(run);
         self.unreadable = false;
         Ok(begin)
+    }
+
+    /// Compares what the checkpoint to resume was trained with and what the job trains on; answers what to warn of.
+    ///
+    /// # Errors
+    /// They differ within an epoch, so that some records would train more than once and others never.
+    fn compare(
+        &self,
+        candidates: &Candidates,
+        version: Version,
+        facts: &Facts,
+    ) -> Result<Option<String>, String> {
+        let chosen = candidates.intact.iter().find(|candidate| candidate.version == version);
+        let (Some(resume), Some(chosen)) = (self.resume, chosen) else { return Ok(None) };
+        let (Some(was), Some(is)) = (&chosen.trained_on, &facts.trained_on) else {
+            return Ok(Some(format!(
+                "the checkpoint of version {version} does not say with which seed, order and data it was trained, because an \
+                 older version wrote it; the job goes on as if with the same"
+            )));
+        };
+        let differences = was.differences(is).join("; ");
+        if differences.is_empty() {
+            return Ok(None);
+        }
+        let epoch = chosen.plan.epochs_before(version).get() + 1;
+        let other_numbers = Plan { epochs: 0, ..chosen.plan } != Plan { epochs: 0, ..facts.plan };
+        if other_numbers {
+            return Err(format!(
+                "the checkpoint of version {version} was trained with other records or another batch, so the job cannot go on from \
+                 it: {differences}; set these back, or begin anew with another name"
+            ));
+        }
+        let what = format!(
+            "the checkpoint of version {version} {} epoch {epoch}",
+            match chosen.ends_epoch {
+                true => "ends",
+                false => "lies within",
+            }
+        );
+        match (chosen.ends_epoch, resume) {
+            (true, _) => Ok(Some(format!("{what}; the next epoch trains with others: {differences}"))),
+            (false, Resume::Anyway) => Ok(Some(format!(
+                "{what} and was trained with others, so some records of this epoch train more than once and others never: \
+                 {differences}"
+            ))),
+            (false, Resume::Alike) => Err(format!(
+                "{what} and was trained with others, so some records would train more than once and others never: {differences}; \
+                 set these back, or go on all the same with --resume-anyway"
+            )),
+        }
     }
 
     /// Partitions are begun anew in another era: what was reported in the one before is void.
@@ -173,8 +241,8 @@ impl Checkpoints {
 
 impl Job {
     /// It is to go on from what an earlier run left.
-    pub(crate) fn resume_run(&mut self) {
-        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.resume = true);
+    pub(crate) fn resume_run(&mut self, resume: Resume) {
+        self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.resume = Some(resume));
     }
 
     /// Whether its checkpoints would mix with those of a job of this specification.
@@ -260,6 +328,7 @@ impl Job {
             files: checkpoints.reported[&version].files.values().cloned().collect(),
             script: self.spec.model.script.is_some().then(|| script(&self.input)).flatten(),
             numerics: self.numerics.iter().filter(|since| since.version <= version).cloned().collect(),
+            trained_on: facts.trained_on.clone(),
             created_unix_secs: now.unix_ms / 1000,
         };
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
@@ -363,6 +432,7 @@ impl Job {
         if !looking || !partitions.undecided() {
             return;
         }
+        let facts = self.facts.as_ref();
         let (mut damaged, mut history) = (Vec::new(), None);
         let begin = match found {
             Ok(mut candidates) => {
@@ -371,10 +441,16 @@ impl Job {
                 let begin = checkpoints.begin(&candidates, new_run);
                 let newer =
                     |(version, _): &(Version, String)| begin.as_ref().is_ok_and(|begin| begin < version);
-                damaged.extend(candidates.damaged.into_iter().filter(newer).map(|(_, what)| what));
-                let version = begin.as_ref().ok().filter(|_| checkpoints.resume);
+                damaged.extend(
+                    candidates.damaged.iter().filter(|damaged| newer(damaged)).map(|(_, what)| what.clone()),
+                );
+                let version = begin.as_ref().ok().filter(|_| checkpoints.resume.is_some());
                 history = version.and_then(|version| candidates.numerics.remove(version));
-                begin
+                begin.and_then(|version| {
+                    let warning = facts.map(|facts| checkpoints.compare(&candidates, version, facts));
+                    damaged.extend(warning.transpose()?.flatten());
+                    Ok(version)
+                })
             }
             // Nothing is begun, or could be restored otherwise: a user must look at it, now or before anything is lost.
             Err(error) if checkpoints.run.is_none() || !error.is_retryable() => Err(error.to_string()),
@@ -455,7 +531,7 @@ impl Job {
         let measured = facts.plan.epochs_before(version);
         self.epochs_measured = self.epochs_measured.max(measured);
         if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.resume = false;
+            checkpoints.resume = None;
             checkpoints.begun = version;
             checkpoints.reasons.clear();
         }

@@ -1,5 +1,6 @@
 //! What the workers found in the job's files, and whether a job can be made of it. Pure.
 
+use proto::checkpoint::trained_on::{DataFile, FileSet, TrainedOn};
 use proto::pb;
 use proto::plan::Plan;
 use proto::spec::{DataSet, JobSpec};
@@ -35,6 +36,8 @@ pub(super) struct Facts {
     pub(super) plan: Plan,
     /// Validation records; 0 for none.
     pub(super) validation: u64,
+    /// Which records are trained in which order; `None` where workers of an older version indexed the files.
+    pub(super) trained_on: Option<TrainedOn>,
 }
 
 impl Index {
@@ -107,7 +110,28 @@ impl Index {
         let plan = Plan::try_from(pb::Plan::from(spec.plan(train)))
             .map_err(|error| format!("the job is too large: {error}"))?;
         let label_max = found.iter().filter_map(|(_, found)| found.label_max).max();
-        Ok(Facts { train_records, validation_records, label_max, plan, validation })
+        let trained_on = self.trained_on(spec, validation);
+        Ok(Facts { train_records, validation_records, label_max, plan, validation, trained_on })
+    }
+
+    fn trained_on(&self, spec: &JobSpec, validation: u64) -> Option<TrainedOn> {
+        let file = |file: &File| {
+            let (File { path, .. }, found) = indexed(file);
+            let (records, bytes, crc32c) = (found.records, found.bytes, found.crc32c?);
+            Some(DataFile { path: path.clone(), records, bytes, crc32c })
+        };
+        let files = |files: &[File], set| {
+            let files: Vec<_> = files.iter().map(file).collect::<Option<_>>()?;
+            let all = files.iter().map(|file| file.records).sum();
+            let records = spec.data.files(set).and_then(|files| files.records).unwrap_or((0, all));
+            Some(FileSet::new(files, records))
+        };
+        let own = match &spec.data.validation {
+            Some(_) => Some(files(&self.validation, DataSet::Validation)?),
+            None => None,
+        };
+        let split = if spec.data.validation_fraction.is_some() { validation } else { 0 };
+        Some(TrainedOn::new(spec, split, files(&self.train, DataSet::Train)?, own))
     }
 }
 
@@ -160,7 +184,7 @@ mod tests {
 
     fn file(records: u64, shape: &[u64], labels: Option<(i64, i64)>) -> pb::Indexed {
         let (label_min, label_max) = labels.unzip();
-        pb::Indexed { records, shape: shape.to_vec(), label_min, label_max }
+        pb::Indexed { records, shape: shape.to_vec(), label_min, label_max, crc32c: Some(7), bytes: 70 }
     }
 
     fn facts(spec: &JobSpec, files: [pb::Indexed; 2]) -> Result<Facts, String> {
@@ -182,6 +206,15 @@ mod tests {
             facts(&spec, [file(30, &[2], Some((0, 2))), file(10, &[2], Some((1, 3)))]).expect("good files");
         assert_eq!((facts.plan.records, facts.validation, facts.label_max), (30, 10, Some(3)));
         assert_eq!((facts.train_records, facts.validation_records), (vec![30, 10], vec![]));
+        let trained_on = facts.trained_on.expect("all files have their checksum");
+        assert_eq!((trained_on.split, trained_on.train.records, trained_on.train.count), (10, (0, 40), 2));
+    }
+
+    #[test]
+    fn files_without_their_checksum_do_not_say_what_is_trained_on() {
+        let old = pb::Indexed { crc32c: None, ..file(30, &[2], Some((0, 2))) };
+        let facts = facts(&spec(|_| ()), [file(30, &[2], Some((0, 2))), old]).expect("good files");
+        assert_eq!(facts.trained_on, None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::spec::JobSpec;
 
+use super::checkpoints::Resume;
 use super::ending::End;
 use super::partitions::Partitions;
 use super::status::millis;
@@ -35,6 +36,7 @@ impl Job {
         let ended = self.is_ended().then(|| self.status(now));
         let (train, validation) = self.index.found().unwrap_or_default();
         let placed = self.partitions.as_ref().filter(|partitions| partitions.number() > 0);
+        let resume = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.resume);
         let ending = self.end.as_ref().filter(|_| !self.is_ended());
         pb::JobRecord {
             job: self.id.get(),
@@ -60,7 +62,8 @@ impl Job {
                 .as_ref()
                 .and_then(|checkpoints| checkpoints.run.clone())
                 .unwrap_or_default(),
-            resume: self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume),
+            resume: resume.is_some(),
+            resume_anyway: resume == Some(Resume::Anyway),
             begin: placed.map(Partitions::begin).unwrap_or_default(),
             samples_before: self.numbers.samples_before,
             owner: self.owner.clone(),
@@ -97,7 +100,7 @@ impl Job {
         job.output = record.output;
         if let Some(checkpoints) = &mut job.checkpoints {
             checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
-            checkpoints.resume = record.resume;
+            checkpoints.resume = Resume::of(record.resume, record.resume_anyway);
         }
         let wrong = |error: proto::Error| error.to_string();
         let history = record.numerics.into_iter().map(Since::try_from).collect::<Result<_, _>>();

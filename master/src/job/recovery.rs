@@ -203,7 +203,7 @@ impl Job {
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
-        let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume);
+        let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume.is_some());
         let skipped = self.on_begun(begun);
         let (measured, trained) = (self.epochs_measured, self.times.training(now));
         let Some(facts) = &self.facts else { return };

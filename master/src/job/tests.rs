@@ -94,7 +94,14 @@ impl World {
 
     fn index(&mut self) {
         let lease = self.lease(0).expect("a file to index");
-        let found = pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+        let found = pb::Indexed {
+            records: 10,
+            shape: vec![2],
+            label_min: Some(0),
+            label_max: Some(9),
+            crc32c: Some(7),
+            bytes: 80,
+        };
         self.complete(0, &lease, Report::Indexed(found));
     }
 
@@ -391,7 +398,14 @@ fn too_few_workers_pause_a_running_job_and_too_many_stand_by() {
 fn files_that_do_not_go_together_fail_the_job_at_once() {
     let mut world = World::new(parse(""), 1, &["p"]);
     let lease = world.lease(0).expect("a file to index");
-    let found = pb::Indexed { records: 10, shape: vec![2], label_min: Some(-3), label_max: Some(9) };
+    let found = pb::Indexed {
+        records: 10,
+        shape: vec![2],
+        label_min: Some(-3),
+        label_max: Some(9),
+        crc32c: Some(7),
+        bytes: 80,
+    };
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Failed);
     assert!(world.reason().contains("`x.gz` has label -3"), "{}", world.reason());
@@ -550,7 +564,14 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     };
     let lease = world.lease(0).expect("a file to index");
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `indexed`");
-    let found = pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+    let found = pb::Indexed {
+        records: 10,
+        shape: vec![2],
+        label_min: Some(0),
+        label_max: Some(9),
+        crc32c: Some(7),
+        bytes: 80,
+    };
     world.complete(0, &lease, Report::Indexed(found));
     let lease = world.lease(0).expect("a model to initialize");
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "call Describe first");

@@ -19,7 +19,7 @@ use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
 use crate::books::Books;
 use crate::clock::Now;
-use crate::job::Job;
+use crate::job::{Job, Resume};
 use crate::membership::Membership;
 use crate::owner::Owner;
 use crate::patience::Patience;
@@ -70,12 +70,13 @@ impl Jobs for JobsService {
         let Some(Part::SpecJson(spec)) = first.part else {
             return Err(malformed("SubmitRequest.spec_json: expected in the first message, found none"));
         };
-        let (spec, resume) = (JobSpec::from_json(&spec)?, first.resume);
+        let spec = JobSpec::from_json(&spec)?;
+        let resume = Resume::of(first.resume, first.resume_anyway);
         match &spec.checkpoint {
             Some(checkpoint) => {
                 self.shared.stores.open(&checkpoint.url).map_err(|error| unusable(&error))?;
             }
-            None if resume => {
+            None if resume.is_some() => {
                 return Err(malformed("resume: the job has no [checkpoint] section; add one with its url"));
             }
             None => {}

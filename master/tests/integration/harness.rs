@@ -178,7 +178,8 @@ impl Cluster {
                 .into_iter()
                 .map(|part| submit_request::Part::Artifact(pb::ArtifactPart { part: Some(part) })),
         );
-        let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), resume: false });
+        let requests =
+            parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), ..Default::default() });
         let reply = self.jobs().submit(tokio_stream::iter(requests.collect::<Vec<_>>())).await?;
         Ok(reply.into_inner().name)
     }
@@ -399,8 +400,14 @@ impl Worker {
     pub(crate) async fn work(&mut self, lease: &pb::Lease) -> Report {
         match lease.work.as_ref().expect("work") {
             Work::Index(_) => {
-                let found =
-                    pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+                let found = pb::Indexed {
+                    records: 10,
+                    shape: vec![2],
+                    label_min: Some(0),
+                    label_max: Some(9),
+                    crc32c: Some(7),
+                    bytes: 80,
+                };
                 Report::Indexed(found)
             }
             Work::Init(_) => {

@@ -11,6 +11,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::trained_on::TrainedOn;
 use super::{AppliedSteps, Error, Result};
 use crate::ids::{Era, PartitionId, Version};
 use crate::numerics::Since;
@@ -28,8 +29,8 @@ const PLAIN: u64 = 1;
 /// The format that first had `script`.
 const WITH_SCRIPT: u64 = 2;
 
-/// The format that first had `numerics`.
-const WITH_NUMERICS: u64 = 3;
+/// The format that first had `numerics` and `trained_on`.
+const WITH_ORIGIN: u64 = 3;
 
 /// Most partitions of a checkpoint, as of a job.
 const FILES_MAX: usize = 1024;
@@ -70,6 +71,9 @@ pub struct Manifest {
     /// The numerics classes that computed it, in the order of their first versions; empty for a job that takes workers of every class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numerics: Vec<Since>,
+    /// The seed, the order and the records that it was trained with; `None` in a checkpoint of an older program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_on: Option<TrainedOn>,
     /// When it was complete, in seconds since 1970.
     pub created_unix_secs: u64,
 }
@@ -130,8 +134,8 @@ impl Manifest {
     /// As it is written.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
-        let format = match (self.numerics.is_empty(), &self.script) {
-            (false, _) => WITH_NUMERICS,
+        let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
+            (false, _) => WITH_ORIGIN,
             (true, Some(_)) => WITH_SCRIPT,
             (true, None) => PLAIN,
         };
@@ -236,6 +240,11 @@ impl Manifest {
         Ok(())
     }
 
+    /// Whether its steps are whole epochs: every record was applied equally often.
+    pub fn ends_epoch(&self) -> bool {
+        self.plan.ends_epoch(self.version) && self.files.iter().all(|file| file.applied.above.is_empty())
+    }
+
     /// Which steps partition number `partition` of `partitions` has applied when it is restored from here.
     ///
     /// In canonical order all have the same. In arrival order each partition has applied its own; then only the same number of
@@ -291,6 +300,7 @@ pub(super) mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::trained_on::tests::{file as data_file, trained_on};
     use super::*;
     use crate::ids::Step;
 
@@ -328,6 +338,7 @@ pub(super) mod tests {
             files: ledgers.iter().enumerate().map(file).collect(),
             script: None,
             numerics: Vec::new(),
+            trained_on: Some(trained_on(vec![data_file("x", 7)])),
             created_unix_secs: 1_700_000_000,
         }
     }
@@ -378,6 +389,8 @@ pub(super) mod tests {
     #[test]
     fn a_manifest_has_the_oldest_format_that_has_all_of_it() {
         let mut manifest = manifest(Order::Canonical, &[applied(7, &[])]);
+        assert!(manifest.encode().starts_with("{\"format\":3,"), "{}", manifest.encode());
+        manifest.trained_on = None;
         assert!(manifest.encode().starts_with("{\"format\":1,") && !manifest.encode().contains("script"));
         let sha256 = crate::artifact::sha256_hex(b"module");
         manifest.script = Some(Script { bytes: 6, sha256 });

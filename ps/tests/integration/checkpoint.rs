@@ -103,6 +103,7 @@ async fn complete(stores: &Stores, job: &Job, version: u64, saved: &[Saved]) -> 
         files: of_version.iter().map(file).collect(),
         script: None,
         numerics: Vec::new(),
+        trained_on: None,
         created_unix_secs: 0,
     };
     let url = format!(

@@ -47,6 +47,23 @@ pub struct Indexed {
     pub shape: Vec<usize>,
     /// Smallest and largest class; `None` when labels are no classes or there are no records.
     pub labels: Option<(i64, i64)>,
+    /// What tells its content from another.
+    pub content: Content,
+}
+
+/// What tells the content of one file (pair) from another: of the features, then of the labels, without compression.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// Its size.
+    pub bytes: u64,
+    /// Its CRC-32C.
+    pub crc32c: u32,
+}
+
+impl Content {
+    fn and(self, bytes: &[u8]) -> Self {
+        Self { bytes: self.bytes + bytes.len() as u64, crc32c: crc32c::crc32c_append(self.crc32c, bytes) }
+    }
 }
 
 /// Looks at file (pair) number `file` of a data set's own files, below `root` when given. Reads the whole file, so call
@@ -72,7 +89,8 @@ pub(crate) fn index_saying(
         true => table.classes()?,
         false => table.label_width(None).map(|_| None)?,
     };
-    Ok(Indexed { records: table.features.records() as u64, shape: shape(spec, &table)?, labels })
+    let shape = shape(spec, &table)?;
+    Ok(Indexed { records: table.features.records() as u64, shape, labels, content: table.content })
 }
 
 /// The records of one data set of a job, for random access.

@@ -10,7 +10,7 @@ use proto::spec::{DataSpec, FilesSpec, Format};
 
 use super::array::Array;
 use super::cache::{self, Key, Stamp};
-use super::{csv, idx, npy, wrong};
+use super::{Content, csv, idx, npy, wrong};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 
@@ -24,6 +24,8 @@ pub(super) struct Table {
     pub(super) path: PathBuf,
     pub(super) features: Array,
     pub(super) labels: Array,
+    /// What tells its content from another's.
+    pub(super) content: Content,
     /// The file of labels.
     labels_path: PathBuf,
 }
@@ -58,24 +60,33 @@ impl Table {
     }
 
     fn load(spec: &DataSpec, path: PathBuf, labels: Option<PathBuf>, progress: &Progress) -> Result<Self> {
+        let bytes = unpacked(&path, progress)?;
+        let content = Content::default().and(&bytes);
         let read = match spec.format {
             Format::Idx => idx::read,
             Format::Npy => npy::read,
             Format::Csv => {
-                let (features, labels) =
-                    csv::read(&path, &unpacked(&path, progress)?, spec.label.as_deref(), spec.header)?;
-                return Self::new(path.clone(), features, path, labels);
+                let (features, labels) = csv::read(&path, &bytes, spec.label.as_deref(), spec.header)?;
+                return Self::new(path.clone(), features, path, labels, content);
             }
         };
-        let features = read(&path, unpacked(&path, progress)?)?;
+        let features = read(&path, bytes)?;
         let Some(labels_path) = labels else {
             return wrong(&path, "has no file of labels beside it; name one for it in `labels`");
         };
-        let labels = read(&labels_path, unpacked(&labels_path, progress)?)?;
-        Self::new(path, features, labels_path, labels)
+        let bytes = unpacked(&labels_path, progress)?;
+        let content = content.and(&bytes);
+        let labels = read(&labels_path, bytes)?;
+        Self::new(path, features, labels_path, labels, content)
     }
 
-    fn new(path: PathBuf, features: Array, labels_path: PathBuf, labels: Array) -> Result<Self> {
+    fn new(
+        path: PathBuf,
+        features: Array,
+        labels_path: PathBuf,
+        labels: Array,
+        content: Content,
+    ) -> Result<Self> {
         if features.width() == 0 {
             return wrong(&path, format!("a record of shape {:?} has no values", features.record_shape()));
         }
@@ -90,7 +101,7 @@ impl Table {
                 ),
             );
         }
-        Ok(Self { path, features, labels, labels_path })
+        Ok(Self { path, features, labels, content, labels_path })
     }
 
     /// Checks that every label is one class number, and answers the smallest and the largest; `None` without records.

@@ -80,6 +80,12 @@ fn labels(n: u8) -> Vec<u8> {
     idx(&[n.into()], &(0..n).map(|record| record % 3).collect::<Vec<_>>())
 }
 
+/// Of files with these bytes without compression.
+fn content(files: &[&[u8]]) -> Content {
+    let all = files.concat();
+    Content { bytes: all.len() as u64, crc32c: crc32c::crc32c(&all) }
+}
+
 #[test]
 fn a_batch_holds_the_asked_records_in_the_asked_order() {
     let job = Job::new(IDX, "cross_entropy").file("x", images(5)).file("y", gz(&labels(5)));
@@ -90,7 +96,12 @@ fn a_batch_holds_the_asked_records_in_the_asked_order() {
     assert_eq!(batch.features, [40.0, 41.0, 42.0, 43.0, 0.0, 1.0, 2.0, 3.0]);
     assert_eq!(batch.labels, Values::I64(vec![1, 0]));
     assert!(data.batch([5]).unwrap_err().to_string().contains("record 5: the data set has 5"));
-    let expected = Indexed { records: 5, shape: vec![2, 2], labels: Some((0, 2)) };
+    let expected = Indexed {
+        records: 5,
+        shape: vec![2, 2],
+        labels: Some((0, 2)),
+        content: content(&[&images(5), &labels(5)]),
+    };
     assert_eq!(job.index().unwrap(), expected);
 }
 
@@ -122,7 +133,10 @@ fn records_are_counted_over_all_files() {
     let batch = job.train().batch(0..4).unwrap();
     assert_eq!((batch.features, batch.records), (vec![2.0, 9.0, 3.0, 4.0], vec![1, 2, 3, 4]));
     assert_eq!(batch.labels, Values::F32(vec![-2.0, 9.0, -3.0, -4.0]));
-    assert_eq!(job.index().unwrap(), Indexed { records: 2, shape: vec![1], labels: None });
+    assert_eq!(
+        job.index().unwrap(),
+        Indexed { records: 2, shape: vec![1], labels: None, content: content(&[b"1,-1\n2,-2\n"]) }
+    );
 }
 
 #[test]

@@ -1,15 +1,22 @@
 //! Jobs with checkpoints: what completes one, what a job goes on from, and how it ends with one.
 
 use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::trained_on::TrainedOn;
 
 use super::*;
-use crate::checkpoints::{Candidates, Place};
+use crate::checkpoints::{Candidate, Candidates, Place};
 
 const EVERY_STEP: &str = "\n[checkpoint]\nurl = \"memory://ck\"\nevery_steps = 1\n";
 
 fn candidates(intact: &[(u64, &str)]) -> Candidates {
-    let intact = intact.iter().map(|&(version, run)| (Version(version), run.to_owned())).collect();
-    Candidates { intact, ..Candidates::default() }
+    let candidate = |&(version, run): &(u64, &str)| Candidate {
+        version: Version(version),
+        run: run.to_owned(),
+        plan: parse(EVERY_STEP).plan(10),
+        ends_epoch: false,
+        trained_on: None,
+    };
+    Candidates { intact: intact.iter().map(candidate).collect(), ..Candidates::default() }
 }
 
 fn saved(report: u64, era: u64, version: u64) -> pb::SavedPartition {
@@ -23,7 +30,7 @@ impl World {
     fn saving(resume: bool) -> Self {
         let mut world = Self::new(parse(EVERY_STEP), 1, &["p"]);
         if resume {
-            world.job.resume_run();
+            world.job.resume_run(Resume::Alike);
         }
         world.index();
         world
@@ -175,6 +182,36 @@ fn a_job_resumes_from_the_newest_checkpoint_and_its_run_goes_on() {
     assert_eq!((status.samples_before, status.samples_applied), (12, 16), "of 4 steps of 4 it trained one");
     let measured = |event: &Event| matches!(event, Event::Evaluation(_));
     assert_eq!(world.events().into_iter().filter(measured).count(), 1, "the first epoch was measured before");
+}
+
+#[test]
+fn with_another_seed_a_job_resumes_where_an_epoch_ends_or_when_it_is_forced() {
+    for (ends_epoch, resume, said) in [
+        (false, Resume::Alike, Err("lies within epoch 2")),
+        (false, Resume::Anyway, Ok("lies within epoch 2")),
+        (true, Resume::Alike, Ok("ends epoch 2")),
+    ] {
+        let mut world = World::new(parse(EVERY_STEP), 1, &["p"]);
+        world.job.resume_run(resume);
+        world.index();
+        let facts = world.job.facts.as_ref().expect("its files are indexed");
+        let trained_on = facts.trained_on.clone().expect("with checksums");
+        let mut found = candidates(&[(4, "before")]);
+        found.intact[0].trained_on = Some(TrainedOn { seed: 99, ..trained_on });
+        found.intact[0].ends_epoch = ends_epoch;
+        world.job.on_found(world.now, Ok(found));
+        match said {
+            Ok(said) => {
+                assert!(world.was_warned(said) && world.was_warned("seed: 99 in the checkpoint"), "{said}");
+                assert_eq!(world.open().map(|restore| restore.version), Some(4));
+            }
+            Err(said) => {
+                let reason = world.reason();
+                assert!(reason.contains(said) && reason.contains("seed: 99 in the checkpoint"), "{reason}");
+                assert!(reason.contains("--resume-anyway"), "{reason}");
+            }
+        }
+    }
 }
 
 #[test]

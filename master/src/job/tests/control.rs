@@ -144,7 +144,14 @@ fn a_job_may_be_paused_before_it_trains_and_holds_at_the_next_lease() {
     let mut world = World::new(parse(""), 1, &["p"]);
     let lease = world.lease(0).expect("a file to index");
     world.job.pause(world.now).expect("it goes on");
-    let found = pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+    let found = pb::Indexed {
+        records: 10,
+        shape: vec![2],
+        label_min: Some(0),
+        label_max: Some(9),
+        crc32c: Some(7),
+        bytes: 80,
+    };
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Paused);
     assert!(world.lease(0).is_none());

@@ -336,8 +336,14 @@ impl Life {
         let id = LeaseId(lease.id);
         match lease.work.as_ref().expect("work") {
             Wire::Index(_) => {
-                let found =
-                    pb::Indexed { records: 10, shape: vec![2], label_min: Some(0), label_max: Some(9) };
+                let found = pb::Indexed {
+                    records: 10,
+                    shape: vec![2],
+                    label_min: Some(0),
+                    label_max: Some(9),
+                    crc32c: Some(7),
+                    bytes: 80,
+                };
                 let _ = self.world.job.complete(
                     self.world.now,
                     self.world.workers[worker],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proto::numerics::{Numerics, Since};
 
 use super::*;
-use crate::checkpoints::Candidates;
+use crate::checkpoints::{Candidate, Candidates};
 use crate::membership::Capacity;
 
 const SAVES: &str = "\n[checkpoint]\nurl = \"memory://ck\"\nevery_steps = 1\n";
@@ -57,8 +57,15 @@ impl World {
         let since =
             |&(version, name): &(u64, &str)| Since { version: Version(version), numerics: class(name) };
         let run = self.job.checkpoints.as_ref().and_then(|checkpoints| checkpoints.run.clone());
+        let candidate = Candidate {
+            version: Version(version),
+            run: run.unwrap_or_else(|| "run".to_owned()),
+            plan: self.job.spec.plan(10),
+            ends_epoch: false,
+            trained_on: None,
+        };
         let found = Candidates {
-            intact: vec![(Version(version), run.unwrap_or_else(|| "run".to_owned()))],
+            intact: vec![candidate],
             numerics: [(Version(version), history.iter().map(since).collect())].into(),
             ..Candidates::default()
         };
@@ -166,7 +173,7 @@ fn a_user_goes_on_in_another_class_from_the_newest_checkpoint() {
 #[test]
 fn a_resumed_job_goes_on_in_the_class_of_its_checkpoint_or_waits_for_it() {
     let mut world = World::new(parse(SAVES), 0, &["p"]);
-    world.job.resume_run();
+    world.job.resume_run(Resume::Alike);
     world.join_class("b");
     world.index();
     world.finds(3, &[(0, "a")]);
