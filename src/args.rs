@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use proto::security::Role;
+use proto::security::Role as TokenRole;
 use proto::spec::WORKERS_MAX;
 use worker::device::Choice;
+
+use crate::settings::{Flags, Role, roles};
 
 /// Train deep-learning models on parameter servers with workers that may join, leave or die at any moment.
 ///
@@ -42,11 +44,11 @@ pub(crate) enum Command {
     /// Train a job with master, ps and workers all in this process
     Run(Run),
     /// Start the master: it hands out the data and knows who is alive
-    Master(Master),
+    Master(Flags<roles::Master>),
     /// Start a parameter server: it holds a part of the model
-    Ps(Ps),
+    Ps(Flags<roles::Ps>),
     /// Start a worker: it computes gradients
-    Worker(Worker),
+    Worker(Flags<roles::Worker>),
     /// Send a job to a master
     Submit(Submit),
     /// List the master's jobs, oldest first
@@ -70,11 +72,43 @@ pub(crate) enum Command {
     Checkpoint(Checkpoint),
     /// Ask one process whether it is alive, or ready; exit code 0 if it is
     Health(Health),
+    /// Show the settings of a role, and where each comes from
+    #[command(subcommand)]
+    Config(Config),
     /// Make certificates and tokens for a cluster
     #[command(subcommand)]
     Certs(Certs),
     /// Print the completion script of a shell
     Completions(Completions),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Print each setting's value, unit and origin (default, file, environment, flag), as the role would take them
+    Show {
+        #[command(subcommand)]
+        role: ShowRole,
+    },
+}
+
+/// Whose settings are shown.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ShowRole {
+    /// Those of `ebb master`
+    Master(Show<roles::Master>),
+    /// Those of `ebb ps`
+    Ps(Show<roles::Ps>),
+    /// Those of `ebb worker`
+    Worker(Show<roles::Worker>),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show<R: Role> {
+    #[command(flatten)]
+    pub(crate) flags: Flags<R>,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -135,7 +169,7 @@ pub(crate) struct CertsToken {
     pub(crate) name: String,
     /// What it is for: read, submit, operate; worker, ps, master
     #[arg(long, value_name = "ROLE")]
-    pub(crate) role: Role,
+    pub(crate) role: TokenRole,
     /// File for the token; one that is there is not overwritten
     #[arg(long, value_name = "FILE")]
     pub(crate) file: PathBuf,
@@ -235,15 +269,6 @@ pub(crate) struct KeyFiles {
     pub(crate) insecure: bool,
 }
 
-/// Whom a server lets in.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Security")]
-pub(crate) struct Locks {
-    /// The tokens that may call, as `ebb certs` writes them (TOML); without it every call is taken [env: EBB_TOKENS]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tokens: Option<PathBuf>,
-}
-
 /// The same, and how long a user waits for it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Reach {
@@ -331,92 +356,6 @@ pub(crate) enum Instructions {
     Native,
     /// Those up to AVX2.
     Portable,
-}
-
-/// Who watches a role.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Watched {
-    /// Show this process's numbers to Prometheus at http://ADDR/metrics, HOST:PORT; port 0 takes a free one, which is printed. To
-    /// whoever reaches it; beyond this machine only of a process with certificates [env: EBB_METRICS] [default: not shown]
-    #[arg(long, value_name = "ADDR", help_heading = "Watch")]
-    pub(crate) metrics: Option<String>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Master {
-    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed. Beyond this machine only with certificates
-    /// and tokens
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4700")]
-    pub(crate) listen: String,
-    /// Folder for the model files of jobs, and without --etcd for the journal; created if missing. Masters with one etcd need
-    /// the same folder, on a file system that they share
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data_dir: PathBuf,
-    /// Be one of several masters: their journal is in the etcd with these members, which also elects the one that leads; the
-    /// others stand by and take over
-    #[arg(long, value_name = "URL[,URL..]", help_heading = "High availability")]
-    pub(crate) etcd: Option<String>,
-    /// What keys in etcd begin with; the same for the masters of one cluster, another for each cluster
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        default_value = "ebbflow/",
-        requires = "etcd",
-        help_heading = "High availability"
-    )]
-    pub(crate) etcd_prefix: String,
-    /// How long a leader that died is waited for before another master takes over: whole seconds, 2s to 10m
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration, requires = "etcd", help_heading = "High availability")]
-    pub(crate) leader_ttl: Duration,
-    /// URL where others reach this master, told by those that stand by [default: http:// or https:// and the address it listens on]
-    #[arg(long, value_name = "URL", requires = "etcd", help_heading = "High availability")]
-    pub(crate) advertise: Option<String>,
-    #[command(flatten)]
-    pub(crate) watched: Watched,
-    #[command(flatten)]
-    pub(crate) keys: KeyFiles,
-    #[command(flatten)]
-    pub(crate) locks: Locks,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Ps {
-    #[command(flatten)]
-    pub(crate) master: MasterUrl,
-    /// Address to listen on, HOST:PORT; port 0 takes a free one, which is printed. Beyond this machine only with certificates
-    /// and tokens
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
-    pub(crate) listen: String,
-    /// Name that stays the same when this ps is started again [default: ps-HOST-PORT]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Threads that apply updates [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) threads: Option<u32>,
-    /// URL where workers reach this ps [default: http:// or https:// and the address it listens on]
-    #[arg(long, value_name = "URL")]
-    pub(crate) advertise: Option<String>,
-    #[command(flatten)]
-    pub(crate) watched: Watched,
-    #[command(flatten)]
-    pub(crate) locks: Locks,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Worker {
-    #[command(flatten)]
-    pub(crate) master: MasterUrl,
-    /// Name for people [default: worker-HOST-PID]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Address on which to answer `ebb health` and health probes, HOST:PORT, to whoever reaches it; beyond this machine only of a
-    /// process with certificates [default: none, a worker listens on nothing]
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) health_listen: Option<String>,
-    #[command(flatten)]
-    pub(crate) compute: Compute,
-    #[command(flatten)]
-    pub(crate) watched: Watched,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,7 @@
 //! What the user did not say on the command line: environment, then default. The only reader of the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one file that reads the environment")]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use proto::checkpoint::store::Stores;
 use proto::memory::Memory;
 use proto::security::{self, Keys};
 
-use crate::args::{KeyFiles, Locks};
+use crate::args::KeyFiles;
 use crate::export::Batches;
 
 /// Where a master listens unless told otherwise.
@@ -24,7 +25,7 @@ pub(crate) struct Environment {
     master: Option<String>,
     /// `EBB_HEALTH`.
     health: Option<String>,
-    /// `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE`, `EBB_TOKENS`, `EBB_INSECURE`.
+    /// `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE`, `EBB_INSECURE`.
     keys: security::Options,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
@@ -32,8 +33,8 @@ pub(crate) struct Environment {
     pub(crate) otlp: bool,
     /// `OTEL_BSP_SCHEDULE_DELAY`, `OTEL_BSP_MAX_QUEUE_SIZE`, `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how spans are sent.
     pub(crate) batches: Batches,
-    /// `EBB_METRICS`: where a role shows its numbers.
-    metrics: Option<String>,
+    /// Every variable that begins with `EBB_`: the settings of roles.
+    variables: BTreeMap<String, String>,
     /// `EBB_SOCKETS`: `tcp`, `unix`, or the default `nearest`.
     sockets: Option<String>,
     /// This program as the user calls it.
@@ -88,12 +89,15 @@ impl Environment {
                 cert: file("EBB_TLS_CERT"),
                 key: file("EBB_TLS_KEY"),
                 token: file("EBB_TOKEN_FILE"),
-                tokens: file("EBB_TOKENS"),
+                tokens: None,
                 insecure: get("EBB_INSECURE")
                     .is_some_and(|value| ["1", "true", "yes"].contains(&value.as_str())),
             },
             log: get("EBB_LOG").or_else(|| get("RUST_LOG")),
-            metrics: get("EBB_METRICS"),
+            variables: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .filter(|(name, value)| name.starts_with("EBB_") && !value.trim().is_empty())
+                .collect(),
             otlp: get("OTEL_EXPORTER_OTLP_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some(),
@@ -117,8 +121,8 @@ impl Environment {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
     }
 
-    /// Where the keys of this process are: flag over environment. `locks`: of a server.
-    pub(crate) fn keys(&self, flags: &KeyFiles, locks: Option<&Locks>) -> security::Options {
+    /// Where the keys of a user's command are: flag over environment.
+    pub(crate) fn keys(&self, flags: &KeyFiles) -> security::Options {
         let or = |flag: &Option<PathBuf>, environment: &Option<PathBuf>| {
             flag.clone().or_else(|| environment.clone())
         };
@@ -127,14 +131,21 @@ impl Environment {
             cert: or(&flags.tls_cert, &self.keys.cert),
             key: or(&flags.tls_key, &self.keys.key),
             token: or(&flags.token_file, &self.keys.token),
-            tokens: locks.and_then(|locks| or(&locks.tokens, &self.keys.tokens)),
+            tokens: None,
             insecure: flags.insecure || self.keys.insecure,
         }
     }
 
-    /// Where a role shows its numbers, if anywhere: flag over environment.
-    pub(crate) fn metrics<'a>(&'a self, flag: Option<&'a str>) -> Option<&'a str> {
-        flag.or(self.metrics.as_deref())
+    /// A variable that begins with `EBB_`.
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str)
+    }
+
+    /// An environment that has only these variables.
+    #[cfg(test)]
+    pub(crate) fn with(variables: &[(&str, &str)]) -> Self {
+        let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        Self { variables: variables.collect(), ..Self::default() }
     }
 
     /// How connections are opened: over the nearest way there is, unless the user says TCP.
@@ -311,22 +322,15 @@ mod tests {
     fn keys_come_from_flags_then_from_the_environment() {
         let path = |name: &str| Some(PathBuf::from(name));
         let environment = Environment {
-            keys: security::Options {
-                ca: path("ca"),
-                token: path("t"),
-                tokens: path("list"),
-                ..Default::default()
-            },
+            keys: security::Options { ca: path("ca"), token: path("t"), ..Default::default() },
             ..Environment::default()
         };
         let flags = KeyFiles { token_file: path("mine"), insecure: true, ..KeyFiles::default() };
-        let found = environment.keys(&flags, None);
+        let found = environment.keys(&flags);
         assert_eq!(
             (found.ca, found.token, found.tokens, found.insecure),
             (path("ca"), path("mine"), None, true)
         );
-        let of_server = environment.keys(&KeyFiles::default(), Some(&Locks { tokens: None }));
-        assert_eq!((of_server.tokens, of_server.insecure), (path("list"), false));
     }
 
     #[test]

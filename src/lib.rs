@@ -45,6 +45,8 @@ mod resume;
 mod run;
 mod scale;
 mod screen;
+mod settings;
+mod show;
 mod signals;
 mod spans;
 mod status;
@@ -119,7 +121,7 @@ impl App {
 
     /// The master that the user means.
     fn client(&self, reach: &Reach) -> Anyhow<Client> {
-        let keys = Keys::load(self.environment.keys(&reach.master.keys, None))?;
+        let keys = Keys::load(self.environment.keys(&reach.master.keys))?;
         let url = self.environment.master(reach.master.url.as_deref(), &keys);
         Client::new(&self.dialer.clone().with(keys), &url, reach.master_timeout, self.screen.clone())
     }
@@ -132,12 +134,12 @@ impl App {
 pub fn main(registry: model::Registry) -> ExitCode {
     allocator::keep_free_memory();
     let cli = Cli::parse();
-    if let Err(error) = numerics::hold(&cli) {
+    let environment = Environment::read();
+    if let Err(error) = numerics::hold(&cli, &environment) {
         eprintln!("error: --numerics portable: this program cannot start itself again: {error}");
         return ExitCode::from(FAILURE);
     }
     let computes = matches!(cli.command, Command::Worker(_) | Command::Run(_));
-    let environment = Environment::read();
     let code = match start(cli, environment, registry) {
         Ok(code) => code,
         Err(error) if error.is::<NobodyReads>() => NOBODY_READS,
@@ -214,6 +216,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Cancel(args) => cancel::run(args, app).await,
         Command::Fetch(args) => fetch::run(args, app).await,
         Command::Health(args) => return health::run(args, app).await,
+        Command::Config(verb) => show::run(verb, app),
         Command::Certs(verb) => certs::run(verb, app),
         Command::Completions(args) => completions::run(&args, app),
     }

@@ -35,7 +35,7 @@ pub(crate) async fn serve(address: Option<&str>, keys: &Options, app: &App) -> R
     if let Some(meter) = &app.meter {
         read(&app.board).iter().for_each(|reading| register(meter, reading, &app.board));
     }
-    let Some(address) = app.environment.metrics(address) else { return Ok(()) };
+    let Some(address) = address else { return Ok(()) };
     let (listener, address) = config::bind_to_show(address, keys).await.context("--metrics")?;
     app.screen.print(&format!("metrics at http://{address}/metrics"))?;
     let entrance = Entrance { connections: locks::watchers().open(listener, None).boxed(), address };

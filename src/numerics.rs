@@ -8,7 +8,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use crate::args::{self, Cli, Instructions};
-use crate::config;
+use crate::config::{self, Environment};
+use crate::settings::Settings;
+use crate::settings::roles::PORTABLE;
 
 /// ATen, oneDNN and MKL, which are below libtorch.
 const HELD: [(&str, &str); 3] =
@@ -18,13 +20,16 @@ const HELD: [(&str, &str); 3] =
 ///
 /// # Errors
 /// The program cannot be started again; otherwise this returns only if there is nothing to change.
-pub(crate) fn hold(cli: &Cli) -> io::Result<()> {
-    let asked = match &cli.command {
-        args::Command::Worker(worker) => worker.compute.numerics,
-        args::Command::Run(run) => run.compute.numerics,
-        _ => Instructions::Native,
+pub(crate) fn hold(cli: &Cli, environment: &Environment) -> io::Result<()> {
+    let portable = match &cli.command {
+        // What is wrong with its settings, the role says itself.
+        args::Command::Worker(flags) => {
+            Settings::of(flags, environment).is_ok_and(|settings| settings.text("numerics") == Some(PORTABLE))
+        }
+        args::Command::Run(run) => run.compute.numerics == Instructions::Portable,
+        _ => false,
     };
-    if asked == Instructions::Native || HELD.iter().all(|(name, value)| config::is(name, value)) {
+    if !portable || HELD.iter().all(|(name, value)| config::is(name, value)) {
         return Ok(());
     }
     let mut arguments = std::env::args_os();

@@ -1,40 +1,40 @@
 //! `ebb worker`: runs the role until it is told to stop, then lets it finish its microbatch.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use worker::{Connector, Options, Watched};
 
 use crate::App;
-use crate::args;
 use crate::config;
 use crate::locks;
 use crate::metrics;
+use crate::settings::roles::{Worker, device, key_files};
+use crate::settings::{Flags, Settings};
 
 /// # Errors
-/// The device is not there, the master refuses this worker or stays away, or a ps stays away.
-pub(crate) async fn run(args: args::Worker, app: &App) -> Result<()> {
-    let files = app.environment.keys(&args.master.keys, None);
+/// The settings are wrong, the device is not there, the master refuses this worker or stays away, or a ps stays away.
+pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
+    let settings = Settings::of(&flags, &app.environment)?;
+    let files = key_files(&settings);
     let keys = locks::follow(files.clone())?;
-    let master = app.environment.master(args.master.url.as_deref(), &keys);
+    let master = config::urls(settings.text("master").unwrap_or_default(), keys.scheme());
     let options = Options {
-        name: args.name.unwrap_or_else(|| app.environment.worker_name()),
-        threads: args.compute.threads as usize,
-        device: args.compute.device,
-        data_root: args.compute.data_root,
-        ..Options::default()
+        name: settings.text("name").map_or_else(|| app.environment.worker_name(), str::to_owned),
+        device: device(&settings)?,
+        ..settings.options().map_err(|why| anyhow!(why))?
     };
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
     let (health, service) = tonic_health::server::health_reporter();
     let watched = Watched { health, ..Watched::default() };
     let counting = watched.metrics.clone();
     app.board.show(move || counting.readings());
-    metrics::serve(args.watched.metrics.as_deref(), &files, app).await?;
+    metrics::serve(settings.text("metrics"), &files, app).await?;
     let dialer = app.dialer.clone().with(keys);
     let connector = match app.environment.memory()? {
         Some(memory) => Connector::near(dialer.clone(), memory, watched.metrics.clone()),
         None => Connector::grpc(dialer.clone()),
     };
     // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
-    let _health = match &args.health_listen {
+    let _health = match settings.text("health_listen") {
         Some(listen) => {
             let (listener, address) =
                 config::bind_to_show(listen, &files).await.context("--health-listen")?;

@@ -16,12 +16,15 @@ pub struct Options {
     pub journal: bool,
     /// How often workers and ps send a heartbeat. Default 1 s. Shorter makes progress finer and lost answers cheaper;
     /// longer suits thousands of processes.
+    #[serde(with = "proto::duration")]
     pub heartbeat: Duration,
     /// Silence after which a process counts as gone; at least two heartbeats. Default 5 s. A process that dies is noticed at
     /// once, by its connection: this is for machines and networks that vanish. Raise it where they pause for longer.
+    #[serde(with = "proto::duration")]
     pub death: Duration,
     /// How long a running job waits for a ps that lost its connection before another one takes its place and trains again what
     /// it held. Default 30 s. Raise it where machines come back after longer.
+    #[serde(with = "proto::duration")]
     pub ps_grace: Duration,
     /// Jobs kept in memory. Beyond, the oldest that has ended is forgotten (its files stay); when none has, submissions
     /// are refused. Default 1000.

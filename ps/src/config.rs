@@ -25,6 +25,7 @@ pub struct Options {
     pub push_bytes_max: u64,
     /// How long the chunks of one push may take to arrive, and the weights of one pull to be read. Default 60 s. Raise it for slow
     /// networks.
+    #[serde(with = "proto::duration")]
     pub push_timeout: Duration,
     /// Versions of one partition that are older than those it keeps and are still being read; with more, pulls of another version are told
     /// to come back later. Default 16. Each costs the partition's size.
@@ -39,6 +40,7 @@ pub struct Options {
     pub jobs_max: usize,
     /// How long a ps that was told to leave may wait until its jobs are saved. Default 25 s, a little less than Kubernetes gives. Raise
     /// it for large models on slow stores.
+    #[serde(with = "proto::duration")]
     pub drain: Duration,
 }
 

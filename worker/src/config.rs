@@ -22,8 +22,10 @@ pub struct Options {
     /// Folder below which the job's data paths are looked for. Default: the job file's folder, as on the user's machine.
     pub data_root: Option<PathBuf>,
     /// How long to keep trying to reach the master before giving up. Default 5 min.
+    #[serde(with = "proto::duration")]
     pub master_timeout: Duration,
     /// How long a draining worker may take to finish its microbatch and hand back the rest. Default 10 s.
+    #[serde(with = "proto::duration")]
     pub drain: Duration,
     /// Microbatches read ahead of the one that is computed. Default 4.
     pub prefetch: usize,
