@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use proto::pb;
-use proto::spec::FleetSpec;
+use proto::spec::{DataSet, FleetSpec, JobSpec};
 use tokio_util::sync::CancellationToken;
 
 use crate::App;
@@ -45,6 +45,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     {
         bail!("model.builtin: no network `{name}`; known are {}", app.registry.names().join(", "));
     }
+    find_data(&submission.spec, args.compute.data_root.as_deref())?;
     let fleet = submission.spec.fleet;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let out = Out::prepare(&folder)?;
@@ -65,6 +66,31 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     local.stop().await;
     let (status, written) = result?;
     show_result(app, &status, written, "", args.json)
+}
+
+/// Looks whether all data files are there, before anything is started.
+///
+/// # Errors
+/// Every file that is not.
+fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
+    let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
+    let files = sets.flat_map(|files| files.features.iter().chain(&files.labels));
+    let files: Vec<_> = files.map(|file| spec.data.locate(file, root)).collect();
+    let why = |path: &Path| match std::fs::metadata(path) {
+        Ok(found) => found.is_dir().then(|| "it is a folder".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    let missing: Vec<_> = files.iter().filter_map(|path| Some((path, why(path)?))).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let lines: String =
+        missing.iter().map(|(path, why)| format!("\n  - {}: {why}", path.display())).collect();
+    bail!(
+        "{} of {} data files cannot be read; mend [data] in the job file, or say with --data-root where its paths start:{lines}",
+        missing.len(),
+        files.len()
+    )
 }
 
 type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);

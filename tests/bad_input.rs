@@ -116,10 +116,52 @@ fn the_job_file_is_checked_before_anything_starts() {
 }
 
 #[test]
+fn the_file_of_a_role_is_checked_whole_and_shown_with_its_origins() {
+    let job = Job::new();
+    let file = job.path("master.toml");
+    let file = file.to_str().unwrap();
+    job.write("master.toml", b"deth = '9s'\nmembers_max = 'all'\n");
+    let said = fail(["master", "--listen", "127.0.0.1:0", "--data-dir", "unused", "--config", file]);
+    for part in ["no setting `deth`; did you mean `death`?", "members_max: expected a number"] {
+        assert!(said.contains(part), "`{part}` missing in:\n{said}");
+    }
+    job.write("master.toml", b"death = '9s'\nmembers_max = 20000\n");
+    let mut show = ebb(["config", "show", "master", "--json", "--ps-grace", "1m", "--config", file]);
+    let output = show.env("EBB_MASTER_JOBS_MAX", "7").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = shown["settings"].as_array().unwrap();
+    for (setting, value, unit, origin) in [
+        ("death", serde_json::json!("9s"), "duration", "file"),
+        ("members_max", 20000.into(), "count", "file"),
+        ("jobs_max", 7.into(), "count", "environment"),
+        ("ps_grace", "1m".into(), "duration", "flag"),
+        ("heartbeat", "1s".into(), "duration", "default"),
+    ] {
+        let row = rows.iter().find(|row| row["setting"] == setting).unwrap();
+        assert_eq!(
+            (&row["value"], &row["unit"], &row["origin"]),
+            (&value, &unit.into(), &origin.into()),
+            "{row}"
+        );
+    }
+    let said = harness::succeed(["config", "show", "worker"]);
+    assert!(said.contains("prefetch") && said.contains("default"), "{said}");
+}
+
+#[test]
 fn data_that_is_not_what_it_says_is_named() {
     let job = Job::new();
     fs::remove_file(job.path("x.idx")).unwrap();
-    job.says(&["x.idx"]);
+    fs::remove_file(job.path("y.idx")).unwrap();
+    fs::create_dir(job.path("y.idx")).unwrap();
+    let said = job.error();
+    for part in
+        ["2 of 2 data files cannot be read", "x.idx: No such file", "y.idx: it is a folder", "--data-root"]
+    {
+        assert!(said.contains(part), "`{part}` missing in:\n{said}");
+    }
+    assert!(!said.contains("indexing") && !job.path("out").exists(), "something was started: {said}");
 
     let job = Job::new();
     job.write("x.idx", b"PNG, really, and long enough to have a header");
