@@ -334,6 +334,32 @@ fn within_a_host_tokens_are_asked_for_and_the_kernel_says_of_which_user_a_proces
     }
 }
 
+/// Whoever runs as this user may take the name that belongs to a server which has no Unix socket, or is not up.
+#[test]
+#[cfg(target_os = "linux")]
+fn who_takes_the_name_of_a_servers_unix_socket_hears_neither_calls_nor_tokens() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    // Its servers are without Unix sockets, as docs/security.md has it for networks that are shared.
+    let fortress = Fortress::start(0, 0);
+    let name = format!("ebbflow {}", Fortress::address(&fortress.url));
+    let squatter = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let (tell, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in squatter.incoming() {
+            let mut bytes = [0; 1024];
+            let count = std::io::Read::read(&mut stream.unwrap(), &mut bytes).unwrap_or_default();
+            let _ = tell.send(bytes[..count].to_vec());
+        }
+    });
+    let output = fortress.ebb("otto", ["jobs"]).env("EBB_SOCKETS", "nearest").output().unwrap();
+    assert!(output.status.success(), "it does not go on to the server: {}", text(&output));
+    let heard = heard.recv().expect("the name is tried");
+    assert!(!heard.starts_with(b"PRI * HTTP/2"), "a call without TLS: {}", String::from_utf8_lossy(&heard));
+    assert_eq!(heard.first(), Some(&22), "something else than the begin of a TLS handshake: {heard:?}");
+}
+
 /// Connects to the Unix socket of a server as a user who is not the server's: it is closed without a word.
 fn other_user(address: &str) {
     if !harness::machine::is_root() || harness::machine::find("python3").is_none() {

@@ -48,6 +48,9 @@ const CALLS_MAX: u32 = 256;
 /// Headers of one call.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 
+/// How long the process behind a Unix socket may take to show its certificate, before TCP is tried.
+const NEARBY_HANDSHAKE: Duration = Duration::from_secs(2);
+
 /// What a connection is for. Bulk transfers and small requests never share one: a small request would wait behind
 /// megabytes of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +95,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 /// A connection as it was opened.
 struct Dialed {
     io: Box<dyn Io>,
-    /// To a process of this host and this user, as the kernel says: nobody in between could read it, and it is not encrypted.
+    /// To a process of this host and this user, as the kernel says: a Unix socket.
     within_host: bool,
 }
 
@@ -137,11 +140,7 @@ impl Dialer {
 
     /// TCP with tuned sockets.
     pub fn tcp() -> Self {
-        Self::new(|uri| async move {
-            let stream = TcpStream::connect(&*addresses(&uri).await?).await?;
-            tune(&stream);
-            Ok(stream)
-        })
+        Self::new(|uri| async move { over_tcp(&addresses(&uri).await?).await })
     }
 
     /// Unix sockets to processes of this host that have one, tuned TCP to all others.
@@ -154,9 +153,7 @@ impl Dialer {
                     tracing::debug!(%uri, "a process of this host: over a Unix socket");
                     return Ok(Dialed { io: Box::new(stream), within_host: true });
                 }
-                let stream = TcpStream::connect(&*addresses).await?;
-                tune(&stream);
-                Ok(Dialed { io: Box::new(stream), within_host: false })
+                Ok(Dialed { io: Box::new(over_tcp(&addresses).await?), within_host: false })
             })
         })
     }
@@ -189,9 +186,9 @@ impl Dialer {
             let dialing = dial(to.clone());
             let (keys, to, near) = (keys.clone(), to.clone(), now_near.clone());
             async move {
-                let Dialed { io, within_host } = dialing.await?;
+                let dialed = dialing.await?;
+                let (io, within_host) = secured(dialed, &keys, &to).await?;
                 near.store(within_host, Ordering::Relaxed);
-                let io = if within_host { io } else { keys.secure(host(&to), io).await? };
                 io::Result::Ok(TokioIo::new(Together::new(io)))
             }
         });
@@ -246,6 +243,24 @@ fn host(uri: &Uri) -> &str {
 
 fn is_this_machine(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// A connection over which a token may be shown: with certificates it is encrypted, and the other end has shown the server's.
+///
+/// Any process of this user in this network namespace can take the name of a Unix socket, so with certificates such a process must
+/// show one too. One that does not is left for TCP.
+async fn secured(dialed: Dialed, keys: &Keys, to: &Uri) -> io::Result<(Box<dyn Io>, bool)> {
+    let Dialed { io, within_host } = dialed;
+    if !within_host || !keys.encrypts() {
+        return Ok((keys.secure(host(to), io).await?, within_host));
+    }
+    match tokio::time::timeout(NEARBY_HANDSHAKE, keys.secure(host(to), io)).await {
+        Ok(Ok(io)) => return Ok((io, true)),
+        Ok(Err(error)) => tracing::debug!(%to, %error, "no handshake over the Unix socket: over TCP"),
+        Err(_) => tracing::debug!(%to, "no handshake over the Unix socket in time: over TCP"),
+    }
+    let stream = over_tcp(&addresses(to).await?).await?;
+    Ok((keys.secure(host(to), Box::new(stream)).await?, false))
 }
 
 /// Where calls to one URL go; each shows the token of this process, if it has one. Clones share the connection.
@@ -311,6 +326,12 @@ pub(crate) fn tune(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     // On loopback and datacentre links `bbr` paces at a cost of 15 to 20 %.
     let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");
+}
+
+async fn over_tcp(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(addresses).await?;
+    tune(&stream);
+    Ok(stream)
 }
 
 async fn addresses(uri: &Uri) -> io::Result<Vec<SocketAddr>> {

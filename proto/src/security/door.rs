@@ -4,9 +4,9 @@
 //! too many are not proven, the oldest of them is closed. So a crowd that connects and says nothing, or says it slowly, closes the
 //! door for itself and not for those who have a token; connections that are proven are never touched.
 //!
-//! A door is one, however many sockets and threads its connections come from. Those that come over TCP are encrypted where there are
-//! certificates. Those of a Unix socket stay within the host and the kernel says of which user they are, so they are not; for tokens and
-//! limits there is no difference.
+//! A door is one, however many sockets and threads its connections come from. Where there are certificates, connections over TCP are
+//! encrypted. Over a Unix socket the kernel says that the client is a process of this user, so the client decides: one with certificates
+//! encrypts, to see the server's. For tokens and limits there is no difference.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -279,12 +279,26 @@ async fn shake_hands(
 async fn look_at(socket: Socket, visit: &Visit) -> io::Result<Box<dyn Io>> {
     match socket {
         Socket::Tcp(stream) => encrypt(stream, visit).await,
-        Socket::Unix(stream) if is_of_this_user(&stream)? => Ok(Box::new(stream)),
+        Socket::Unix(stream) if is_of_this_user(&stream)? => as_client_likes(stream, visit).await,
         Socket::Unix(_) => {
             let message = "its process is of another user than this server; expected TCP from there";
             Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
         }
     }
+}
+
+/// How a TLS handshake begins, and HTTP/2 does not.
+const HANDSHAKE: u8 = 22;
+
+/// Encrypted where the client begins with TLS.
+async fn as_client_likes(mut stream: UnixStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
+    let server = visit.shared.keys.loaded().tls.as_ref().and_then(|tls| tls.server.clone());
+    let Some(config) = server else { return Ok(Box::new(stream)) };
+    // A Unix socket lets nobody look ahead without reading.
+    let first = [stream.read_u8().await?];
+    let (read, write) = stream.into_split();
+    let stream = tokio::io::join(io::Cursor::new(first).chain(read), write);
+    if first == [HANDSHAKE] { tls::accept(config, stream).await } else { Ok(Box::new(stream)) }
 }
 
 async fn encrypt(stream: TcpStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
