@@ -70,10 +70,6 @@ number!(
     LeaseId(u64)
 );
 number!(
-    /// A row of an embedding table, as the user's data names it.
-    RowId(u64)
-);
-number!(
     /// One pass over the data set, 0-based.
     Epoch(u64)
 );

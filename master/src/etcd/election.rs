@@ -140,7 +140,7 @@ impl Leadership {
     /// It is over; says why, once.
     pub(crate) fn lose(&self, reason: &str) {
         if !self.lost.is_cancelled() {
-            tracing::error!(reason, "this master no longer leads; it stops answering and stands by");
+            tracing::warn!(reason, "this master no longer leads; it stops answering and stands by");
             self.lost.cancel();
         }
     }

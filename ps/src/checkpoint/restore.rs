@@ -56,7 +56,8 @@ pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
             model.restored(restored);
         }
         Err(error) => {
-            tracing::error!(%place, version = %restore.version, %error, "partition not restored");
+            // The master takes an older checkpoint, and tells the job's users.
+            tracing::warn!(%place, version = %restore.version, %error, "partition not restored");
             model.restore_failed(error.to_string());
         }
     }
