@@ -544,6 +544,6 @@ mod tests {
         assert!(wrong("ebb scale digits --workers 0").contains("1..=65536"));
         assert!(wrong("ebb jobs --master-timeout soon").contains("--master-timeout"));
         assert!(wrong("ebb submit job.toml --out o").contains("--follow"));
-        assert!(wrong("ebb master --data-dir d --leader-ttl 3s").contains("--etcd"));
+        assert!(wrong("ebb master --data-dir d --leader-ttl soon").contains("--leader-ttl"));
     }
 }

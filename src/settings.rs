@@ -14,6 +14,7 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::de::DeserializeOwned;
 use toml::Value;
+use worker::device::Choice;
 
 use crate::config::Environment;
 
@@ -32,13 +33,15 @@ pub(crate) enum Kind {
     Count,
     /// `true` or `false`; the flag alone is `true`.
     Switch,
+    /// Where a worker computes.
+    Device,
 }
 
 impl Kind {
     /// For people, as the unit of a value.
     const fn unit(self) -> &'static str {
         match self {
-            Self::Text => "text",
+            Self::Text | Self::Device => "text",
             Self::Path => "path",
             Self::Duration => "duration",
             Self::Bytes => "bytes",
@@ -59,7 +62,7 @@ impl Kind {
                 "0" | "false" | "no" => Value::Boolean(false),
                 _ => return Err(format!("`{text}` is neither true nor false")),
             },
-            Self::Text | Self::Path | Self::Duration => Value::String(text.to_owned()),
+            Self::Text | Self::Path | Self::Duration | Self::Device => Value::String(text.to_owned()),
         };
         self.check(&value).map(|()| value)
     }
@@ -70,10 +73,13 @@ impl Kind {
             (Self::Text | Self::Path, Value::String(_)) | (Self::Switch, Value::Boolean(_)) => Ok(()),
             (Self::Bytes | Self::Count, Value::Integer(0..)) => Ok(()),
             (Self::Duration, Value::String(text)) => proto::duration::parse(text).map(drop),
+            (Self::Device, Value::String(text)) => {
+                text.parse::<Choice>().map(drop).map_err(|error| error.to_string())
+            }
             _ => Err(format!(
                 "expected {}, found {value}",
                 match self {
-                    Self::Text | Self::Path => "a text in quotes",
+                    Self::Text | Self::Path | Self::Device => "a text in quotes",
                     Self::Duration => "a duration in quotes, e.g. \"30s\"",
                     Self::Bytes => "a number of bytes, at least 0",
                     Self::Count => "a number, at least 0",
@@ -300,9 +306,7 @@ impl Settings {
             rows.push(Row { setting, value: found, origin });
         }
         let settings = Self { role: R::NAME, rows };
-        if wrong.is_empty() {
-            wrong = R::violations(&settings);
-        }
+        wrong.extend(R::violations(&settings));
         if !wrong.is_empty() {
             let lines: String = wrong.iter().map(|line| format!("\n  - {line}")).collect();
             bail!("the settings of this {} are wrong:{lines}", R::NAME);
@@ -414,12 +418,12 @@ mod tests {
         }
         let said = settings::<Ps>("", "push_timout = '3s'", &[]).unwrap_err();
         assert!(said.contains("did you mean `push_timeout`?"), "{said}");
-        let said = settings::<Worker>("--prefetch 0 --threads 0 --device tpu", "", &[]).unwrap_err();
+        let said = settings::<Worker>("--prefetch 0 --threads 0", "device = 'tpu'", &[]).unwrap_err();
         for part in ["prefetch", "threads", "tpu"] {
             assert!(said.contains(part), "{part} missing in {said}");
         }
         let said = settings::<Master>("--leader-ttl 9s --heartbeat 4s", "", &[]).unwrap_err();
-        for part in ["leader_ttl", "death = 5s is below two heartbeats of 4s"] {
+        for part in ["leader_ttl: is of use only with --etcd", "death = 5s is below two heartbeats of 4s"] {
             assert!(said.contains(part), "{part} missing in {said}");
         }
         assert!(settings::<Ps>("--drain soon", "", &[]).unwrap_err().contains("is no duration"));

@@ -112,9 +112,14 @@ const OTHER_NAMES: &[(&str, &str, &str)] = &[
 /// assert_eq!(proto::hint::nearest("colour", ["death", "heartbeat"]), None);
 /// ```
 pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let distance = |word: &'a str| (strsim::damerau_levenshtein(unknown, word), word);
-    let (distance, word) = known.into_iter().map(distance).min()?;
-    (distance <= unknown.len().div_ceil(2)).then_some(word)
+    closest(unknown, known)
+        .filter(|(distance, _)| *distance <= unknown.len().div_ceil(2))
+        .map(|(_, word)| word)
+}
+
+/// The word with the fewest letters that differ, and how many.
+fn closest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<(usize, &'a str)> {
+    known.into_iter().map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min()
 }
 
 /// Our name for a key of the job file that is not among those `expected` at its place, for people.
@@ -124,7 +129,10 @@ pub(crate) fn job_key(unknown: &str, expected: &[&str]) -> Option<String> {
     if let Some((.., name)) = ours().find(|(.., name)| expected.contains(name)) {
         return Some(format!("`{name}`"));
     }
-    match ours().next() {
+    // A slip of one letter in four is likelier than another place's name.
+    let slip =
+        closest(unknown, expected.iter().copied()).filter(|(distance, _)| 4 * distance <= unknown.len());
+    match ours().next().filter(|_| slip.is_none()) {
         Some((_, "", name)) => Some(format!("`{name}`, at the top of the file")),
         Some((_, section, name)) => Some(format!("`{name}` in [{section}]")),
         None => nearest(unknown, expected.iter().copied()).map(|name| format!("`{name}`")),
@@ -148,6 +156,7 @@ mod tests {
         );
         assert_eq!(job_key("batch_size", &["micro", "effective"]).unwrap(), "`effective`");
         assert_eq!(job_key("efective", &["micro", "effective"]).unwrap(), "`effective`");
+        assert_eq!(job_key("type", &["dtype", "value"]).unwrap(), "`dtype`");
         assert_eq!(job_key("colour", &["micro"]), None);
     }
 }

@@ -18,7 +18,7 @@ pub use self::checkpoint::CheckpointSpec;
 pub use self::file::parse;
 pub use self::records::Records;
 use crate::duration;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
 use crate::wire::WireType;
@@ -402,8 +402,13 @@ impl JobSpec {
     /// Reads the wire form and checks it.
     ///
     /// # Errors
-    /// Not such JSON, or [`Error::Invalid`](crate::Error::Invalid) with every violation.
+    /// Not such JSON, or [`Error::Invalid`] with every violation.
     pub fn from_json(json: &str) -> Result<Self> {
+        if json.trim_start().starts_with('[') {
+            return Err(Error::JobFile(
+                "job specification: expected the settings of a job, as a table with their names, found a list".to_owned(),
+            ));
+        }
         let spec: Self = serde_json::from_str(json).map_err(|error| file::in_json(&error))?;
         spec.validate()?;
         Ok(spec)

@@ -213,7 +213,7 @@ impl Role for Master {
         };
         let alone = ["etcd_prefix", "leader_ttl", "advertise"].into_iter();
         let alone = alone.filter(|key| settings.is_given(key) && settings.text("etcd").is_none());
-        wrong.extend(alone.map(|key| format!("{key}: is of use only with etcd, which is not set")));
+        wrong.extend(alone.map(|key| format!("{key}: is of use only with --etcd, which is not set")));
         wrong
     }
 }
@@ -331,7 +331,7 @@ impl Role for Worker {
             ),
             of_process(
                 "device",
-                Kind::Text,
+                Kind::Device,
                 "DEVICE",
                 Some("auto"),
                 "Where to compute: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)",
@@ -399,7 +399,6 @@ impl Role for Worker {
         if ![NATIVE, PORTABLE].contains(&numerics) {
             wrong.push(format!("numerics: `{numerics}` is neither {NATIVE} nor {PORTABLE}"));
         }
-        wrong.extend(device(settings).err().map(|error| format!("device: {error}")));
         wrong
     }
 }

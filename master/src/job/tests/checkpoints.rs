@@ -195,10 +195,10 @@ fn with_another_seed_a_job_resumes_where_an_epoch_ends_or_when_it_is_forced() {
         world.job.resume_run(resume);
         world.index();
         let facts = world.job.facts.as_ref().expect("its files are indexed");
-        let trained_on = facts.trained_on.clone().expect("with checksums");
+        let (plan, trained_on) = (facts.plan, facts.trained_on.clone().expect("with checksums"));
         let mut found = candidates(&[(4, "before")]);
         found.intact[0].trained_on = Some(TrainedOn { seed: 99, ..trained_on });
-        found.intact[0].ends_epoch = ends_epoch;
+        (found.intact[0].plan, found.intact[0].ends_epoch) = (plan, ends_epoch);
         world.job.on_found(world.now, Ok(found));
         match said {
             Ok(said) => {
