@@ -83,7 +83,7 @@ pub(crate) struct Described {
     pub(crate) job: JobId,
     /// What to open where.
     pub(crate) partitions: Vec<(PsAddress, pb::OpenRequest)>,
-    /// Of a job with checkpoints: where they shall lie, and a name that no probe had before.
+    /// The place of a job's checkpoints, and a name that no probe had before.
     pub(crate) probe: Option<(Place, String)>,
 }
 
@@ -746,7 +746,7 @@ impl Books {
         pb::JobStatus { left_out: left_out.collect(), hangs: hangs.collect(), ..job.status(now) }
     }
 
-    /// Of a process that is registered.
+    /// The name of a registered process, else its incarnation.
     fn name(&self, incarnation: IncarnationId) -> String {
         let member = self.fleet.member(incarnation);
         member.map_or_else(|_| incarnation.to_string(), |member| member.process.name.clone())

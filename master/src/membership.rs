@@ -36,7 +36,7 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Of a ps: where workers reach it.
     pub(crate) url: String,
-    /// Of a worker: how its arithmetic rounds.
+    /// How a worker's arithmetic rounds.
     pub(crate) numerics: Arc<Numerics>,
     /// Of a worker: how much it may compute.
     pub(crate) capacity: Capacity,

@@ -34,11 +34,11 @@ pub(super) struct Crew {
     bounds: WorkersSpec,
     /// Its members must be of one numerics class.
     one_class: bool,
-    /// That class, once it is decided.
+    /// The numerics class of the crew, once it is decided.
     class: Option<Arc<Numerics>>,
     /// What its members do now depends on their class.
     computes: bool,
-    /// Who takes work, as of the last look at the fleet; oldest first.
+    /// Workers that take work, as of the last look at the fleet; oldest first.
     able: Vec<Able>,
     /// Who takes part, whoever came first first.
     members: Vec<IncarnationId>,
@@ -170,7 +170,7 @@ impl Crew {
         others.map(|(_, ables)| (&*ables[0].numerics, ables.len() as u32))
     }
 
-    /// Who takes work, by the names of the classes; oldest first.
+    /// Workers that take work, by the names of the classes; oldest first.
     fn classes(&self) -> BTreeMap<&str, Vec<&Able>> {
         let mut classes: BTreeMap<&str, Vec<&Able>> = BTreeMap::new();
         for able in &self.able {

@@ -143,7 +143,7 @@ impl Job {
             || self.trains().is_some_and(|training| training.books.hangs(now, worker))
     }
 
-    /// Who hangs in what of this job.
+    /// Workers that hang, and in what of this job.
     pub(crate) fn hangs(&self, now: Now) -> impl Iterator<Item = Hang> {
         let now = now.since_start;
         let hang = |grant: &Grant, work: String, taken_over| Hang {

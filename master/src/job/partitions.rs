@@ -98,7 +98,7 @@ pub(super) enum Back {
     Empty,
 }
 
-/// Who holds a partition, as far as the process that reports of it is concerned.
+/// The holder of a partition, as far as the process that reports of it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     /// The process itself.
