@@ -28,27 +28,36 @@ fn sets(url: &Path, epochs: u32, steps: u64) -> Vec<String> {
         .collect()
 }
 
-/// What a run of the job left: its checkpoints and its model.
+/// Epochs of the job that is resumed, of 23 steps each.
+const EPOCHS: u32 = 12;
+
+/// Steps between its checkpoints. Each third of the epochs has one: version 85, 170, 255.
+const EVERY: u64 = 85;
+
+/// What the job left: three checkpoints and its model.
 struct Saved {
     dir: TempDir,
     bits: Vec<u8>,
 }
 
 impl Saved {
+    /// Each third of the epochs is a run of its own: a ps skips a checkpoint that is due while it still writes the one before.
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let out = dir.path().join("out");
-        let output = run(&dir.path().join("checkpoints"), &out, &[]);
-        assert!(output.status.success(), "{}", text(&output));
-        Self { bits: model(&out), dir }
+        let (url, out) = (dir.path().join("checkpoints"), |epochs| dir.path().join(format!("out-{epochs}")));
+        for (epochs, more) in [(4, &[][..]), (8, &["--resume"]), (EPOCHS, &["--resume"])] {
+            let output = run(&url, &out(epochs), epochs, more);
+            assert!(output.status.success(), "{}", text(&output));
+        }
+        Self { bits: model(&out(EPOCHS)), dir }
     }
 
-    /// Its three newest checkpoints in a folder of their own, to be spoilt.
+    /// Its checkpoints in a folder of their own, to be spoilt.
     fn copy(&self, name: &str) -> Copied {
         let (from, to) = (self.dir.path().join("checkpoints/digits"), self.dir.path().join(name));
-        let mut versions: Vec<_> =
+        let versions: Vec<_> =
             files(&from).into_keys().filter(|file| file.ends_with("manifest.json")).collect();
-        versions.drain(..versions.len().checked_sub(3).expect("three checkpoints at least"));
+        assert_eq!(versions.len(), 3, "{versions:?}");
         for version in &versions {
             let folder = Path::new(version).parent().unwrap();
             fs::create_dir_all(to.join("digits").join(folder)).unwrap();
@@ -80,10 +89,12 @@ impl Copied {
     }
 }
 
-fn run(url: &Path, out: &Path, more: &[&str]) -> std::process::Output {
+fn run(url: &Path, out: &Path, epochs: u32, more: &[&str]) -> std::process::Output {
     let mut command = ebb(["run", "--workers", "1", "--ps", "2", "--out"]);
-    command.arg(out).args(sets(url, 12, 20)).args(more).arg(root().join("examples/digits/job.toml"));
-    command.output().unwrap()
+    // The learning rate of a step is that of the whole job.
+    let schedule = format!("optimizer.schedule.total_steps={}", EPOCHS * 23);
+    command.arg(out).args(sets(url, epochs, EVERY)).args(["--set", &schedule]).args(more);
+    command.arg(root().join("examples/digits/job.toml")).output().unwrap()
 }
 
 /// Every file below a folder, by its path in it.
@@ -168,7 +179,7 @@ fn what_is_wrong_with_the_newest_checkpoint_is_named_and_the_one_before_is_taken
         assert_says(&verified, &[&format!("/{newest}/"), &format!("version {}: intact", number(previous))]);
 
         let out = saved.dir.path().join(format!("out-{name}"));
-        let output = run(&copied.url, &out, &["--resume"]);
+        let output = run(&copied.url, &out, EPOCHS, &["--resume"]);
         let said = text(&output);
         assert!(output.status.success(), "{said}");
         assert_says(&said, words);
@@ -192,7 +203,7 @@ fn when_no_checkpoint_is_intact_a_run_says_why_and_leaves_them_alone() {
     let saved = Saved::new();
     let refused = |copied: &Copied, more: &[&str]| {
         let before = files(&copied.url);
-        let output = run(&copied.url, &saved.dir.path().join("refused"), more);
+        let output = run(&copied.url, &saved.dir.path().join("refused"), EPOCHS, more);
         assert!(!output.status.success(), "{}", text(&output));
         assert!(files(&copied.url) == before, "something was removed or mended");
         text(&output)
