@@ -25,6 +25,11 @@ pub(crate) async fn run(flags: Flags<Master>, app: &App) -> Result<()> {
     let incoming = app.environment.listener(listener)?.behind(locks::door(keys.clone())).accept()?;
     let dialer = app.dialer.clone().with(keys.clone());
     let options = Options { data_dir, ..settings.options().map_err(|why| anyhow!(why))? };
+    if files.tokens.is_some() && options.checkpoints.is_empty() {
+        tracing::warn!(
+            "jobs may name any place for checkpoints that this master and the ps can write; say which with --checkpoints PLACE"
+        );
+    }
     let stores = app.environment.stores.clone();
     let stop = app.stop.token().clone();
     let scheme = keys.scheme();

@@ -23,6 +23,8 @@ use crate::config::Environment;
 pub(crate) enum Kind {
     /// Any text: a name, an address, a URL.
     Text,
+    /// Several texts: a flag that may be repeated, texts with commas between them in a variable, a list in a file.
+    Texts,
     /// A file or folder.
     Path,
     /// A time such as `500ms`, `30s`, `2m`.
@@ -42,6 +44,7 @@ impl Kind {
     const fn unit(self) -> &'static str {
         match self {
             Self::Text | Self::Device => "text",
+            Self::Texts => "texts",
             Self::Path => "path",
             Self::Duration => "duration",
             Self::Bytes => "bytes",
@@ -62,6 +65,10 @@ impl Kind {
                 "0" | "false" | "no" => Value::Boolean(false),
                 _ => return Err(format!("`{text}` is neither true nor false")),
             },
+            Self::Texts => {
+                let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+                Value::Array(parts.map(|part| Value::String(part.to_owned())).collect())
+            }
             Self::Text | Self::Path | Self::Duration | Self::Device => Value::String(text.to_owned()),
         };
         self.check(&value).map(|()| value)
@@ -72,6 +79,7 @@ impl Kind {
         match (self, value) {
             (Self::Text | Self::Path, Value::String(_)) | (Self::Switch, Value::Boolean(_)) => Ok(()),
             (Self::Bytes | Self::Count, Value::Integer(0..)) => Ok(()),
+            (Self::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(()),
             (Self::Duration, Value::String(text)) => proto::duration::parse(text).map(drop),
             (Self::Device, Value::String(text)) => {
                 text.parse::<Choice>().map(drop).map_err(|error| error.to_string())
@@ -80,6 +88,7 @@ impl Kind {
                 "expected {}, found {value}",
                 match self {
                     Self::Text | Self::Path | Self::Device => "a text in quotes",
+                    Self::Texts => "a list of texts in quotes",
                     Self::Duration => "a duration in quotes, e.g. \"30s\"",
                     Self::Bytes => "a number of bytes, at least 0",
                     Self::Count => "a number, at least 0",
@@ -117,6 +126,14 @@ pub(crate) enum Of {
 impl Setting {
     fn flag(&self) -> String {
         self.key.replace('_', "-")
+    }
+
+    /// Its default as it would be written on the command line, by those of the role's options.
+    fn default(&self, defaults: &toml::Table) -> Option<String> {
+        match self.of {
+            Of::Options => defaults.get(self.key).map(written).filter(|default| !default.is_empty()),
+            Of::Process(default) => default.map(str::to_owned),
+        }
     }
 }
 
@@ -161,20 +178,18 @@ impl<R: Role> clap::Args for Flags<R> {
             .help("Take settings from this file (TOML); flags and environment variables win over it");
         let defaults = R::defaults();
         R::settings().into_iter().fold(command.arg(file), |command, setting| {
-            let default = match setting.of {
-                Of::Options => defaults.get(setting.key).map(written),
-                Of::Process(default) => default.map(str::to_owned),
-            };
-            let default = default.map(|default| format!(" [default: {default}]")).unwrap_or_default();
+            let default = setting.default(&defaults).map(|default| format!(" [default: {default}]"));
+            let default = default.unwrap_or_default();
             let help = format!("{} [env: {}]{default}", setting.help, variable(R::NAME, &setting));
             let kind = setting.kind;
             let arg = Arg::new(setting.key).long(setting.flag()).help(help).help_heading(setting.heading);
-            command.arg(match kind {
-                Kind::Switch => arg.action(ArgAction::SetTrue),
-                _ => arg
-                    .value_name(setting.value_name)
-                    .value_parser(ValueParser::new(move |text: &str| kind.parse(text))),
-            })
+            let arg = match kind {
+                Kind::Switch => return command.arg(arg.action(ArgAction::SetTrue)),
+                Kind::Texts => arg.action(ArgAction::Append),
+                _ => arg,
+            };
+            let parser = ValueParser::new(move |text: &str| kind.parse(text));
+            command.arg(arg.value_name(setting.value_name).value_parser(parser))
         })
     }
 
@@ -187,6 +202,10 @@ impl<R: Role> clap::FromArgMatches for Flags<R> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let value = |setting: &Setting| match setting.kind {
             Kind::Switch => matches.get_flag(setting.key).then_some(Value::Boolean(true)),
+            Kind::Texts => {
+                let all = matches.get_many::<Value>(setting.key)?.filter_map(Value::as_array).flatten();
+                Some(Value::Array(all.cloned().collect()))
+            }
             _ => matches.get_one::<Value>(setting.key).cloned(),
         };
         let settings = R::settings().into_iter();
@@ -362,7 +381,11 @@ fn read(path: &Path) -> Result<toml::Table> {
 
 /// A value without the quotes of TOML.
 fn written(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(written).collect::<Vec<_>>().join(","),
+        value => value.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -405,6 +428,23 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_with_several_values_is_a_repeated_flag_a_list_or_texts_with_commas() {
+        let places = |line: &str, file: &str, variables: &[(&str, &str)]| {
+            let settings = settings::<Master>(line, file, variables).unwrap();
+            settings.options::<master::Options>().unwrap().checkpoints
+        };
+        assert_eq!(places("", "", &[]), [""; 0]);
+        assert_eq!(places("", "checkpoints = ['/a', 's3://b/c']", &[]), ["/a", "s3://b/c"]);
+        let variable = ("EBB_MASTER_CHECKPOINTS", "/a, /b,");
+        assert_eq!(places("", "checkpoints = ['/c']", &[variable]), ["/a", "/b"]);
+        assert_eq!(places("--checkpoints /d --checkpoints /e", "", &[variable]), ["/d", "/e"]);
+        let said = settings::<Master>("--checkpoints runs", "", &[]).unwrap_err();
+        assert!(said.contains("checkpoints: checkpoint store `runs`"), "{said}");
+        let said = settings::<Master>("", "checkpoints = '/a'", &[]).unwrap_err();
+        assert!(said.contains("expected a list of texts in quotes"), "{said}");
+    }
+
+    #[test]
     fn everything_that_is_wrong_is_said_at_once() {
         let file = "deth = '20s'\njobs_max = 'many'\npush_timeout = 3\n";
         let said = settings::<Ps>("", file, &[("EBB_PS_DRAIN", "soon")]).unwrap_err();
@@ -441,10 +481,7 @@ mod tests {
                 let line = part.lines().find(|line| line.starts_with(&format!("| `{}` |", setting.key)));
                 let line = line.unwrap_or_else(|| panic!("docs/settings.md, {name}: no `{}`", setting.key));
                 assert!(line.contains(setting.kind.unit()), "{line}: {}", setting.kind.unit());
-                let default = match setting.of {
-                    Of::Options => defaults.get(setting.key).map(written),
-                    Of::Process(default) => default.map(str::to_owned),
-                };
+                let default = setting.default(&defaults);
                 // What depends on the machine is described.
                 let of_machine = ["threads", "scratch"].contains(&setting.key);
                 if let Some(default) = default.filter(|_| !of_machine) {

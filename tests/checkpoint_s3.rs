@@ -58,6 +58,9 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
         ("AWS_REGION", "us-east-1"),
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "test"),
+        // Three waits, of up to 0.8 s.
+        ("EBB_MASTER_STORE_PATIENCE", "1400ms"),
+        ("EBB_PS_STORE_PATIENCE", "1400ms"),
     ];
     let url = format!("s3://{}/saved", S3::BUCKET);
     let mut cluster = Cluster::with_environment(&harness::example("oracle"), 2, 1, &environment);

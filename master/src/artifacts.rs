@@ -32,7 +32,9 @@ use proto::status::{Failure, Kind};
 use sha2::{Digest, Sha256};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
+use crate::config::Options;
 use crate::error::{Error, Result};
+use crate::incoming::{Incoming as Reserved, Reservation};
 
 /// Files of one submission or export.
 pub(crate) const FILES_MAX: usize = 64;
@@ -52,6 +54,21 @@ impl Folder {
             Self::Input => "input",
             Self::Output => "output",
         }
+    }
+}
+
+/// Bytes of files on their way in, at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BytesMax {
+    /// Of one stream.
+    pub(crate) one: u64,
+    /// Of all streams together.
+    pub(crate) all: u64,
+}
+
+impl BytesMax {
+    pub(crate) const fn of(options: &Options) -> Self {
+        Self { one: options.artifact_bytes_max, all: options.incoming_bytes_max }
     }
 }
 
@@ -112,7 +129,9 @@ pub(crate) struct Artifacts {
     /// The newest job that left files here.
     pub(crate) newest_job: JobId,
     next_incoming: AtomicU64,
+    /// Of one stream.
     bytes_max: u64,
+    reserved: Reserved,
     /// Held until dropped.
     _lock: File,
 }
@@ -125,7 +144,7 @@ impl Artifacts {
     }
 
     /// Makes what is missing, and forgets what was being received. The journal knows of `starts` earlier starts.
-    pub(crate) fn open(held: Held, bytes_max: u64, starts: u64) -> Result<Self> {
+    pub(crate) fn open(held: Held, bytes_max: BytesMax, starts: u64) -> Result<Self> {
         let root = &held.root;
         let starts = count_start(root, starts, held.disk.as_ref()).map_err(at(&root.join("starts")))?;
         let incoming = root.join("incoming");
@@ -136,7 +155,7 @@ impl Artifacts {
     }
 
     /// The same with a folder that the masters of the journal `identity` share, as the one that leads for the `starts`th time.
-    pub(crate) fn share(root: &Path, bytes_max: u64, starts: u64, identity: u64) -> Result<Self> {
+    pub(crate) fn share(root: &Path, bytes_max: BytesMax, starts: u64, identity: u64) -> Result<Self> {
         let lock = Self::take(root, File::try_lock_shared)?;
         let held = Held { root: root.to_owned(), disk: Arc::new(Synced), _lock: lock };
         let (path, next) = (root.join("identity"), root.join(format!("identity.{starts}")));
@@ -183,7 +202,7 @@ impl Artifacts {
         Ok(file)
     }
 
-    fn begin(held: Held, bytes_max: u64, starts: u64) -> Result<Self> {
+    fn begin(held: Held, bytes_max: BytesMax, starts: u64) -> Result<Self> {
         let Held { root, disk, _lock } = held;
         let (incoming, jobs) = (root.join("incoming"), root.join("jobs"));
         let incoming = incoming.join(starts.to_string());
@@ -199,15 +218,17 @@ impl Artifacts {
             newest_job = newest_job.max(id);
         }
         let next_incoming = AtomicU64::new(1);
-        Ok(Self { root, disk, incoming, starts, newest_job, next_incoming, bytes_max, _lock })
+        let BytesMax { one: bytes_max, all } = bytes_max;
+        let reserved = Reserved::new(all);
+        Ok(Self { root, disk, incoming, starts, newest_job, next_incoming, bytes_max, reserved, _lock })
     }
 
-    /// A place for the files of one stream.
-    pub(crate) fn receive(&self) -> Result<Receiving, Failure> {
+    /// A place for the files of one stream of an owner.
+    pub(crate) fn receive(&self, owner: &str) -> Result<Receiving, Failure> {
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let folder = self.incoming.join(number.to_string());
         waiting(|| fs::create_dir(&folder)).map_err(|error| unusable(&folder, &error))?;
-        let received = Received { folder, artifacts: Vec::new() };
+        let received = Received { folder, artifacts: Vec::new(), reservation: self.reserved.begin(owner) };
         let (disk, bytes_max) = (self.disk.clone(), self.bytes_max);
         Ok(Receiving { received, current: None, bytes: 0, bytes_max, disk })
     }
@@ -361,6 +382,22 @@ struct Incoming {
 }
 
 impl Receiving {
+    /// Makes room for what the next message announces, before [`accept`](Self::accept) takes it. `check` is asked whether the owner
+    /// may have as many bytes as all its streams bring then. Calls no file system.
+    ///
+    /// # Errors
+    /// What `check` says, or all streams together bring too much.
+    pub(crate) fn reserve(
+        &mut self,
+        part: &ArtifactPart,
+        check: impl FnOnce(u64) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        match &part.part {
+            Some(Part::Header(artifact)) => self.received.reservation.add(artifact.size, check),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes the next message of the stream.
     pub(crate) fn accept(&mut self, part: ArtifactPart) -> Result<(), Failure> {
         match required("ArtifactPart", "part", part.part)? {
@@ -411,11 +448,6 @@ impl Receiving {
         Ok(())
     }
 
-    /// Bytes that were announced so far, of all files.
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn end(&mut self) -> Result<(), Failure> {
         let Some(Incoming { announced, path, file, hash, bytes }) = self.current.take() else {
             return Ok(());
@@ -458,6 +490,20 @@ impl Incoming {
 pub(crate) struct Received {
     folder: PathBuf,
     pub(crate) artifacts: Vec<Artifact>,
+    /// Given back after the files are gone: fields are dropped last.
+    reservation: Reservation,
+}
+
+impl Received {
+    /// Bytes that all streams of the owner bring, those of these files included.
+    pub(crate) fn of_owner(&self) -> u64 {
+        self.reservation.of_owner()
+    }
+
+    /// They are a job's from now on, and counted as its files.
+    pub(crate) fn given(&mut self) {
+        self.reservation.give_back();
+    }
 }
 
 impl Drop for Received {
@@ -510,13 +556,15 @@ mod tests {
 
     use super::*;
 
+    const MAX: BytesMax = BytesMax { one: 100, all: 150 };
+
     fn open(root: &Path) -> Artifacts {
         open_with(root, Arc::new(Unsynced), 0)
     }
 
     fn open_with(root: &Path, disk: Arc<dyn Disk>, journal: u64) -> Artifacts {
         let held = Artifacts::hold(root, disk).expect("nobody else has it");
-        Artifacts::open(held, 100, journal).expect("a folder")
+        Artifacts::open(held, MAX, journal).expect("a folder")
     }
 
     /// What a folder has: each entry's name, inode, and whether it is a folder.
@@ -629,7 +677,7 @@ mod tests {
     }
 
     fn receive(artifacts: &Artifacts, parts: Vec<ArtifactPart>) -> Result<Received, Failure> {
-        let mut receiving = artifacts.receive()?;
+        let mut receiving = artifacts.receive("anna")?;
         parts.into_iter().try_for_each(|part| receiving.accept(part))?;
         receiving.finish()
     }
@@ -691,13 +739,48 @@ mod tests {
     }
 
     #[test]
+    fn streams_that_end_in_any_way_give_back_what_they_reserved() {
+        let root = tempfile::tempdir().expect("a folder");
+        let artifacts = open(root.path());
+        let large = header(Artifact { size: 90, ..describe("a", b"hello") });
+        let reserve = |stream: &mut Receiving| stream.reserve(&large, |_| Ok(()));
+        let begin = || artifacts.receive("anna").expect("a folder");
+        let (mut one, mut two) = (begin(), begin());
+        reserve(&mut one).expect("there is room");
+        assert_eq!(reserve(&mut two).unwrap_err().kind, Kind::Full);
+        // It broke.
+        drop(one);
+        reserve(&mut two).expect("there is room again");
+        assert!(two.accept(content(b"x")).is_err());
+        drop(two);
+        // It was not whole.
+        let mut three = begin();
+        reserve(&mut three).expect("there is room again");
+        three.accept(large.clone()).expect("announced");
+        assert!(three.finish().is_err());
+        // It was, and its files were given to a job, or not.
+        let small = [header(describe("a", b"hello")), content(b"hello")];
+        let mut four = begin();
+        for part in small {
+            four.reserve(&part, |_| Ok(())).expect("there is room again");
+            four.accept(part).expect("good");
+        }
+        let mut received = four.finish().expect("whole");
+        assert_eq!(received.of_owner(), 5);
+        artifacts.adopt(&received, JobId(1), Folder::Input).expect("a move");
+        assert_eq!(received.of_owner(), 5, "until the job is known");
+        received.given();
+        assert_eq!(begin().finish().expect("nothing").of_owner(), 0);
+    }
+
+    #[test]
     fn a_restart_counts_itself_and_keeps_only_what_is_whole() {
         let root = tempfile::tempdir().expect("a folder");
         let artifacts = open(root.path());
         assert_eq!((artifacts.starts, artifacts.newest_job), (1, JobId(0)));
         let received = receive(&artifacts, vec![header(describe("a", b""))]).expect("whole");
         artifacts.adopt(&received, JobId(7), Folder::Output).expect("a move");
-        let half = artifacts.receive().expect("a folder");
+        let half = artifacts.receive("anna").expect("a folder");
         std::mem::forget(half);
         drop(artifacts);
         let artifacts = open(root.path());
@@ -736,13 +819,13 @@ mod tests {
         let root = tempfile::tempdir().expect("a folder");
         let no_leader = Artifacts::check(root.path(), 7).unwrap_err().to_string();
         assert!(no_leader.contains("no leader has used"), "{no_leader}");
-        let first = Artifacts::share(root.path(), 100, 1, 7).expect("a folder");
-        let half = first.receive().expect("a folder");
+        let first = Artifacts::share(root.path(), MAX, 1, 7).expect("a folder");
+        let half = first.receive("anna").expect("a folder");
         // The first one may still run when the second is elected: it finds its uploads gone, and that is all.
-        let second = Artifacts::share(root.path(), 100, 2, 7).expect("the same folder");
+        let second = Artifacts::share(root.path(), MAX, 2, 7).expect("the same folder");
         assert!(!half.received.folder.exists() && is_empty(&root.path().join("incoming/2")));
         assert!(matches!(
-            Artifacts::share(root.path(), 100, 1, 8),
+            Artifacts::share(root.path(), MAX, 1, 8),
             Err(Error::NotShared { expected: 8, .. })
         ));
         let alone = Artifacts::hold(root.path(), Arc::new(Unsynced));

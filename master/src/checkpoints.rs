@@ -90,7 +90,7 @@ impl From<Manifest> for Candidate {
 /// The store cannot be read, after some time of trying.
 pub(crate) async fn look(stores: &Stores, place: &Place) -> Result<Candidates> {
     let folder = place.open(stores)?;
-    let found = patiently(|| Found::look(&folder)).await?;
+    let found = patiently(stores, || Found::look(&folder)).await?;
     let numerics = found.manifests.iter().map(|(version, manifest)| (*version, manifest.numerics.clone()));
     Ok(Candidates {
         numerics: numerics.collect(),
@@ -125,7 +125,7 @@ pub(crate) async fn probe(
         let request = pb::ProbeRequest { url, job, file: file.clone() };
         ps_client::probe(dialer, ps, &request).await.map_err(|failure| failure.to_string())?;
         let folder = place.open(stores).map_err(|error| error.to_string())?;
-        match patiently(|| folder.read(&file, PROBE_BYTES_MAX)).await {
+        match patiently(stores, || folder.read(&file, PROBE_BYTES_MAX)).await {
             Ok(_) => {
                 let removed = folder.remove_file(&file).await;
                 removed.map(|()| None).map_err(|error| error.to_string())
@@ -166,16 +166,16 @@ pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
 ) -> Result<()> {
     let folder = place.open(stores)?;
     if let Some(named) = &manifest.script {
-        patiently(|| keep_script(&folder, named, script(named))).await?;
+        patiently(stores, || keep_script(&folder, named, script(named))).await?;
     }
     let text = Bytes::from(manifest.encode());
     let complete = folder.below(&folder_name(manifest.version));
     let seen = async |partition: usize| {
         let partition = PartitionId(partition as u32);
-        patiently(|| DataFile::open(&complete, manifest, partition)).await.map(drop)
+        patiently(stores, || DataFile::open(&complete, manifest, partition)).await.map(drop)
     };
     try_join_all((0..manifest.files.len()).map(seen)).await?;
-    patiently(|| complete.write(MANIFEST, text.clone())).await?;
+    patiently(stores, || complete.write(MANIFEST, text.clone())).await?;
     if let Err(error) = prune(&folder, manifest, keep).await {
         tracing::warn!(%place, %error, "an old checkpoint is not removed; the next one tries again");
     }
@@ -224,7 +224,10 @@ async fn prune(folder: &Folder, newest: &Manifest, keep: u32) -> Result<()> {
     Ok(())
 }
 
-async fn patiently<T, Fut: Future<Output = Result<T>>>(attempt: impl Fn() -> Fut) -> Result<T> {
+async fn patiently<T, Fut: Future<Output = Result<T>>>(
+    stores: &Stores,
+    attempt: impl Fn() -> Fut,
+) -> Result<T> {
     let tell = |error: &Error| tracing::warn!(%error, "the checkpoint store fails; trying again");
-    proto::checkpoint::patiently(tell, attempt).await
+    stores.patiently(tell, attempt).await
 }

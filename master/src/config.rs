@@ -3,7 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proto::checkpoint::PATIENCE_MAX;
+use proto::checkpoint::location::Allowed;
+use proto::checkpoint::store::Stores;
 use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
 
 /// Options of one master process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +31,17 @@ pub struct Options {
     /// it held. Default 30 s. Raise it where machines come back after longer.
     #[serde(with = "proto::duration")]
     pub ps_grace: Duration,
+    /// Longest silence of a stream that brings files, a submission or an export. Default 15 s. Raise it for clients on networks that
+    /// pause for longer.
+    #[serde(with = "proto::duration")]
+    pub stream_silence: Duration,
+    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2 s.
+    /// Default 13 s.
+    #[serde(with = "proto::duration")]
+    pub store_patience: Duration,
+    /// Places, paths or URLs, below which jobs may have their checkpoints. Default: none, which is any place that the master and the ps
+    /// can write.
+    pub checkpoints: Vec<String>,
     /// Jobs kept in memory. Beyond, the oldest that has ended is forgotten (its files stay); when none has, submissions
     /// are refused. Default 1000.
     pub jobs_max: usize,
@@ -33,6 +49,9 @@ pub struct Options {
     pub members_max: usize,
     /// Bytes of all files of one submission or one export together. Default 16 GiB.
     pub artifact_bytes_max: u64,
+    /// Bytes of all files that are on their way in at once, over all submissions and exports, until a job has them. Default
+    /// 64 GiB. Raise it where many large models are submitted at once, and the data folder has room for them.
+    pub incoming_bytes_max: u64,
 }
 
 impl Default for Options {
@@ -43,9 +62,13 @@ impl Default for Options {
             heartbeat: Duration::from_secs(1),
             death: Duration::from_secs(5),
             ps_grace: Duration::from_secs(30),
+            stream_silence: Duration::from_secs(15),
+            store_patience: proto::checkpoint::PATIENCE,
+            checkpoints: Vec::new(),
             jobs_max: 1000,
             members_max: 4096,
             artifact_bytes_max: 16 << 30,
+            incoming_bytes_max: 64 << 30,
         }
     }
 }
@@ -111,7 +134,7 @@ impl Options {
                 wrong.push(message);
             }
         };
-        let Self { heartbeat, death, .. } = *self;
+        let Self { heartbeat, death, stream_silence, store_patience, .. } = *self;
         check(!self.data_dir.as_os_str().is_empty(), "data_dir: empty; name a folder".to_owned());
         check(
             (Duration::from_millis(10)..=Duration::from_secs(600)).contains(&heartbeat),
@@ -121,10 +144,38 @@ impl Options {
             death >= 2 * heartbeat,
             format!("death = {death:?} is below two heartbeats of {heartbeat:?}; one lost would be fatal"),
         );
+        check(
+            (Duration::from_secs(1)..=Duration::from_secs(30)).contains(&stream_silence),
+            format!("stream_silence = {stream_silence:?}: from 1s to 30s"),
+        );
+        check(
+            store_patience <= PATIENCE_MAX,
+            format!("store_patience = {store_patience:?}: at most {PATIENCE_MAX:?}"),
+        );
         check(self.jobs_max > 0, "jobs_max: 0 would take no job; set 1 or more".to_owned());
         check(self.members_max > 0, "members_max: 0 would take no process; set 2 or more".to_owned());
         check(self.artifact_bytes_max > 0, "artifact_bytes_max: 0 would take no model; set more".to_owned());
+        let (one, all) = (self.artifact_bytes_max, self.incoming_bytes_max);
+        check(
+            one <= all,
+            format!(
+                "incoming_bytes_max = {all} is below artifact_bytes_max = {one}; it would take no such file"
+            ),
+        );
+        for error in Allowed::of(&self.checkpoints).err().unwrap_or_default() {
+            check(false, format!("checkpoints: {error}"));
+        }
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    /// The stores that jobs may use, with these options.
+    ///
+    /// # Errors
+    /// The places are none; [`validate`](Self::validate) says so too.
+    pub(crate) fn limit(&self, stores: Stores) -> Result<Stores> {
+        let all = |errors: Vec<proto::checkpoint::Error>| errors.iter().map(ToString::to_string).collect();
+        let allowed = Allowed::of(&self.checkpoints).map_err(|errors| Error::Options(all(errors)))?;
+        Ok(stores.within(allowed).patient_for(self.store_patience))
     }
 
     /// How long a lease holds whose worker never named it in a heartbeat: the answer was lost on its way.
@@ -144,6 +195,15 @@ mod tests {
         let wrong = options.validate().unwrap_err();
         assert_eq!(wrong.len(), 2, "{wrong:?}");
         assert!(wrong[0].contains("death = 5s is below two heartbeats of 3s"), "{wrong:?}");
+        let options = Options {
+            stream_silence: Duration::from_secs(60),
+            incoming_bytes_max: 1,
+            checkpoints: vec!["/fine".into(), "runs".into(), "s3://".into()],
+            ..Options::default()
+        };
+        let wrong = options.validate().unwrap_err();
+        assert_eq!(wrong.len(), 4, "{wrong:?}");
+        assert!(wrong[2].contains("checkpoints: checkpoint store `runs`"), "{wrong:?}");
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod error;
 mod etcd;
 mod events;
 mod gate;
+mod incoming;
 mod job;
 mod journal;
 mod lease;

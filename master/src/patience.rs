@@ -1,6 +1,6 @@
 //! How long a stream of files may take: a client that sends a byte now and then must not hold a place for ever.
 //!
-//! It has to say something at least every [`SILENCE`], and after [`START`] to have brought [`BYTES_PER_SECOND`] on average: 16 GiB in
+//! It has to say something within the time that [`stream_silence`](crate::Options::stream_silence) says, and after [`START`] to have brought [`BYTES_PER_SECOND`] on average: 16 GiB in
 //! three days are still welcome, a byte a second is not. Pure: the time is an argument.
 
 use std::time::Duration;
@@ -9,9 +9,6 @@ use proto::security::Caller;
 use proto::status::{Failure, Kind};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
-
-/// Longest time between two messages of a stream.
-const SILENCE: Duration = Duration::from_secs(15);
 
 /// Time that every stream has.
 const START: Duration = Duration::from_secs(30);
@@ -23,19 +20,21 @@ const BYTES_PER_SECOND: u64 = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Patience {
     caller: Caller,
+    /// Longest time between two messages.
+    silence: Duration,
     begin: Instant,
     bytes: u64,
 }
 
 impl Patience {
     /// It begins now.
-    pub(crate) fn with(caller: Caller) -> Self {
-        Self { caller, begin: Instant::now(), bytes: 0 }
+    pub(crate) fn with(caller: Caller, silence: Duration) -> Self {
+        Self { caller, silence, begin: Instant::now(), bytes: 0 }
     }
 
     /// Until when the next message may take.
     fn deadline(&self, now: Instant) -> Instant {
-        (now + SILENCE).min(self.begin + START + Duration::from_secs(self.bytes / BYTES_PER_SECOND))
+        (now + self.silence).min(self.begin + START + Duration::from_secs(self.bytes / BYTES_PER_SECOND))
     }
 
     /// The next message of the stream.
@@ -48,9 +47,9 @@ impl Patience {
     ) -> Result<Option<T>, Status> {
         let deadline = self.deadline(Instant::now());
         let Ok(message) = tokio::time::timeout_at(deadline, stream.message()).await else {
-            let (bytes, time) = (self.bytes, self.begin.elapsed());
+            let (bytes, time, silence) = (self.bytes, self.begin.elapsed(), self.silence);
             let message = format!(
-                "{bytes} bytes came in {:.0} s, and then too little for too long: a stream must send something every {SILENCE:?} \
+                "{bytes} bytes came in {:.0} s, and then too little for too long: a stream must send something every {silence:?} \
                  and {} KiB a second on average",
                 time.as_secs_f32(),
                 BYTES_PER_SECOND >> 10
@@ -69,9 +68,11 @@ impl Patience {
 mod tests {
     use super::*;
 
+    const SILENCE: Duration = Duration::from_secs(15);
+
     #[tokio::test(start_paused = true)]
     async fn a_stream_may_be_slow_but_not_for_ever() {
-        let mut patience = Patience::with(Caller::of(&tonic::Request::new(())));
+        let mut patience = Patience::with(Caller::of(&tonic::Request::new(())), SILENCE);
         let wait = |patience: &Patience, secs| {
             patience.deadline(patience.begin + Duration::from_secs(secs)) - patience.begin
         };

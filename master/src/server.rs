@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 use tracing::Instrument;
 
-use crate::artifacts::{self, Artifacts, Disk, Held, Received, Synced, Unsynced};
+use crate::artifacts::{self, Artifacts, BytesMax, Disk, Held, Received, Synced, Unsynced};
 use crate::asking::Asking;
 use crate::books::Books;
 use crate::checkpoints;
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     pub(crate) recalls: broadcast::Sender<(IncarnationId, LeaseId)>,
     /// Long calls end.
     pub(crate) stopping: CancellationToken,
+    /// Longest silence of a stream that brings something.
+    pub(crate) stream_silence: Duration,
     /// Of several masters: that this one leads.
     leadership: Option<Arc<Leadership>>,
     books: Mutex<Books>,
@@ -136,11 +138,13 @@ impl Master {
             0 => Artifacts::identity(&options.data_dir)?.unwrap_or_else(|| fresh_identity(&clock, starts)),
             identity => identity,
         };
-        let artifacts = Artifacts::share(&options.data_dir, options.artifact_bytes_max, starts, identity)?;
+        let artifacts = Artifacts::share(&options.data_dir, BytesMax::of(&options), starts, identity)?;
         store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
+        let (stores, stream_silence) = (options.limit(stores)?, options.stream_silence);
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
         let journal = Journal::new(store);
-        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, journal, clock }, Some(leadership)))
+        let around = Surroundings { stores, dialer, artifacts, journal, clock, stream_silence };
+        Ok(Self::start(books, around, Some(leadership)))
     }
 
     /// The same, with a journal in `store`, and a clock that may be wrong.
@@ -166,7 +170,7 @@ impl Master {
         clock: Clock,
     ) -> Result<Self> {
         let found = Found::load(store.as_ref()).await?;
-        let artifacts = Artifacts::open(held, options.artifact_bytes_max, found.master.starts)?;
+        let artifacts = Artifacts::open(held, BytesMax::of(&options), found.master.starts)?;
         let starts = artifacts.starts;
         let identity = match found.master.identity {
             0 => fresh_identity(&clock, starts),
@@ -176,12 +180,14 @@ impl Master {
         let journal = Journal::new(store);
         journal.append(keep_identity(identity, starts));
         journal.flush().await;
+        let (stores, stream_silence) = (options.limit(stores)?, options.stream_silence);
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
-        Ok(Self::start(books, Surroundings { stores, dialer, artifacts, journal, clock }, None))
+        let around = Surroundings { stores, dialer, artifacts, journal, clock, stream_silence };
+        Ok(Self::start(books, around, None))
     }
 
     fn start(books: Books, around: Surroundings, leadership: Option<Arc<Leadership>>) -> Self {
-        let Surroundings { stores, dialer, artifacts, journal, clock } = around;
+        let Surroundings { stores, dialer, artifacts, journal, clock, stream_silence } = around;
         let shared = Shared {
             artifacts,
             stores,
@@ -191,6 +197,7 @@ impl Master {
             work: Asking::default(),
             recalls: broadcast::Sender::new(RECALLS),
             stopping: CancellationToken::new(),
+            stream_silence,
             leadership,
             journal,
             books: Mutex::new(books),
@@ -444,6 +451,7 @@ struct Surroundings {
     artifacts: Artifacts,
     journal: Journal,
     clock: Clock,
+    stream_silence: Duration,
 }
 
 /// The books, with the jobs that earlier starts wrote down.

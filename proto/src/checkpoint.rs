@@ -27,6 +27,7 @@ mod direct;
 mod error;
 pub mod file;
 pub mod found;
+pub mod location;
 pub mod manifest;
 pub mod store;
 pub mod trained_on;
@@ -49,51 +50,19 @@ pub const PROBE: &str = "probe-";
 /// Largest manifest that makes sense: it lists the tensors of a model.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
-/// How a store that fails is asked again: six waits that double from 0.2 s, together 6 to 13 s.
-const RETRY: Retry =
-    Retry { first: Duration::from_millis(200), longest: Duration::from_secs(10), attempts_max: 7 };
+/// How long a store that fails is tried again, unless a process is told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(13);
 
-/// Calls `attempt` until the store does it, or trying again cannot help, or helps no more. `on_retry` hears of the first failure that is
-/// followed by another attempt.
-///
-/// # Errors
-/// The last one.
-pub async fn patiently<T, Fut: Future<Output = Result<T>>>(
-    on_retry: impl Fn(&Error),
-    attempt: impl Fn() -> Fut,
-) -> Result<T> {
-    repeat(RETRY, on_retry, attempt).await
-}
+/// The longest time that makes sense for it.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
 
-/// The same, for as long as the store may still do it.
-///
-/// # Errors
-/// What trying again cannot help.
-pub async fn for_as_long_as_it_takes<T, Fut: Future<Output = Result<T>>>(
-    on_retry: impl Fn(&Error),
-    attempt: impl Fn() -> Fut,
-) -> Result<T> {
-    repeat(Retry { attempts_max: u32::MAX, ..RETRY }, on_retry, attempt).await
-}
+/// The wait before a store that failed is tried again for the first time. It doubles each time.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-async fn repeat<T, Fut: Future<Output = Result<T>>>(
-    retry: Retry,
-    on_retry: impl Fn(&Error),
-    attempt: impl Fn() -> Fut,
-) -> Result<T> {
-    let mut count = 0;
-    loop {
-        match attempt().await {
-            Err(error) if error.is_retryable() && count < retry.attempts_max - 1 => {
-                if count == 0 {
-                    on_retry(&error);
-                }
-                tokio::time::sleep(retry.wait(count, u64::from(count))).await;
-                count += 1;
-            }
-            done => return done,
-        }
-    }
+/// As many waits as fit into `patience`.
+fn retry(patience: Duration) -> Retry {
+    let waits = (patience.as_millis() / FIRST_WAIT.as_millis() + 1).ilog2();
+    Retry { first: FIRST_WAIT, longest: Duration::from_secs(10), attempts_max: waits + 1 }
 }
 
 /// Folder of one checkpoint, below the store's URL.
@@ -154,40 +123,5 @@ impl AppliedSteps {
         let above = self.above.first().is_none_or(|&first| first > self.watermark);
         let last = self.above.last().is_none_or(|last| last.get() < steps);
         above && last && self.watermark.get() <= steps && self.version() == version
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    fn store() -> Error {
-        Error::Store { what: "write", file: "x".to_owned(), reason: "no space".to_owned() }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_is_tried_for_about_ten_seconds_and_what_cannot_pass_is_not() {
-        let (begin, tried, told) = (tokio::time::Instant::now(), Cell::new(0), Cell::new(0));
-        let tell = |_: &Error| told.set(told.get() + 1);
-        let failing = |error: fn() -> Error, times: u32| {
-            tried.set(0);
-            let tried = &tried;
-            move || async move {
-                tried.set(tried.get() + 1);
-                if tried.get() > times { Ok(tried.get()) } else { Err(error()) }
-            }
-        };
-        assert_eq!(patiently(tell, failing(store, 2)).await, Ok(3));
-        assert_eq!(told.get(), 1, "the first failure alone is told");
-        let missing = || Error::Missing { file: "x".to_owned() };
-        assert_eq!(patiently(tell, failing(missing, 9)).await, Err(missing()));
-        assert_eq!(tried.get(), 1);
-        let before = begin.elapsed();
-        assert_eq!(patiently(tell, failing(store, 9)).await, Err(store()));
-        let took = begin.elapsed() - before;
-        assert_eq!(tried.get(), RETRY.attempts_max);
-        assert!((6..=13).contains(&took.as_secs()), "{took:?}");
     }
 }

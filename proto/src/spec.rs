@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::checkpoint::CheckpointSpec;
+pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::parse;
 pub use self::records::Records;
 use crate::duration;

@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::checkpoint::store::Stores;
-use proto::checkpoint::{self, folder, patiently};
+use proto::checkpoint::{self, folder};
 use proto::ids::{Era, Version};
 use proto::plan::Plan;
 use proto::spec::CheckpointSpec;
@@ -139,7 +139,8 @@ impl Saver {
             let place = self.place;
             tracing::warn!(%place, %version, %error, "the checkpoint store fails; trying again");
         };
-        let header = patiently(tell, || write::write(&folder, &cut, self.spec.bandwidth)).await?;
+        let write = || write::write(&folder, &cut, self.spec.bandwidth);
+        let header = self.stores.patiently(tell, write).await?;
         Ok(Saved {
             place: self.place,
             era: self.era,

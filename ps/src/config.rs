@@ -38,6 +38,10 @@ pub struct Options {
     pub steps_in_progress_max: usize,
     /// Jobs at once. Default 64.
     pub jobs_max: usize,
+    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2 s. Default
+    /// 13 s.
+    #[serde(with = "proto::duration")]
+    pub store_patience: Duration,
     /// How long a ps that was told to leave may wait until its jobs are saved. Default 25 s, a little less than Kubernetes gives. Raise
     /// it for large models on slow stores.
     #[serde(with = "proto::duration")]
@@ -57,6 +61,7 @@ impl Default for Options {
             partition_bytes_max: 4 << 30,
             steps_in_progress_max: 1024,
             jobs_max: 64,
+            store_patience: proto::checkpoint::PATIENCE,
             drain: Duration::from_secs(25),
         }
     }
@@ -101,6 +106,8 @@ impl Options {
         check(self.steps_in_progress_max > 0, "steps_in_progress_max: 0 would refuse every push".to_owned());
         check(self.pulled_versions_max > 0, "pulled_versions_max: 0 would refuse every pull".to_owned());
         check(self.jobs_max > 0, "jobs_max: 0 would refuse every job".to_owned());
+        let (patience, max) = (self.store_patience, proto::checkpoint::PATIENCE_MAX);
+        check(patience <= max, format!("store_patience = {patience:?}: at most {max:?}"));
         if wrong.is_empty() { Ok(()) } else { Err(Error::Options(wrong)) }
     }
 }

@@ -88,8 +88,8 @@ impl Ps {
     pub fn with(options: Options, stores: Stores, memory: Option<Memory>) -> Result<Self> {
         options.validate()?;
         Ok(Self(Arc::new(Inner {
+            stores: stores.patient_for(options.store_patience),
             options,
-            stores,
             metrics: Arc::default(),
             reports: Reports::default(),
             memory,

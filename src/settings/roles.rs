@@ -77,6 +77,11 @@ fn metrics() -> Setting {
     of_process("metrics", Kind::Text, "ADDR", None, help).named("EBB_METRICS")
 }
 
+fn store_patience() -> Setting {
+    let help = "How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2s";
+    option("store_patience", Kind::Duration, "DURATION", TIMES, help)
+}
+
 /// Certificates and a token: what the process shows, and whom it trusts.
 fn keys() -> Vec<Setting> {
     let file =
@@ -146,6 +151,22 @@ impl Role for Master {
                 "How long a job waits for a ps that lost its connection before another takes its place. Raise it where machines come back after longer",
             ),
             option(
+                "stream_silence",
+                Kind::Duration,
+                "DURATION",
+                TIMES,
+                "Longest silence of a submission or an export, 1s to 30s. Raise it for clients on networks that pause for longer",
+            ),
+            store_patience(),
+            option(
+                "checkpoints",
+                Kind::Texts,
+                "PLACE",
+                LIMITS,
+                "Path or URL below which jobs may have their checkpoints; may be repeated. Without it they may name any place that master \
+                 and ps can write",
+            ),
+            option(
                 "jobs_max",
                 Kind::Count,
                 "N",
@@ -165,6 +186,13 @@ impl Role for Master {
                 "BYTES",
                 LIMITS,
                 "Bytes of all files of one submission or one export together",
+            ),
+            option(
+                "incoming_bytes_max",
+                Kind::Bytes,
+                "BYTES",
+                LIMITS,
+                "Bytes of the files of all submissions and exports that are on their way in; at least artifact_bytes_max",
             ),
             etcd(
                 "etcd",
@@ -255,6 +283,7 @@ impl Role for Ps {
                 TIMES,
                 "How long a ps that was told to leave waits until its jobs are saved. Raise it for large models on slow stores",
             ),
+            store_patience(),
             option(
                 "push_bytes_max",
                 Kind::Bytes,

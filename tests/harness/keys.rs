@@ -32,20 +32,25 @@ pub const USERS: [&str; 3] = ["anna=submit", "otto=operate", "eve=read"];
 impl Fortress {
     /// Over TCP, as between hosts: with certificates.
     pub fn start(ps: usize, workers: usize) -> Self {
-        Self::over("tcp", ps, workers)
+        Self::start_with(&[], ps, workers)
+    }
+
+    /// Over TCP, with more arguments of the master.
+    pub fn start_with(more: &[&str], ps: usize, workers: usize) -> Self {
+        Self::over("tcp", more, ps, workers)
     }
 
     /// Over Unix sockets, as within a host.
     pub fn nearby(ps: usize, workers: usize) -> Self {
-        Self::over("nearest", ps, workers)
+        Self::over("nearest", &[], ps, workers)
     }
 
-    fn over(sockets: &'static str, ps: usize, workers: usize) -> Self {
+    fn over(sockets: &'static str, more: &[&str], ps: usize, workers: usize) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         make(&dir.path().join("keys-0"));
         symlink("keys-0", dir.path().join("certs")).expect("a link");
         let data = dir.path().join("data").display().to_string();
-        let args = ["master", "--listen", "127.0.0.1:0", "--data-dir", &data];
+        let args = [&["master", "--listen", "127.0.0.1:0", "--data-dir", &data], more].concat();
         let mut master = start(dir.path(), sockets, "master", "master", &args);
         let url = master.url();
         let mut fortress = Self {

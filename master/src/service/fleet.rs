@@ -96,7 +96,8 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        let (mut patience, sender) = (Patience::with(Caller::of(&request)), Sender::of(&request));
+        let sender = Sender::of(&request);
+        let mut patience = Patience::with(Caller::of(&request), self.shared.stream_silence);
         let mut requests = request.into_inner();
         // Taken before the answer, so that the process is live by the time that it knows it is connected.
         let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
@@ -235,7 +236,8 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<pb::UploadRequest>>,
     ) -> Result<Response<pb::UploadReply>, Status> {
-        let (mut patience, sender) = (Patience::with(Caller::of(&request)), Sender::of(&request));
+        let sender = Sender::of(&request);
+        let mut patience = Patience::with(Caller::of(&request), self.shared.stream_silence);
         let mut requests = request.into_inner();
         let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("UploadRequest"))?;
         let Some(Part::Header(pb::UploadHeader { incarnation, lease })) = first.part else {
@@ -250,10 +252,14 @@ impl Fleet for FleetService {
             })
         };
         is_good()?;
-        let mut receiving = self.shared.artifacts.receive()?;
+        let owner = sender.caller.token().map(|token| token.name.clone()).unwrap_or_default();
+        let mut receiving = self.shared.artifacts.receive(&owner)?;
         while let Some(request) = patience.next(&mut requests).await? {
             match required("UploadRequest", "part", request.part)? {
-                Part::Artifact(part) => receiving.accept(part)?,
+                Part::Artifact(part) => {
+                    receiving.reserve(&part, |_| Ok(()))?;
+                    receiving.accept(part)?;
+                }
                 Part::Header(_) => {
                     let message = "UploadRequest.header: expected once, found again";
                     return Err(Failure::new(Kind::Malformed, message).into());

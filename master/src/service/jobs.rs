@@ -64,7 +64,7 @@ impl Jobs for JobsService {
         let caller = Caller::of(&request);
         let owner = Owner::of(&caller);
         let mut requests = request.into_inner();
-        let mut patience = Patience::with(caller.clone());
+        let mut patience = Patience::with(caller.clone(), self.shared.stream_silence);
         let malformed = |message: &str| Status::from(Failure::new(Kind::Malformed, message));
         let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("SubmitRequest"))?;
         let Some(Part::SpecJson(spec)) = first.part else {
@@ -74,7 +74,7 @@ impl Jobs for JobsService {
         let resume = Resume::of(first.resume, first.resume_anyway);
         match &spec.checkpoint {
             Some(checkpoint) => {
-                self.shared.stores.open(&checkpoint.url).map_err(|error| unusable(&error))?;
+                self.shared.stores.open(&checkpoint.url).map_err(|error| unusable(&caller, &error))?;
             }
             None if resume.is_some() => {
                 return Err(malformed("resume: the job has no [checkpoint] section; add one with its url"));
@@ -87,27 +87,24 @@ impl Jobs for JobsService {
             books.check_owner(&owner, 0)?;
             books.admit(&spec).map(drop)
         })?;
-        let mut receiving = self.shared.artifacts.receive()?;
+        let mut receiving = self.shared.artifacts.receive(&owner.name)?;
         while let Some(request) = patience.next(&mut requests).await? {
             match required("SubmitRequest", "part", request.part)? {
                 Part::Artifact(part) => {
-                    let before = receiving.bytes();
+                    // As soon as a file is announced, so that nothing is written that has no place.
+                    self.shared.act(|books, _| {
+                        receiving.reserve(&part, |of_owner| books.check_owner(&owner, of_owner))
+                    })?;
                     receiving.accept(part).inspect_err(|failure| {
                         caller.refuse("a file of a submission", &failure.message);
                     })?;
-                    // As soon as a file is announced, so that nothing is written that has no place.
-                    let announced = receiving.bytes();
-                    if announced > before {
-                        self.shared.act(|books, _| books.check_owner(&owner, announced))?;
-                    }
                 }
                 Part::SpecJson(_) => {
                     return Err(malformed("SubmitRequest.spec_json: expected once, found again"));
                 }
             }
         }
-        let bytes = receiving.bytes();
-        let received = receiving.finish()?;
+        let mut received = receiving.finish()?;
         let files = [("script", &spec.model.script, SCRIPT), ("initial", &spec.model.initial, INITIAL)];
         for (key, given, file) in files {
             let came = received.artifacts.iter().any(|artifact| artifact.name == file);
@@ -120,15 +117,18 @@ impl Jobs for JobsService {
         let reply = {
             // One after the other, so that the number is still the next one when the files lie under it.
             let _next = self.shared.submitting.lock().await;
-            let admit = |books: &mut Books| {
-                books.check_owner(&owner, bytes)?;
+            let check = |books: &Books, of_owner| books.check_owner(&owner, of_owner);
+            let id = self.shared.act(|books, _| {
+                check(books, received.of_owner())?;
                 books.admit(&spec)
-            };
-            let id = self.shared.act(|books, _| admit(books))?;
+            })?;
             let input = self.shared.artifacts.adopt(&received, id, Folder::Input)?;
             self.shared.act(|books, now| {
-                let id = admit(books)?;
-                Ok::<_, Failure>(books.submit(now, id, spec.clone(), input, resume, owner.name.clone()))
+                check(books, received.of_owner())?;
+                let id = books.admit(&spec)?;
+                let reply = books.submit(now, id, spec.clone(), input, resume, owner.name.clone());
+                received.given();
+                Ok::<_, Failure>(reply)
             })?
         };
         self.shared.durable().await;
@@ -205,9 +205,16 @@ impl Jobs for JobsService {
     }
 }
 
-/// A place for checkpoints that is none.
-fn unusable(error: &proto::checkpoint::Error) -> Status {
-    Failure::new(Kind::Malformed, format!("checkpoint.url: {error}")).into()
+/// A place for checkpoints that is none, or none for jobs of this master.
+fn unusable(caller: &Caller, error: &proto::checkpoint::Error) -> Status {
+    let message = format!("checkpoint.url: {error}");
+    match error {
+        proto::checkpoint::Error::NotAllowed { .. } => {
+            caller.refuse("a place for checkpoints that is not allowed", &message);
+            Failure::new(Kind::Denied, message).into()
+        }
+        _ => Failure::new(Kind::Malformed, message).into(),
+    }
 }
 
 /// Reads a job's events, first those that are there, then each as it comes.

@@ -19,6 +19,7 @@ use proto::pb::fleet_client::FleetClient;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::lease::Work;
 use proto::pb::{JobState, submit_request, upload_request};
+use proto::security::door::Door;
 use proto::session::{Secret, Shown};
 use proto::spec::JobSpec;
 use proto::status::Failure;
@@ -82,6 +83,11 @@ impl Cluster {
     }
 
     pub(crate) async fn with(edit: impl FnOnce(&mut Options)) -> Self {
+        Self::behind(Door::default(), edit).await
+    }
+
+    /// A master that lets in whom this door lets in.
+    pub(crate) async fn behind(door: Door, edit: impl FnOnce(&mut Options)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         // Scripted workers send no heartbeats of their own, and a loaded machine may be slow: nobody dies of silence here.
         let mut options = Options {
@@ -97,10 +103,26 @@ impl Cluster {
         let shutdown = CancellationToken::new();
         let serving = {
             let (master, shutdown) = (master.clone(), shutdown.clone());
-            async move { master.serve(accept(listener), shutdown).await.expect("serves until the shutdown") }
+            let incoming = door.open(listener, None);
+            async move { master.serve(incoming, shutdown).await.expect("serves until the shutdown") }
         };
         let (served, folder) = (tokio::spawn(serving), Some(folder));
         Self { url, master, shutdown, served, runtime: None, folder }
+    }
+
+    /// Its data folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.as_ref().expect("it has one").path()
+    }
+
+    /// Waits for a state that nobody is told of.
+    pub(crate) async fn until(&self, what: &str, state: impl Fn(&Self) -> bool) {
+        let looking = async {
+            while !state(self) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(what, looking).await;
     }
 
     /// A master on a runtime of its own with a journal in `store`: it can be [killed](Self::kill).

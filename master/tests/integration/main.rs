@@ -6,6 +6,7 @@ mod fake_ps;
 mod fleet;
 mod harness;
 mod jobs;
+mod places;
 mod sessions;
 mod stores;
 mod unreadable;

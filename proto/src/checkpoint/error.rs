@@ -14,6 +14,17 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A place that no job of this master may name.
+    #[error(
+        "checkpoint store `{url}` is outside the places that this master allows: {allowed}; choose one below them, or have the \
+         master started with one more --checkpoints PLACE"
+    )]
+    NotAllowed {
+        /// As given.
+        url: String,
+        /// The allowed ones.
+        allowed: String,
+    },
     /// The store did not do as it was told. It may, when asked again.
     #[error("{what} `{file}`: {reason}")]
     Store {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -15,17 +16,35 @@ use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
 #[cfg(feature = "cloud")]
 use super::cloud::open;
 use super::direct::Direct;
-use super::{Error, Result};
+use super::location::{Allowed, Location};
+use super::{Error, PATIENCE, Result, retry};
+use crate::retry::Retry;
 
 /// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
 pub const PART_BYTES: usize = 8 << 20;
 
 /// Opens stores by their URLs. Clones share what lies in `memory://`.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Stores {
     memory: Arc<InMemory>,
     settings: Arc<BTreeMap<String, String>>,
     instead: Option<Arc<dyn ObjectStore>>,
+    /// Which URLs are opened.
+    allowed: Arc<Allowed>,
+    /// How a store that fails is tried again.
+    retry: Retry,
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self {
+            memory: Arc::default(),
+            settings: Arc::default(),
+            instead: None,
+            allowed: Arc::default(),
+            retry: retry(PATIENCE),
+        }
+    }
 }
 
 impl Stores {
@@ -39,12 +58,51 @@ impl Stores {
         Self { instead: Some(store), ..Self::default() }
     }
 
+    /// Opens nothing but these places.
+    #[must_use]
+    pub fn within(self, allowed: Allowed) -> Self {
+        Self { allowed: Arc::new(allowed), ..self }
+    }
+
+    /// A store that fails is tried again for about so long.
+    #[must_use]
+    pub fn patient_for(self, patience: Duration) -> Self {
+        Self { retry: retry(patience), ..self }
+    }
+
+    /// Calls `attempt` until the store does it, or trying again cannot help, or helps no more. `on_retry` hears of the first failure
+    /// that is followed by another attempt.
+    ///
+    /// # Errors
+    /// The last one.
+    pub async fn patiently<T, Fut: Future<Output = Result<T>>>(
+        &self,
+        on_retry: impl Fn(&Error),
+        attempt: impl Fn() -> Fut,
+    ) -> Result<T> {
+        repeat(self.retry, on_retry, attempt).await
+    }
+
+    /// Calls `attempt` for as long as the store may still do it.
+    ///
+    /// # Errors
+    /// What trying again cannot help.
+    pub async fn for_as_long_as_it_takes<T, Fut: Future<Output = Result<T>>>(
+        &self,
+        on_retry: impl Fn(&Error),
+        attempt: impl Fn() -> Fut,
+    ) -> Result<T> {
+        repeat(Retry { attempts_max: u32::MAX, ..self.retry }, on_retry, attempt).await
+    }
+
     /// The folder that a URL or an absolute path names. Nothing is looked up yet.
     ///
     /// # Errors
-    /// [`Error::Url`].
+    /// [`Error::Url`], [`Error::NotAllowed`].
     pub fn open(&self, url: &str) -> Result<Folder> {
         let wrong = |reason: String| Error::Url { url: url.to_owned(), reason };
+        let location = Location::of(url)?;
+        self.allowed.check(url, &location)?;
         let mut disk = None;
         let mut local = || -> Arc<dyn ObjectStore> { disk.insert(local()).clone() };
         let (store, path): (Arc<dyn ObjectStore>, _) = match url.split_once("://") {
@@ -63,8 +121,31 @@ impl Stores {
                 }
             }
         };
+        if path != *location.path() {
+            return Err(wrong(format!("it leads to `{path}`, and `{}` was checked", location.path())));
+        }
         let disk = disk.filter(|_| self.instead.is_none());
         Ok(Folder { store: self.instead.clone().unwrap_or(store), disk, path, name: url.to_owned() })
+    }
+}
+
+async fn repeat<T, Fut: Future<Output = Result<T>>>(
+    retry: Retry,
+    on_retry: impl Fn(&Error),
+    attempt: impl Fn() -> Fut,
+) -> Result<T> {
+    let mut count = 0;
+    loop {
+        match attempt().await {
+            Err(error) if error.is_retryable() && count < retry.attempts_max - 1 => {
+                if count == 0 {
+                    on_retry(&error);
+                }
+                tokio::time::sleep(retry.wait(count, u64::from(count))).await;
+                count += 1;
+            }
+            done => return done,
+        }
     }
 }
 
@@ -337,6 +418,8 @@ impl OnDisk {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::super::ALIGNED;
     use super::*;
 
@@ -403,6 +486,46 @@ mod tests {
         let nowhere = Stores::default().open("/proc/nowhere").unwrap();
         let error = nowhere.on_disk("x", ALIGNED).unwrap_err();
         assert!(matches!(&error, Error::Store { what: "write", .. }), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_is_tried_for_as_long_as_said_and_what_cannot_pass_is_not() {
+        let store = || Error::Store { what: "write", file: "x".to_owned(), reason: "no space".to_owned() };
+        for (stores, secs, attempts) in [
+            (Stores::default(), 6.0..=13.0, 7),
+            (Stores::default().patient_for(Duration::from_millis(1400)), 0.7..=1.4, 4),
+            (Stores::default().patient_for(Duration::ZERO), 0.0..=0.0, 1),
+        ] {
+            let (tried, told) = (Cell::new(0), Cell::new(0));
+            let tell = |_: &Error| told.set(told.get() + 1);
+            let failing = |error: fn() -> Error, times: u32| {
+                tried.set(0);
+                let tried = &tried;
+                move || async move {
+                    tried.set(tried.get() + 1);
+                    if tried.get() > times { Ok(tried.get()) } else { Err(error()) }
+                }
+            };
+            let before = tokio::time::Instant::now();
+            assert_eq!(stores.patiently(tell, failing(store, u32::MAX)).await, Err(store()));
+            let took = before.elapsed().as_secs_f32();
+            assert!(secs.contains(&took), "{took}");
+            assert_eq!((tried.get(), told.get()), (attempts, u32::from(attempts > 1)), "one failure is told");
+            let missing = || Error::Missing { file: "x".to_owned() };
+            assert_eq!(stores.patiently(tell, failing(missing, 9)).await, Err(missing()));
+            assert_eq!(tried.get(), 1);
+            assert_eq!(stores.for_as_long_as_it_takes(tell, failing(store, 30)).await, Ok(31));
+        }
+    }
+
+    #[test]
+    fn nothing_but_the_allowed_places_is_opened() {
+        let allowed = Allowed::of(&["/runs".to_owned()]).unwrap();
+        let stores = Stores::default().within(allowed);
+        assert!(stores.open("/runs/a").is_ok() && stores.clone().open("file:///runs").is_ok());
+        for url in ["/", "/runs-of-others", "file:///runs/../etc", "memory://runs"] {
+            assert!(matches!(stores.open(url), Err(Error::NotAllowed { .. })), "{url}");
+        }
     }
 
     #[test]

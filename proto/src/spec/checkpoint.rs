@@ -32,7 +32,7 @@ pub struct CheckpointSpec {
 }
 
 /// Where checkpoints can lie, as URLs begin.
-const SCHEMES: [&str; 5] = ["file:///", "s3://", "gs://", "az://", "memory://"];
+pub const SCHEMES: [&str; 5] = ["file:///", "s3://", "gs://", "az://", "memory://"];
 
 impl CheckpointSpec {
     /// Whether a version is saved by `every_steps` or `every_epochs`: arithmetic on the plan, so that every partition knows it

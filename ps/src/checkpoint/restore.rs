@@ -12,7 +12,7 @@ use proto::checkpoint::data::Section;
 use proto::checkpoint::file::DataFile;
 use proto::checkpoint::manifest::{Manifest, Needs, oldest};
 use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, for_as_long_as_it_takes, found, patiently};
+use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, found};
 use proto::ids::{ChunkId, PartitionId, Version};
 use proto::parameters::Restore;
 use proto::placement::Layout;
@@ -38,10 +38,10 @@ pub(crate) struct Restored {
 pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
     let loading = async {
         let folder = stores.open(&restore.url)?;
-        let manifest = manifest(&model, &folder, restore.version).await?;
+        let manifest = manifest(&model, &stores, &folder, restore.version).await?;
         let place = model.place();
         let tell = |error: &Error| tracing::warn!(%place, %error, "the checkpoint store fails; trying again");
-        patiently(tell, || load(&model, &folder, &manifest)).await
+        stores.patiently(tell, || load(&model, &folder, &manifest)).await
     };
     let ended = model.ended().clone();
     let loaded = tokio::select! {
@@ -65,11 +65,11 @@ pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
 
 /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
 /// older checkpoint would be a loss for nothing.
-async fn manifest(model: &Model, folder: &Folder, version: Version) -> Result<Manifest> {
+async fn manifest(model: &Model, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
     let tell = |error: &Error| {
         tracing::warn!(place = %model.place(), %version, %error, "the store cannot be read; waiting for it");
     };
-    let manifest = for_as_long_as_it_takes(tell, || found::read(folder, version)).await?;
+    let manifest = stores.for_as_long_as_it_takes(tell, || found::read(folder, version)).await?;
     let Opening { tensors, plan, spec, .. } = model.opening();
     manifest.check(&folder.shown(MANIFEST), &Needs { tensors, plan, spec, version })?;
     Ok(manifest)
