@@ -43,6 +43,15 @@ pub enum Error {
         /// Where.
         place: Place,
     },
+    /// Work on the partition has panicked, so what it has is not known any more. It is dropped.
+    #[error(
+        "this ps does not hold {place} any more: work on it panicked, which is a bug, and its log says where; the job goes on from its \
+         last checkpoint"
+    )]
+    Broken {
+        /// Where.
+        place: Place,
+    },
     /// Nobody opened any part of the job here, or it was closed.
     #[error("this ps holds no partition of job {job}; it has ended or lives elsewhere")]
     UnknownJob {
@@ -340,7 +349,7 @@ impl Error {
             | Self::StepAhead { .. }
             | Self::NoCheckpoints { .. }
             | Self::BeyondPlan { .. } => Kind::Malformed,
-            Self::Unknown { .. } | Self::UnknownJob { .. } => Kind::NotFound,
+            Self::Unknown { .. } | Self::UnknownJob { .. } | Self::Broken { .. } => Kind::NotFound,
             Self::Fenced { .. } | Self::OldMaster { .. } | Self::OtherMaster { .. } => Kind::Fenced,
             Self::JobsFull { .. }
             | Self::PushesFull { .. }

@@ -155,7 +155,8 @@ impl Ps {
         let place = Place { job, partition };
         let master = self.master().master;
         let mut partitions = self.partitions_mut();
-        let existing = partitions.get(&place).filter(|model| model.master == master).cloned();
+        let held = |model: &&Arc<Model>| model.master == master && !model.is_broken();
+        let existing = partitions.get(&place).filter(held).cloned();
         if let Some(model) = &existing {
             let here = model.opening().address.era;
             if era < here {
@@ -399,8 +400,10 @@ impl Ps {
     }
 
     fn models(&self, job: JobId) -> Result<Vec<Arc<Model>>> {
-        let models: Vec<_> =
-            self.partitions().range(job_range(job)).map(|(_, model)| model.clone()).collect();
+        let partitions = self.partitions();
+        let held =
+            partitions.range(job_range(job)).map(|(_, model)| model).filter(|model| !model.is_broken());
+        let models: Vec<_> = held.cloned().collect();
         if models.is_empty() { Err(Error::UnknownJob { job }) } else { Ok(models) }
     }
 
@@ -599,3 +602,6 @@ fn difference(one: &Opening, other: &Opening) -> Option<&'static str> {
     ];
     parts.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 //! - The lock is short and never held across an await or an addition: under it a push is offered to the aggregator, which
 //!   only decides. Sums and updates are made outside.
 //! - One update at a time. Whoever completes a step applies it and every other step that may be applied by then.
+//! - Work that panics breaks the partition: from then on it is not held here, which workers learn and tell the master.
 //! - A version appears whole, together with its entry in the ledger; then all waiting pulls look again.
 //! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
 
@@ -166,6 +167,22 @@ pub(crate) enum Life {
     Closed,
     /// The job was rewound; a partition of the new era took its place.
     Rewound(Era),
+    /// Work on it has panicked.
+    Broken,
+}
+
+/// Held while the partition is worked on: a panic breaks it. Otherwise the step that was being worked on would be lost without a
+/// word, and with it every later one.
+struct BreaksByPanic<'a>(&'a Model);
+
+impl Drop for BreaksByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let place = self.0.place;
+            tracing::error!(%place, "work on a partition panicked, so it is dropped; this is a bug");
+            self.0.end(Life::Broken);
+        }
+    }
 }
 
 impl Model {
@@ -250,9 +267,22 @@ impl Model {
         })
     }
 
+    /// Whether work on it has panicked: nothing of it is held any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        matches!(self.state().life, Life::Broken)
+    }
+
+    /// Loses slots, so that the next update panics.
+    #[cfg(test)]
+    pub(crate) fn spoil(&self) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Whether it has been trained, or restored, and can be saved.
     pub(crate) fn can_be_saved(&self) -> bool {
-        self.saver.is_some() && self.state().version().is_some_and(|version| version > Version(0))
+        !self.is_broken()
+            && self.saver.is_some()
+            && self.state().version().is_some_and(|version| version > Version(0))
     }
 
     /// What it was opened with.
@@ -480,6 +510,7 @@ impl Model {
         let (place, here) = (self.place, self.opening.address.era);
         match state.life {
             Life::Closed => Err(Error::Unknown { place }),
+            Life::Broken => Err(Error::Broken { place }),
             Life::Rewound(here) => Err(Error::Fenced { place, sender, here }),
             Life::Open if sender < here => Err(Error::Fenced { place, sender, here }),
             Life::Open if sender > here => Err(Error::EraAhead { place, sender, here }),

@@ -26,7 +26,7 @@ use proto::tensor::Role;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::update::Begun;
-use super::{Model, Opening};
+use super::{BreaksByPanic, Model, Opening};
 use crate::error::{Error, Result};
 use crate::handle::{INLINE_BYTES_MAX, asks_others};
 use crate::optim::Update;
@@ -159,6 +159,7 @@ impl Model {
             };
             let inline = model.bytes <= INLINE_BYTES_MAX;
             let go_on = move || {
+                let _breaks = BreaksByPanic(&model);
                 let updates = model.with_norms(&update, measured);
                 model.apply(begun, updates);
                 model.apply_ready();

@@ -10,7 +10,7 @@ use proto::timeline::Mark;
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 
-use super::{Model, State, Sums, Weights};
+use super::{BreaksByPanic, Model, State, Sums, Weights};
 use crate::aggregator::Offer;
 use crate::checks;
 use crate::chunk::{Merge, Slots, Sum, Total};
@@ -58,6 +58,7 @@ impl Model {
 
     /// Takes up a push whose header and chunks were checked.
     pub(crate) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
+        let _breaks = BreaksByPanic(self);
         match arrived.target {
             Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
