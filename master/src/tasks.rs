@@ -2,7 +2,11 @@
 //!
 //! A task is handed to one worker and stays until it is completed or its job ends. When all its holders hang, whoever is free takes a
 //! copy: the first to complete it ends the leases of the others. Late and foreign leases change nothing, as in the dispatcher.
+//!
+//! Always true here: whatever happens looks at tasks that are held, of which each worker has a few, and at no other. So all tasks
+//! together cost in proportion to their number.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -15,15 +19,20 @@ use crate::lease::{Attempts, Ending, Grant, HELD_MAX, LeaseIds, Limits, Lost};
 #[derive(Debug)]
 pub(crate) struct TaskQueue<T> {
     limits: Limits,
-    tasks: BTreeMap<TaskId, Task<T>>,
+    /// Those that nobody holds.
+    waiting: BTreeMap<TaskId, Task<T>>,
+    /// Those that somebody holds.
+    held: BTreeMap<TaskId, Task<T>>,
     next: TaskId,
+    /// How often a task was looked at: what the queue costs.
+    looks: Cell<u64>,
 }
 
 #[derive(Debug)]
 struct Task<T> {
     work: T,
     attempts: Attempts,
-    /// Nobody, or one, or also those who hold copies.
+    /// Nobody, or one worker, or also those that hold copies.
     holders: Vec<Grant>,
 }
 
@@ -62,26 +71,27 @@ pub(crate) struct TaskGrant<T> {
 
 impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     pub(crate) const fn new(limits: Limits) -> Self {
-        Self { limits, tasks: BTreeMap::new(), next: TaskId(0) }
+        Self { limits, waiting: BTreeMap::new(), held: BTreeMap::new(), next: TaskId(0), looks: Cell::new(0) }
     }
 
     pub(crate) fn push(&mut self, work: T) {
-        self.tasks.insert(self.next, Task { work, attempts: Attempts::default(), holders: Vec::new() });
+        self.waiting.insert(self.next, Task { work, attempts: Attempts::default(), holders: Vec::new() });
         self.next = self.next.next();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
+        self.waiting.is_empty() && self.held.is_empty()
     }
 
     /// Every outstanding lease.
     pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
-        self.tasks.values().flat_map(|task| &task.holders).map(|grant| grant.lease)
+        self.held().flat_map(|(_, task)| &task.holders).map(|grant| grant.lease)
     }
 
     /// Forgets all tasks; their leases have ended.
     pub(crate) fn clear(&mut self) {
-        self.tasks.clear();
+        self.waiting.clear();
+        self.held.clear();
     }
 
     /// The oldest task that nobody holds, unless this worker holds as many as it may.
@@ -94,7 +104,8 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         if self.held_by(worker) >= HELD_MAX {
             return None;
         }
-        let (&id, _) = self.tasks.iter().find(|(_, task)| task.holders.is_empty())?;
+        let (id, task) = self.waiting.pop_first()?;
+        self.held.insert(id, task);
         Some(self.grant(now, ids, worker, id))
     }
 
@@ -112,7 +123,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
             return Err(None);
         }
         let stall = self.limits.stall;
-        let others = self.tasks.iter().filter(|(_, task)| !task.is_held_by(worker));
+        let others = self.held().filter(|(_, task)| !task.is_held_by(worker));
         let oldest = others.filter_map(|(&id, task)| Some((task.hangs_from(stall)?, id))).min();
         match oldest {
             Some((from, id)) if from <= now => Ok(self.grant(now, ids, worker, id)),
@@ -120,6 +131,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         }
     }
 
+    /// One more holder of a task that is among the held.
     fn grant(
         &mut self,
         now: Duration,
@@ -129,22 +141,26 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     ) -> TaskGrant<T> {
         let grant = Grant::new(now, ids.fresh(), worker, &self.limits);
         let (lease, deadline) = (grant.lease, grant.deadline);
-        let task = self.tasks.get_mut(&id).expect("a task to grant");
+        let task = self.held.get_mut(&id).expect("a task to grant");
         task.attempts.grants += 1;
         task.holders.push(grant);
         TaskGrant { lease, task: id, work: task.work.clone(), attempt: task.attempts.grants, deadline }
     }
 
+    fn held(&self) -> impl Iterator<Item = (&TaskId, &Task<T>)> {
+        self.held.iter().inspect(move |_| self.looks.set(self.looks.get() + 1))
+    }
+
     /// How many tasks a worker holds.
     fn held_by(&self, worker: IncarnationId) -> usize {
-        self.tasks.values().filter(|task| task.is_held_by(worker)).count()
+        self.held().filter(|(_, task)| task.is_held_by(worker)).count()
     }
 
     /// Those who hang, each with the work.
     pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (&T, &Grant, bool)> {
         let stall = self.limits.stall;
         let hangs = move |grant: &Grant| grant.progress.hangs_from(None, stall) <= now;
-        self.tasks.values().flat_map(move |task| {
+        self.held().flat_map(move |(_, task)| {
             let taken_over = task.holders.iter().any(|grant| !hangs(grant));
             let hanging = task.holders.iter().filter(move |grant| hangs(grant));
             hanging.map(move |grant| (&task.work, grant, taken_over))
@@ -154,7 +170,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     /// The holder of a lease lives; false when the lease has ended.
     pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
         let limits = self.limits;
-        self.held(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
+        self.grant_of(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
     }
 
     /// The holder of a lease says how it gets on; false when the lease has ended.
@@ -164,24 +180,29 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         worker: IncarnationId,
         said: &pb::LeaseProgress,
     ) -> bool {
-        let held = self.held(worker, LeaseId(said.lease));
-        held.map(|grant| grant.progress.hear(now, said)).is_some()
+        let grant = self.grant_of(worker, LeaseId(said.lease));
+        grant.map(|grant| grant.progress.hear(now, said)).is_some()
     }
 
-    fn held(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<&mut Grant> {
-        let mut grants = self.tasks.values_mut().flat_map(|task| &mut task.holders);
+    fn grant_of(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<&mut Grant> {
+        let id = self.task_of(worker, lease)?;
+        let mut grants = self.held.get_mut(&id)?.holders.iter_mut();
         grants.find(|grant| (grant.worker, grant.lease) == (worker, lease))
+    }
+
+    /// The task that a good lease is for.
+    fn task_of(&self, worker: IncarnationId, lease: LeaseId) -> Option<TaskId> {
+        self.held().find(|(_, task)| task.is_held(worker, lease)).map(|(&id, _)| id)
     }
 
     /// What a good lease is for.
     pub(crate) fn work(&self, worker: IncarnationId, lease: LeaseId) -> Option<&T> {
-        self.tasks.values().find(|task| task.is_held(worker, lease)).map(|task| &task.work)
+        Some(&self.held.get(&self.task_of(worker, lease)?)?.work)
     }
 
     /// The task is done and leaves the list. `None`: the lease had ended, nothing changed.
     pub(crate) fn complete(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<Done<T>> {
-        let (&id, _) = self.tasks.iter().find(|(_, task)| task.is_held(worker, lease))?;
-        let task = self.tasks.remove(&id)?;
+        let task = self.held.remove(&self.task_of(worker, lease)?)?;
         let others = task.holders.iter().filter(|grant| grant.lease != lease);
         Some(Done { beaten: others.map(|grant| (grant.worker, grant.lease)).collect(), work: task.work })
     }
@@ -210,9 +231,12 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.end_where(|grant| (grant.worker == worker).then_some(Ending::Died))
     }
 
+    /// What nobody holds any more waits again, before all later tasks.
     fn end_where(&mut self, ending: impl Fn(&Grant) -> Option<Ending>) -> Vec<Lost> {
         let mut lost = Vec::new();
-        for task in self.tasks.values_mut() {
+        let mut free = Vec::new();
+        for (&id, task) in &mut self.held {
+            self.looks.set(self.looks.get() + 1);
             for grant in std::mem::take(&mut task.holders) {
                 let Some(ending) = ending(&grant) else {
                     task.holders.push(grant);
@@ -222,7 +246,10 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
                 let exhausted = exhausted.map(|exhausted| format!("{}: {exhausted}", task.work));
                 lost.push(Lost { lease: grant.lease, worker: grant.worker, exhausted });
             }
+            free.extend(task.holders.is_empty().then_some(id));
         }
+        let free = free.into_iter().filter_map(|id| self.held.remove_entry(&id));
+        self.waiting.extend(free);
         lost
     }
 }
@@ -264,6 +291,40 @@ mod tests {
         assert_eq!(lease(&mut queue, &mut ids, A), None);
         assert_eq!(lease(&mut queue, &mut ids, B), Some((3, "three")));
         assert_eq!(lease(&mut queue, &mut ids, B), None);
+    }
+
+    /// Tasks that are looked at while four workers do as many as there are.
+    fn looks(tasks: u64) -> u64 {
+        let (mut queue, mut ids) = queue();
+        queue.clear();
+        (0..tasks).for_each(|_| queue.push("one"));
+        let workers = [1, 2, 3, 4].map(IncarnationId);
+        let mut held = std::collections::VecDeque::new();
+        let mut done = 0;
+        loop {
+            for worker in workers {
+                let grant = queue.lease(SECOND, &mut ids, worker);
+                held.extend(grant.map(|grant| (worker, grant.lease)));
+                assert!(queue.copy(SECOND, &mut ids, worker).is_err());
+            }
+            let Some((worker, lease)) = held.pop_front() else { break };
+            assert!(queue.renew(SECOND, worker, lease) && queue.work(worker, lease).is_some());
+            match lease.get() % 7 {
+                0 => assert!(queue.release(worker, lease)),
+                _ => assert!(queue.complete(worker, lease).is_some()),
+            }
+            assert!(!queue.renew(SECOND, worker, lease) && queue.complete(worker, lease).is_none());
+            assert!(queue.expire(SECOND).is_empty());
+            done += 1;
+        }
+        assert!(queue.is_empty() && done >= tasks);
+        queue.looks.get()
+    }
+
+    #[test]
+    fn tasks_cost_in_proportion_to_their_number() {
+        let (few, many) = (looks(100), looks(10_000));
+        assert!(many < 110 * few, "{few} looks for 100 tasks, {many} for 10000");
     }
 
     #[test]
