@@ -382,7 +382,7 @@ impl Job {
             return Err(ended(lease));
         };
         let count = self.spec.fleet.ps;
-        Layout::new(tensors.clone(), count)?;
+        Layout::check(&tensors, count)?;
         let partitions = self.partitions.as_mut().ok_or_else(|| ended(lease))?;
         partitions.describe(tensors)?;
         partitions.place(fleet, load)?;

@@ -48,7 +48,7 @@ impl Layout {
     /// # Errors
     /// No tensors, no partitions, a repeated or empty name, or a tensor that is empty or too large.
     pub fn new(tensors: Vec<TensorSpec>, partitions: u32) -> Result<Self> {
-        check(&tensors, partitions)?;
+        Self::check(&tensors, partitions)?;
         let mut chunks = Vec::new();
         for (tensor, spec) in tensors.iter().enumerate() {
             let len = spec.len();
@@ -73,6 +73,14 @@ impl Layout {
             members[chunk.partition.index()].push(ChunkId(id as u32));
         }
         Ok(Self { tensors, chunks, partitions: members })
+    }
+
+    /// Whether there is a layout. It looks at each tensor once and at no chunk, of which there may be millions.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn check(tensors: &[TensorSpec], partitions: u32) -> Result<()> {
+        check(tensors, partitions)
     }
 
     /// The model's tensors in the model's order.
@@ -210,6 +218,18 @@ mod tests {
             let largest = (0..layout.chunks().len()).map(|id| layout.chunk_bytes(ChunkId(id as u32))).max().unwrap();
             prop_assert!(bytes.iter().max().unwrap() - bytes.iter().min().unwrap() <= largest, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn the_largest_model_is_checked_without_a_look_at_its_chunks() {
+        let tensors = |count: usize| {
+            let tensor = |index| TensorSpec::parameter(format!("t{index}"), [TENSOR_LEN_MAX]);
+            (0..count).map(tensor).collect::<Vec<_>>()
+        };
+        let most = CHUNKS_MAX / (TENSOR_LEN_MAX / CHUNK_LEN);
+        assert!(Layout::check(&tensors(most), 1024).is_ok());
+        assert!(Layout::check(&tensors(most + 1), 1024).unwrap_err().to_string().contains("2^24 chunks"));
+        assert!(Layout::check(&tensors(1), 0).is_err());
     }
 
     #[test]
