@@ -9,6 +9,11 @@
 //!
 //! - Only its owner writes to a memory: others get a descriptor that cannot be written with.
 //! - It never shrinks, so reading it cannot fail, whatever becomes of its owner. What is given back reads as zeros.
+//! - The pages of a region are made when it is taken, on its owner's account. So reading a region takes no memory, and no limit of the
+//!   reader's control group can end it. Only reading what is no region does: the system makes pages of zeros, on the reader's account. A
+//!   reader does that if it was stopped for so long that the owner gave it up, or if the owner names memory that it never took; the two
+//!   are processes of one user, which trust each other (`docs/security.md`). A look for pages before each read would cost a lock of the
+//!   whole memory, and the owner could remove them after it.
 //! - A region belongs to one owner until it is dropped. Whoever told another process of it keeps it until that process has
 //!   said that it does not read any more, or is gone.
 #![expect(unsafe_code, reason = "memory from the system is reached by addresses")]
@@ -184,6 +189,26 @@ mod tests {
         assert!(two.iter().all(|&byte| byte == 0));
         drop((one, two));
         assert!(memory.take(1 << 20).unwrap().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn the_pages_of_a_region_are_made_before_it_is_read_and_reading_it_makes_none() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let memory = Memory::with_bytes(1 << 20).unwrap();
+        let made = || memory.0.readable.metadata().unwrap().blocks() * 512;
+        assert_eq!(made(), 0);
+        let region = memory.take(100_000).unwrap();
+        let of_region = made();
+        assert!(of_region >= 100_000, "{of_region} bytes of pages");
+        let theirs = Theirs(system::open(memory.0.readable.try_clone().unwrap().into()).unwrap());
+        let read = |at| theirs.bytes(at).unwrap().iter().all(|&byte| byte == 0);
+        let at = memory.find(&region).unwrap();
+        assert!(read(at));
+        assert_eq!(made(), of_region);
+        drop(region);
+        assert_eq!(made(), 0, "given back");
+        assert!(read(at));
     }
 
     #[test]

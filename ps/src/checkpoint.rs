@@ -203,3 +203,67 @@ impl Drop for Turn<'_> {
         drop((wishes, next));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use proto::ids::{JobId, PartitionId};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    use super::*;
+
+    const PLAN: Plan = Plan { records: 1000, micro: 1, microbatches_per_step: 1, epochs: 1 };
+
+    /// Counts warnings.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            self.0.fetch_add(usize::from(*event.metadata().level() == Level::WARN), Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_store_that_is_too_slow_is_one_warning_however_many_checkpoints_are_skipped() {
+        let spec = r#"{ "url": "memory://c", "every_steps": 1 }"#;
+        let saver = Saver {
+            place: Place { job: JobId(1), partition: PartitionId(0) },
+            era: Era(0),
+            job: "test".to_owned(),
+            spec: serde_json::from_str(spec).unwrap(),
+            stores: Stores::default(),
+            reports: Reports::default(),
+            metrics: Arc::default(),
+            ended: CancellationToken::new(),
+            wishes: Mutex::default(),
+        };
+        let warnings = Warnings::default();
+        tracing::subscriber::with_default(warnings.clone(), || {
+            let begins = |versions: std::ops::Range<u64>| {
+                versions.filter(|&version| saver.begins(&PLAN, Version(version))).count() as u64
+            };
+            let told = || warnings.0.load(Ordering::Relaxed);
+            saver.wishes().writing = true;
+            assert_eq!((begins(1..101), told()), (0, 1));
+            // In time again, and then too slow once more.
+            saver.wishes().writing = false;
+            assert_eq!((begins(101..102), told()), (1, 1));
+            saver.wishes().writing = true;
+            assert_eq!((begins(102..202), told()), (0, 2));
+        });
+        assert_eq!(saver.metrics.saves_failed.get(), 200, "each is reported to the master");
+    }
+}
