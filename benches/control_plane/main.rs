@@ -47,6 +47,9 @@ use simulated::Workers;
 /// Records of an epoch, each a microbatch.
 const RECORDS: u64 = 1024;
 
+/// With as many workers the master's memory is theirs.
+const MANY: usize = 1000;
+
 /// Microbatches of a step. In `async` 64 steps may be computed side by side, so there is work for 2,000 workers at any time.
 const PER_STEP: u64 = 128;
 
@@ -125,7 +128,7 @@ impl Round {
         let rush = short == "rush";
         let name = |room: &'static str, eager: &'static str| if rush { eager } else { room };
         let worker_kib = (self.peak_mib - self.before_mib) * 1024.0 / self.workers as f64;
-        vec![
+        let mut figures = vec![
             Figure::new(first, "1/s", self.leases_per_second, limit, target),
             Figure::new(
                 name("  lease latency, p50", "  rush: lease latency, p50"),
@@ -162,14 +165,13 @@ impl Round {
                 0.0,
                 None,
             ),
-            Figure::new(
-                name("  of it a worker", "  rush: of it a worker"),
-                "KiB",
-                vec![worker_kib],
-                30.0,
-                None,
-            ),
-        ]
+        ];
+        // What the job and its journal take meanwhile is some MiB, which would be most of it for a few workers.
+        if self.workers >= MANY {
+            let name = name("  of it a worker", "  rush: of it a worker");
+            figures.push(Figure::new(name, "KiB", vec![worker_kib], 30.0, None));
+        }
+        figures
     }
 }
 
