@@ -19,14 +19,28 @@ const ATTACHMENTS_MAX: usize = 1024;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Those that are known; clones are the same ones.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Attachments(Arc<Mutex<HashMap<Bytes, Attachment>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Attachments {
+    known: Arc<Mutex<HashMap<Bytes, Attachment>>>,
+    /// Attachments at once.
+    max: usize,
+}
+
+impl Default for Attachments {
+    fn default() -> Self {
+        Self::bounded(ATTACHMENTS_MAX)
+    }
+}
 
 impl Attachments {
+    fn bounded(max: usize) -> Self {
+        Self { known: Arc::default(), max }
+    }
+
     /// Takes up a worker's offer, and lets it read `memory`. To be called in the runtime that has the ps's connections.
     pub(crate) async fn take_up(&self, name: Bytes, memory: &Memory) -> io::Result<()> {
-        if self.lock().len() >= ATTACHMENTS_MAX {
-            return Err(io::Error::other(format!("{ATTACHMENTS_MAX} workers are attached already")));
+        if self.lock().len() >= self.max {
+            return Err(io::Error::other(format!("{} workers are attached already", self.max)));
         }
         let attachment = tokio::time::timeout(TIMEOUT, Attachment::take_up(name, memory)).await??;
         self.lock().insert(attachment.name().clone(), attachment.clone());
@@ -44,6 +58,38 @@ impl Attachments {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Bytes, Attachment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use proto::memory::attach::Offer;
+
+    use super::*;
+
+    /// A worker offers its memory.
+    async fn offered(attachments: &Attachments, memory: &Memory) -> io::Result<Attachment> {
+        let offer = Offer::new(memory)?;
+        let name = offer.name();
+        let (_, worker) = tokio::try_join!(attachments.take_up(name, memory), offer.taken())?;
+        Ok(worker)
+    }
+
+    #[tokio::test]
+    async fn a_worker_too_many_is_told_so_until_another_one_leaves() {
+        let memory = Memory::with_bytes(1 << 20).unwrap();
+        let attachments = Attachments::bounded(1);
+        let first = offered(&attachments, &memory).await.unwrap();
+        let failure = offered(&attachments, &memory).await.unwrap_err();
+        assert_eq!(failure.to_string(), "1 workers are attached already");
+        let known = attachments.get(first.name()).unwrap();
+        first.leave();
+        drop(first);
+        known.ended().await;
+        while attachments.get(known.name()).is_some() {
+            tokio::task::yield_now().await;
+        }
+        offered(&attachments, &memory).await.unwrap();
     }
 }
