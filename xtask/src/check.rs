@@ -22,6 +22,7 @@ use std::{
     ffi::OsString,
     fmt::Write as _,
     path::PathBuf,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -43,9 +44,9 @@ pub(crate) struct Args {
 const STAGES: [&str; 11] = [
     "format",
     "dependencies",
-    "lint",
     "lint-without-torch",
     "build-without-torch",
+    "lint",
     "build",
     "test-without-torch",
     "test",
@@ -109,11 +110,22 @@ struct Ran {
 
 /// What the stages need and build.
 struct Check {
+    fetching: Fetching,
     environment: Vec<(String, OsString)>,
     places: usize,
     /// Programs of the build stages, by the stage that runs them.
     programs: Vec<(&'static str, Program)>,
 }
+
+/// What comes over the network while the half without libtorch compiles; `None`: it was waited for, or nothing needs it.
+struct Fetching {
+    libtorch: Option<JoinHandle<Result<()>>>,
+    /// Programs that tests start. Answers the variables by which they are found.
+    programs: Option<JoinHandle<Result<Environment>>>,
+}
+
+/// Variables for the tests.
+type Environment = Vec<(String, OsString)>;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let begin = now();
@@ -130,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             stages.insert(at, build);
         }
     }
-    let mut check = Check::prepared(&stages, args.places)?;
+    let mut check = Check::new(&stages, args.places);
     let mut outcomes = Vec::new();
     let mut done = Vec::new();
     let mut failed = None;
@@ -141,6 +153,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             _ if failed.is_some() => None,
             "dependencies" => Some(check.dependencies()),
             "build" | "build-without-torch" => Some(check.build(stage)),
+            "lint" => Some(check.has_libtorch().and_then(|()| command(stage))),
             _ if !is_run(&stage) => Some(command(stage)),
             _ => None,
         };
@@ -154,6 +167,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             None => outcomes.push((stage, Outcome::NotRun)),
         }
     }
+    check.has_programs()?;
     let tasks = check.tasks(&stages);
     if failed.is_none() && !tasks.is_empty() {
         eprintln!("\n== {} programs, in {} places beside each other", tasks.len(), check.places);
@@ -172,6 +186,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// Fetches the programs that tests start; answers the variables by which they are found.
+fn fetch_programs(tests: bool, deploy: bool) -> Result<Environment> {
+    let packages = if tests || deploy { packages::ensure()? } else { None };
+    let folders: Vec<PathBuf> = [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
+    let mut environment = Vec::new();
+    if !folders.is_empty() {
+        environment.push(("PATH".to_owned(), workspace::path_with(&folders)?));
+    }
+    // PyTorch scripts its layers, and judges what was trained on MNIST.
+    if requires_all() && tests {
+        let python = peers::Python::torch()?;
+        environment.extend(python.map(|python| ("EBB_PYTHON".to_owned(), python.program.into())));
+    }
+    Ok(environment)
+}
+
+fn joined<T>(fetching: JoinHandle<Result<T>>) -> Result<T> {
+    fetching.join().unwrap_or_else(|_| bail!("what fetches has panicked, see above"))
+}
+
 /// A stage that is one command of cargo.
 fn command(stage: &str) -> Result<()> {
     let (_, cargo) = COMMANDS.iter().find(|(name, _)| *name == stage).context("a stage of this list")?;
@@ -183,25 +217,30 @@ fn command(stage: &str) -> Result<()> {
 }
 
 impl Check {
-    /// Fetches what the stages need.
-    fn prepared(stages: &[&str], places: Option<u16>) -> Result<Self> {
-        libtorch::ensure_installed()?;
-        let tests = stages.contains(&"test");
-        let packages = if tests || stages.contains(&"test-deploy") { packages::ensure()? } else { None };
-        let folders: Vec<PathBuf> =
-            [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
-        let mut environment = Vec::new();
-        if !folders.is_empty() {
-            environment.push(("PATH".to_owned(), workspace::path_with(&folders)?));
-        }
-        // PyTorch scripts its layers, and judges what was trained on MNIST.
-        if requires_all() && tests {
-            let python = peers::Python::torch()?;
-            environment.extend(python.map(|python| ("EBB_PYTHON".to_owned(), python.program.into())));
-        }
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    /// Begins to fetch what the stages need.
+    fn new(stages: &[&'static str], places: Option<u16>) -> Self {
+        let of = |names: &[&str]| stages.iter().any(|stage| names.contains(stage));
+        let (tests, deploy) = (of(&["test"]), of(&["test-deploy"]));
+        let libtorch = of(&["lint", "build", "doctest"]).then(|| thread::spawn(libtorch::ensure_installed));
+        let any = tests || deploy || of(&["test-without-torch"]);
+        let programs = any.then(|| thread::spawn(move || fetch_programs(tests, deploy)));
+        let cores = thread::available_parallelism().map_or(2, usize::from);
         let places = places.map_or(cores + 1, usize::from);
-        Ok(Self { environment, places, programs: Vec::new() })
+        let fetching = Fetching { libtorch, programs };
+        Self { fetching, environment: Vec::new(), places, programs: Vec::new() }
+    }
+
+    /// Waits until libtorch is there.
+    fn has_libtorch(&mut self) -> Result<()> {
+        self.fetching.libtorch.take().map_or(Ok(()), joined)
+    }
+
+    /// Waits until the programs that tests start are there.
+    fn has_programs(&mut self) -> Result<()> {
+        if let Some(fetching) = self.fetching.programs.take() {
+            self.environment = joined(fetching)?;
+        }
+        Ok(())
     }
 
     fn dependencies(&self) -> Result<()> {
@@ -226,6 +265,7 @@ impl Check {
             // The program that these tests start has to outlive the next build, which makes another one in its place.
             return self.keep_program();
         }
+        self.has_libtorch()?;
         // Everything in one go, so that all cores stay busy.
         let args = format!("{} --all-targets", Half::Whole.flags());
         eprintln!("\n== {stage}: cargo test --no-run {args}");
