@@ -463,7 +463,8 @@ total                 6 min 40 s
     fn longest_programs_begin_first_and_benches_last() {
         let program = |label: &str| Program { label: label.to_owned(), ..Program::nowhere("") };
         let programs = ["tidy", "security", "chaos"].map(|label| ("test", program(label)));
-        let mut check = Check { environment: Vec::new(), places: 3, programs: programs.to_vec() };
+        let fetching = Fetching { libtorch: None, programs: None };
+        let mut check = Check { fetching, environment: Vec::new(), places: 3, programs: programs.to_vec() };
         check.programs.insert(0, ("bench-smoke", program("adam")));
         check.programs.push(("test-without-torch", program("worker/lib")));
         let tasks = check.tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]);
