@@ -59,10 +59,28 @@ impl Client {
     /// # Errors
     /// No master.
     pub(crate) async fn list(&self) -> Result<Vec<pb::JobStatus>> {
-        self.call(async |mut jobs| {
-            Ok(jobs.list(pb::ListRequest {}).await.map_err(failure)?.into_inner().jobs)
-        })
-        .await
+        let mut all = Vec::new();
+        let mut request = pb::ListRequest::default();
+        loop {
+            let page = self.page(request).await?;
+            all.extend(page.jobs);
+            request.after = match page.next {
+                0 => return Ok(all),
+                next => next,
+            };
+        }
+    }
+
+    /// Waits for a master.
+    ///
+    /// # Errors
+    /// No master.
+    pub(crate) async fn reach(&self) -> Result<()> {
+        self.page(pb::ListRequest { after: 0, limit: 1 }).await.map(drop)
+    }
+
+    async fn page(&self, request: pb::ListRequest) -> Result<pb::ListReply> {
+        self.call(async |mut jobs| Ok(jobs.list(request).await.map_err(failure)?.into_inner())).await
     }
 
     /// Stops a job.

@@ -184,7 +184,7 @@ impl Jobs for Fake {
     }
 
     async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<pb::ListReply>, Status> {
-        Ok(Response::new(pb::ListReply { jobs: vec![self.script().status.clone()] }))
+        Ok(Response::new(pb::ListReply { jobs: vec![self.script().status.clone()], next: 0 }))
     }
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {

@@ -71,7 +71,7 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
 /// The master does not answer or refuses the job.
 pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::SubmitReply> {
     // The patient part: is there a master at all?
-    client.list().await?;
+    client.reach().await?;
     let mut jobs = client.jobs().clone();
     let answer = jobs.submit(futures::stream::iter(submission.into_messages())).await;
     let reply = answer.map_err(client::failure).map_err(|failure| {

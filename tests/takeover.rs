@@ -99,7 +99,7 @@ fn ask(url: &str) -> Result<(), Failure> {
     runtime.block_on(async {
         let channel = Dialer::tcp().channel(url, Purpose::Control)?;
         let mut jobs = pb::jobs_client::JobsClient::new(channel);
-        jobs.list(pb::ListRequest {}).await.map(drop).map_err(Failure::from)
+        jobs.list(pb::ListRequest::default()).await.map(drop).map_err(Failure::from)
     })
 }
 

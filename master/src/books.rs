@@ -21,8 +21,9 @@ use proto::status::{Failure, Kind};
 use crate::checkpoints::{Place, Probed};
 use crate::clock::Now;
 use crate::config::Options;
-use crate::events::EventLog;
-use crate::job::{Effect, Holder, Job, PsAddress, Resume, Settings, ended};
+use crate::ended::{Archive, Ended};
+use crate::events::{EventLog, Taken};
+use crate::job::{Effect, Holder, Job, PsAddress, Resume, Settings, ended, unchangeable};
 use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
 use crate::membership::{Capacity, Change, Membership, Process, Role};
@@ -42,6 +43,24 @@ const ASKED_AGAIN_MAX: usize = 64;
 /// Leases that have ended with which a worker may be busy; more are not listened to.
 const LINGERING_MAX: usize = 16;
 
+/// Leases of which one heartbeat may speak.
+const LEASES_MAX: usize = 1024;
+
+/// Jobs of one page of the list, at most.
+const PAGE_JOBS: usize = 1000;
+
+/// Bytes of the jobs of one page of the list; a page of a single job may be longer.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// Shortest time between two events that tell a job of changes of the fleet.
+const FLEET_TOLD: Duration = Duration::from_secs(1);
+
+/// The same, for each job that lives: all of them together get a hundred such events a second.
+const FLEET_TOLD_EACH: Duration = Duration::from_millis(10);
+
+/// Changes of the fleet that one event names; it counts the others.
+const FLEET_REASONS: usize = 8;
+
 /// Jobs that an error lists at most.
 const LISTED_MAX: usize = 20;
 
@@ -56,7 +75,10 @@ pub(crate) struct Books {
     /// How often a master has started with this journal.
     starts: u64,
     fleet: Membership,
+    /// Jobs whose end is not durable yet: few, and walked often.
     jobs: BTreeMap<JobId, Job>,
+    /// The others.
+    archive: Archive,
     /// Jobs of the journal that this program cannot read: for the ps they live.
     unreadable: BTreeMap<JobId, Unreadable>,
     newest_job: JobId,
@@ -75,6 +97,8 @@ pub(crate) struct Books {
     hung: BTreeSet<IncarnationId>,
     /// What the journal need not keep any more.
     forgotten: Batch,
+    /// Changes of the fleet that jobs were not told of yet, and when they were told last.
+    untold: Untold,
 }
 
 /// What follows from the description of a model.
@@ -85,6 +109,53 @@ pub(crate) struct Described {
     pub(crate) partitions: Vec<(PsAddress, pb::OpenRequest)>,
     /// The place of a job's checkpoints, and a name that no probe had before.
     pub(crate) probe: Option<(Place, String)>,
+}
+
+/// What a user does to a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// It ends; one that has ended stays as it is.
+    Cancelled,
+    /// Something that one that has ended is not any more: `scaled`, `paused`, `resumed`.
+    Else(&'static str),
+}
+
+/// Changes of the fleet that jobs are to be told of.
+#[derive(Debug, Default)]
+struct Untold {
+    reasons: Vec<String>,
+    /// Those that are only counted.
+    more: u64,
+    /// When jobs were told last, since the start of the master.
+    told: Option<Duration>,
+}
+
+impl Untold {
+    fn add(&mut self, reason: &str) {
+        match self.reasons.len() < FLEET_REASONS {
+            true => self.reasons.push(reason.to_owned()),
+            false => self.more += 1,
+        }
+    }
+
+    /// Nobody is to be told of what happened so far.
+    fn forget(&mut self) {
+        self.reasons.clear();
+        self.more = 0;
+    }
+
+    /// What to tell now, when there is anything and the last time is at least `pause` ago.
+    fn take(&mut self, now: Duration, pause: Duration) -> Option<String> {
+        if self.reasons.is_empty() || self.told.is_some_and(|told| now < told + pause) {
+            return None;
+        }
+        self.told = Some(now);
+        let reasons = std::mem::take(&mut self.reasons).join("; ");
+        Some(match std::mem::take(&mut self.more) {
+            0 => reasons,
+            more => format!("{reasons}; and {more} more changes"),
+        })
+    }
 }
 
 /// What a worker that asks for work gets.
@@ -106,6 +177,7 @@ impl Books {
             starts,
             fleet: Membership::new(IncarnationId(first), options.death, options.members_max),
             jobs: BTreeMap::new(),
+            archive: Archive::default(),
             unreadable: BTreeMap::new(),
             newest_job,
             ids: LeaseIds::starting_at(first),
@@ -115,7 +187,8 @@ impl Books {
             changes: Vec::new(),
             lingering: BTreeMap::new(),
             hung: BTreeSet::new(),
-            forgotten: Batch::new(),
+            forgotten: Batch::default(),
+            untold: Untold::default(),
             options,
         }
     }
@@ -154,15 +227,19 @@ impl Books {
     ) -> Result<(), Unreadable> {
         let id = JobId(record.job);
         let name = record.spec_json.clone();
-        let events = log.numbers().map(|number| keys::event(id, number));
-        let keys = std::iter::once(keys::job(id)).chain(events).collect();
         let job = Job::restore(record, log, self.settings(), now, &self.fleet).map_err(|reason| {
             let name = serde_json::from_str::<Named>(&name).map_or("job".to_owned(), |named| named.name);
-            Unreadable::new(id, &name, keys, reason)
+            Unreadable::new(id, &name, reason)
         })?;
         self.newest_job = self.newest_job.max(id);
         self.jobs.insert(id, job);
         Ok(())
+    }
+
+    /// Takes up a job that had ended in an earlier start of the master.
+    pub(crate) fn archive(&mut self, id: JobId, job: Ended) {
+        self.newest_job = self.newest_job.max(id);
+        self.archive.insert(id, job);
     }
 
     /// A job of the journal that cannot be read: it is shown, and no ps drops it.
@@ -175,12 +252,24 @@ impl Books {
     pub(crate) fn take_batch(&mut self, now: Now) -> Batch {
         let mut batch = std::mem::take(&mut self.forgotten);
         for job in self.jobs.values_mut() {
-            let id = job.id;
-            let written = |event: pb::Event| (keys::event(id, event.sequence), Some(event.encode_to_vec()));
-            batch.extend(job.log.take().into_iter().map(written));
-            batch.extend(job.take_record(now).map(|record| (keys::job(id), Some(record.encode_to_vec()))));
+            let (id, Taken { events, oldest }) = (job.id, job.log.take());
+            if let Some(oldest) = oldest {
+                batch.remove_range(keys::events_below(id, oldest));
+            }
+            for event in events {
+                batch.set(keys::event(id, event.sequence), event.encode_to_vec());
+            }
+            if let Some(record) = job.take_record(now) {
+                batch.set(keys::job(id), record.encode_to_vec());
+            }
         }
         batch
+    }
+
+    /// The journal need not keep anything of a job any more.
+    fn forget(&mut self, id: JobId) {
+        self.forgotten.remove_range(keys::events(id));
+        self.forgotten.remove(keys::job(id));
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
@@ -209,6 +298,7 @@ impl Books {
             // Whether a slow worker may have work depends on the time.
             self.news = true;
         }
+        self.maybe_tell_fleet(now);
     }
 
     pub(crate) fn register(
@@ -260,6 +350,13 @@ impl Books {
     ) -> Result<pb::HeartbeatReply, Failure> {
         let incarnation = IncarnationId(request.incarnation);
         let member = self.fleet.member(incarnation)?;
+        if request.leases.len() > LEASES_MAX {
+            let found = request.leases.len();
+            let message = format!(
+                "HeartbeatRequest.leases: expected at most {LEASES_MAX}, found {found}; a worker holds a few leases at once"
+            );
+            return Err(Failure::new(Kind::Malformed, message));
+        }
         if member.process.role != Role::Ps && !(request.saved.is_empty() && request.save_failed.is_empty()) {
             let message =
                 "HeartbeatRequest.saved: a worker holds no partition, so it reports no checkpoint of one";
@@ -331,11 +428,10 @@ impl Books {
 
     /// The answer to a heartbeat, also to one that is only due: these leases of the sender have ended.
     pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
-        let live = self.jobs.values().filter(|job| !job.is_over()).map(|job| &job.id);
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
             // A ps keeps what it has of a job until the end of the job is durable.
-            jobs: self.unreadable.keys().chain(live).map(|id| id.get()).collect(),
+            jobs: self.unreadable.keys().chain(self.jobs.keys()).map(|id| id.get()).collect(),
             newest_job: self.newest_job.get(),
             reports_taken: Vec::new(),
             may_leave: false,
@@ -356,17 +452,30 @@ impl Books {
                 job.worker_gone(now, change.incarnation);
             }
         }
+        self.untold.add(&change.reason);
+        self.maybe_tell_fleet(now);
+        self.changes.push(change);
+        self.on_fleet(now);
+    }
+
+    /// Tells jobs of changes of the fleet: of the first one at once, of those that follow closely together.
+    fn maybe_tell_fleet(&mut self, now: Now) {
+        let live = u32::try_from(self.live_jobs().count()).unwrap_or(u32::MAX);
+        if live == 0 {
+            // The next job begins with the fleet as it is then.
+            self.untold.forget();
+        }
+        let pause = FLEET_TOLD.max(FLEET_TOLD_EACH * live);
+        let Some(reason) = self.untold.take(now.since_start, pause) else { return };
         let event = pb::FleetEvent {
             generation: self.fleet.generation().get(),
             workers: self.fleet.workers_live(),
             ps: self.fleet.ps_live(),
-            reason: change.reason.clone(),
+            reason,
         };
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             job.log.append(now.unix_ms, Event::Fleet(event.clone()));
         }
-        self.changes.push(change);
-        self.on_fleet(now);
     }
 
     fn on_fleet(&mut self, now: Now) {
@@ -432,7 +541,8 @@ impl Books {
 
     /// Whether what is left of a lease hangs. A call of the model is given as long as any other place.
     fn still_hangs(&self, now: Now, lingering: &Lingering) -> bool {
-        let stall = self.jobs.get(&lingering.job).map(|job| job.spec.limits.stall);
+        let live = self.jobs.get(&lingering.job).map(|job| job.spec.limits.stall);
+        let stall = live.or_else(|| Some(self.archive.get(lingering.job)?.stall));
         stall.is_some_and(|stall| lingering.progress.hangs_from(None, stall) <= now.since_start)
     }
 
@@ -570,20 +680,14 @@ impl Books {
                 ),
             ));
         }
-        if self.jobs.len() >= self.options.jobs_max {
-            let oldest = self.jobs.values().find(|job| job.is_over()).map(|job| job.id);
-            let oldest = oldest.ok_or_else(|| {
-                Failure::new(
-                    Kind::Full,
-                    format!(
-                        "{} jobs have not ended, the most that this master takes (jobs_max)",
-                        self.jobs.len()
-                    ),
-                )
+        while self.jobs.len() + self.archive.len() >= self.options.jobs_max {
+            let oldest = self.archive.pop_oldest().ok_or_else(|| {
+                let found = self.jobs.len();
+                let message =
+                    format!("{found} jobs have not ended, the most that this master takes (jobs_max)");
+                Failure::new(Kind::Full, message)
             })?;
-            let forgotten = self.jobs.remove(&oldest);
-            self.metrics.leases_expired += forgotten.as_ref().map_or(0, Job::leases_taken_back);
-            self.forgotten.extend(forgotten.iter().flat_map(Job::keys).map(|key| (key, None)));
+            self.forget(oldest);
         }
         Ok(self.newest_job.next())
     }
@@ -627,24 +731,49 @@ impl Books {
     }
 
     /// The job that a user names: by its number, as `NAME-ID`, or by the name of its specification (the newest).
-    pub(crate) fn find(&self, name: &str) -> Result<&Job, Failure> {
-        let by_number = name.parse().ok().and_then(|id| self.jobs.get(&JobId(id)));
-        let newest = |matches: &dyn Fn(&Job) -> bool| self.jobs.values().rev().find(|job| matches(job));
+    pub(crate) fn find(&self, name: &str) -> Result<JobId, Failure> {
         if let Some(job) = self.find_unreadable(name) {
             return Err(Failure::new(Kind::Internal, format!("job {}: {}", job.name, job.reason)));
         }
+        let by_number = name.parse().ok().map(JobId);
+        let by_number = by_number.filter(|id| self.jobs.contains_key(id) || self.archive.get(*id).is_some());
+        let live = |matches: &dyn Fn(&Job) -> bool| {
+            self.jobs.values().rev().find(|job| matches(job)).map(|job| job.id)
+        };
         let found = by_number
-            .or_else(|| newest(&|job| job.name() == name))
-            .or_else(|| newest(&|job| job.spec.name == name));
+            .or_else(|| live(&|job| job.name() == name))
+            .or_else(|| self.archive.called(name))
+            .or_else(|| live(&|job| job.spec.name == name).max(self.archive.newest_of(name)));
         found.ok_or_else(|| {
-            let names: Vec<_> = self.jobs.values().rev().take(LISTED_MAX).map(Job::name).collect();
-            let more = if self.jobs.len() > LISTED_MAX { ", .." } else { "" };
-            let known = match names.as_slice() {
-                [] => "this master has none".to_owned(),
-                names => format!("there are {}{more}", names.join(", ")),
+            let ids = self.ids_after(JobId(0), |ids| ids.rev().take(LISTED_MAX + 1).collect());
+            let names = ids.iter().rev().take(LISTED_MAX).map(|&id| self.name_of(id));
+            let names = names.collect::<Vec<_>>().join(", ");
+            let known = match ids.len() {
+                0 => "this master has none".to_owned(),
+                1..=LISTED_MAX => format!("there are {names}"),
+                _ => format!("there are {names}, .."),
             };
             Failure::new(Kind::NotFound, format!("no job `{name}`; {known}"))
         })
+    }
+
+    /// `NAME-ID` of a job.
+    fn name_of(&self, id: JobId) -> String {
+        let live = self.jobs.get(&id).map(Job::name);
+        live.or_else(|| Some(self.archive.get(id)?.status().name)).unwrap_or_default()
+    }
+
+    /// Some numbers of jobs that can be read and come after `after`, in order: `some` takes them of the live and of the ended ones.
+    fn ids_after(
+        &self,
+        after: JobId,
+        some: impl Fn(&mut dyn DoubleEndedIterator<Item = JobId>) -> Vec<JobId>,
+    ) -> Vec<JobId> {
+        let mut live = self.jobs.range(after.next()..).map(|(&id, _)| id);
+        let mut ids = some(&mut live);
+        ids.extend(some(&mut self.archive.after(after)));
+        ids.sort_unstable();
+        ids
     }
 
     /// The unreadable job that a user names.
@@ -657,7 +786,7 @@ impl Books {
     pub(crate) fn give_up(&mut self, name: &str) -> Option<pb::JobStatus> {
         let id = self.find_unreadable(name)?.job;
         let job = self.unreadable.remove(&id)?;
-        self.forgotten.extend(job.keys.iter().map(|key| (key.clone(), None)));
+        self.forget(id);
         let reason = "given up by a user; this program could not read it".to_owned();
         Some(pb::JobStatus { state: pb::JobState::Cancelled.into(), reason, ..unreadable_status(&job) })
     }
@@ -669,11 +798,28 @@ impl Books {
     pub(crate) fn status(&self, now: Now, name: &str) -> Result<pb::JobStatus, Failure> {
         match self.find_unreadable(name) {
             Some(job) => Ok(unreadable_status(job)),
-            None => self.find(name).map(|job| self.status_of(now, job)),
+            None => self.find(name).map(|id| self.status_of(now, id)),
         }
     }
 
-    /// A job by its number.
+    /// The events of a job with larger numbers than `after`, up to `count` of those in memory, and whether it has ended. `None` instead
+    /// of events: the first of them is in the journal alone.
+    ///
+    /// # Errors
+    /// The job has been forgotten.
+    pub(crate) fn events(
+        &self,
+        id: JobId,
+        after: u64,
+        count: usize,
+    ) -> Result<(Option<Vec<pb::Event>>, bool), Failure> {
+        match self.archive.get(id) {
+            Some(_) => Ok((None, true)),
+            None => self.job(id).map(|job| (job.log.after(after, count), job.is_ended())),
+        }
+    }
+
+    /// A job by its number whose end is not durable yet.
     pub(crate) fn job(&self, id: JobId) -> Result<&Job, Failure> {
         let gone = || Failure::new(Kind::NotFound, format!("no job {id} (any more)"));
         self.jobs.get(&id).ok_or_else(gone)
@@ -685,48 +831,83 @@ impl Books {
         self.jobs.get_mut(&id)
     }
 
-    /// The end of a job is durable: from now on the ps may drop it. Answers what to tell those that hold it.
-    pub(crate) fn close(&mut self, id: JobId, era: Era) -> pb::CloseRequest {
-        self.jobs.get_mut(&id).into_iter().for_each(Job::on_end_durable);
+    /// The end of a job is durable: from now on the ps may drop it, and it is archived. Answers what to tell those that hold it.
+    pub(crate) fn close(&mut self, now: Now, id: JobId, era: Era) -> pb::CloseRequest {
+        if let Some(job) = self.jobs.remove(&id) {
+            let stall = job.spec.limits.stall;
+            self.archive.insert(id, Ended::new(&job.status(now), stall));
+            self.metrics.leases_expired += job.leases_taken_back();
+        }
         pb::CloseRequest { job: id.get(), era: era.get(), master: self.master, starts: self.starts }
     }
 
-    /// Changes the job that a user names; answers how it is then.
+    /// Changes the job that a user names; answers how it is then. One that has ended is not `changed` any more.
     pub(crate) fn change(
         &mut self,
         now: Now,
         name: &str,
+        changed: Changed,
         change: impl FnOnce(&mut Job, &Membership) -> Result<(), Failure>,
     ) -> Result<pb::JobStatus, Failure> {
-        let id = self.find(name)?.id;
-        let job = self.jobs.get_mut(&id).expect("it was just found");
-        change(job, &self.fleet)?;
-        self.news = true;
-        self.status(now, name)
+        let id = self.find(name)?;
+        match (self.jobs.get_mut(&id), changed) {
+            (Some(job), _) => {
+                change(job, &self.fleet)?;
+                self.news = true;
+            }
+            (None, Changed::Cancelled) => {}
+            (None, Changed::Else(changed)) => {
+                let status = self.status_of(now, id);
+                return Err(unchangeable(&status.name, changed, status.state(), &status.reason));
+            }
+        }
+        Ok(self.status_of(now, id))
     }
 
-    /// Oldest first.
-    pub(crate) fn list(&self, now: Now) -> Vec<pb::JobStatus> {
-        let unreadable = self.unreadable.values().map(unreadable_status);
-        let mut all: Vec<_> =
-            self.jobs.values().map(|job| self.status_of(now, job)).chain(unreadable).collect();
-        all.sort_by_key(|status| status.job);
-        all
+    /// A page of the list of all jobs, oldest first: up to `limit` with larger numbers than `after`.
+    pub(crate) fn list(&self, now: Now, request: pb::ListRequest) -> pb::ListReply {
+        let limit = match request.limit as usize {
+            0 => PAGE_JOBS,
+            limit => limit.min(PAGE_JOBS),
+        };
+        let after = JobId(request.after);
+        let mut ids = self.ids_after(after, |ids| ids.take(limit + 1).collect());
+        ids.extend(self.unreadable.range(after.next()..).map(|(id, _)| id).take(limit + 1));
+        ids.sort_unstable();
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        for &id in ids.iter().take(limit) {
+            let unreadable = self.unreadable.get(&id).map(unreadable_status);
+            let status = unreadable.unwrap_or_else(|| self.status_of(now, id));
+            let length = status.encoded_len();
+            // Its place in the list: a tag, and its length.
+            bytes += 1 + prost::length_delimiter_len(length) + length;
+            if bytes > PAGE_BYTES && !jobs.is_empty() {
+                break;
+            }
+            jobs.push(status);
+        }
+        let last = jobs.last().map_or(0, |status| status.job);
+        let next = if jobs.len() < ids.len() { last } else { 0 };
+        pb::ListReply { jobs, next }
     }
 
     /// What the job says of itself, with the names of workers.
-    fn status_of(&self, now: Now, job: &Job) -> pb::JobStatus {
+    fn status_of(&self, now: Now, id: JobId) -> pb::JobStatus {
+        let job = self.jobs.get(&id);
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let left_out = job.left_out().map(|LeftOut { worker, time, usual, again }| pb::LeftOut {
-            worker: self.name(worker),
-            microbatch_us: micros(time),
-            usual_us: micros(usual),
-            again_ms: micros(again.saturating_sub(now.since_start)) / 1000,
-        });
-        let live = Some(job).filter(|job| !job.is_ended());
+        let left_out =
+            job.into_iter().flat_map(Job::left_out).map(|LeftOut { worker, time, usual, again }| {
+                pb::LeftOut {
+                    worker: self.name(worker),
+                    microbatch_us: micros(time),
+                    usual_us: micros(usual),
+                    again_ms: micros(again.saturating_sub(now.since_start)) / 1000,
+                }
+            });
+        let live = job.filter(|job| !job.is_ended());
         let held = live.into_iter().flat_map(|job| job.hangs(now));
         let lingering = self.lingering.iter().flat_map(|(&worker, all)| {
-            let of_job = all.iter().filter(|one| one.job == job.id && self.still_hangs(now, one));
+            let of_job = all.iter().filter(|one| one.job == id && self.still_hangs(now, one));
             of_job.map(move |Lingering { lease, progress, .. }| Hang {
                 worker,
                 lease: *lease,
@@ -743,7 +924,8 @@ impl Books {
             work: hang.work,
             taken_over: hang.taken_over,
         });
-        pb::JobStatus { left_out: left_out.collect(), hangs: hangs.collect(), ..job.status(now) }
+        let status = job.map(|job| job.status(now)).or_else(|| self.archive.get(id).map(Ended::status));
+        pb::JobStatus { left_out: left_out.collect(), hangs: hangs.collect(), ..status.unwrap_or_default() }
     }
 
     /// The name of a registered process, else its incarnation.

@@ -51,6 +51,7 @@ use proto::tensor::TensorSpec;
 
 use self::checkpoints::Checkpoints;
 pub(crate) use self::checkpoints::Resume;
+pub(crate) use self::control::unchangeable;
 use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
 use self::index::{Facts, Index};
@@ -107,10 +108,6 @@ pub(crate) struct Job {
     effects: Vec<Effect>,
     /// Epochs whose model was measured.
     epochs_measured: Epoch,
-    /// Of a job that had ended before this start of the master.
-    final_status: Option<pb::JobStatus>,
-    /// Its end is on stable storage.
-    over: bool,
     /// Leases whose holders hang, as far as users were told; and when that was last looked at.
     hangs_told: BTreeSet<LeaseId>,
     hangs_told_at: Duration,
@@ -178,7 +175,7 @@ pub(crate) enum Effect {
     Publish(Place, Box<Manifest>, u32),
     /// Ask each ps for its ledger and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
-    /// The job has ended in this era: once that is durable, [say so](Job::on_end_durable), then let each ps drop what it has of it.
+    /// The job has ended in this era: once that is durable, [archive it](crate::books::Books::close), then let each ps drop what it has of it.
     Close(Vec<PsAddress>, Era),
     /// Tell a worker at once that this lease has ended, rather than with its next heartbeat.
     Recall(IncarnationId, LeaseId),
@@ -232,8 +229,6 @@ impl Job {
             numbers: status::Numbers::default(),
             effects: Vec::new(),
             epochs_measured: Epoch(0),
-            final_status: None,
-            over: false,
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
             changed: true,
@@ -244,16 +239,6 @@ impl Job {
 
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.phase, Phase::Ended)
-    }
-
-    /// Whether it has ended and no restart of the master can forget that: what the ps have of it is of no more use.
-    pub(crate) const fn is_over(&self) -> bool {
-        self.over
-    }
-
-    /// Its end is on stable storage.
-    pub(crate) const fn on_end_durable(&mut self) {
-        self.over = true;
     }
 
     /// Whether its model is delivered, so that nothing more is trained.

@@ -6,11 +6,13 @@
 //!
 //! Tasks and leases are not in it: after a restart the ps' ledgers say what is done.
 
+mod batch;
 mod file;
 pub(crate) mod keys;
 mod memory;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,17 +21,37 @@ use prost::Message as _;
 use proto::ids::JobId;
 use proto::pb;
 use proto::retry::Retry;
+use proto::spec::LimitsSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::ended::Ended;
 use crate::error::{Error, Result};
-use crate::events::EventLog;
+use crate::events::{self, EVENTS_MAX, EventLog};
 
+pub use self::batch::Batch;
+#[cfg(test)]
+pub(crate) use self::batch::any;
 pub use self::file::FileStore;
 pub use self::memory::MemoryStore;
 
-/// Keys with their new values; `None` removes one.
-pub type Batch = BTreeMap<String, Option<Vec<u8>>>;
+/// Records of jobs that are read at once.
+const RECORDS_AT_ONCE: usize = 1024;
+
+/// Events that are read at once.
+const EVENTS_AT_ONCE: usize = 16_384;
+
+/// A key with its value.
+pub type Entry = (String, Vec<u8>);
+
+/// Which entries of a range are read, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// So many with the smallest keys.
+    Oldest(usize),
+    /// So many with the largest keys.
+    Newest(usize),
+}
 
 /// Why a store could not do it, for people.
 pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,6 +62,19 @@ pub trait Store: std::fmt::Debug + Send + Sync {
     /// Everything that is there.
     async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError>;
 
+    /// Entries of a range of keys, by key.
+    async fn read(&self, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
+        let all = self.load().await?;
+        let inside: Vec<_> = all.into_iter().filter(|(key, _)| range.contains(key)).collect();
+        Ok(match count {
+            Count::Oldest(max) => inside.into_iter().take(max).collect(),
+            Count::Newest(max) => {
+                let skip = inside.len().saturating_sub(max);
+                inside.into_iter().skip(skip).collect()
+            }
+        })
+    }
+
     /// Writes all of `batch` or nothing; it is durable once this returns.
     async fn commit(&self, batch: &Batch) -> Result<(), StoreError>;
 }
@@ -49,9 +84,14 @@ pub trait Store: std::fmt::Debug + Send + Sync {
 pub(crate) struct Found {
     /// The master's own record; zeros before the first start.
     pub(crate) master: pb::MasterRecord,
+    /// Jobs that have not ended, with their newest events.
     pub(crate) jobs: Vec<(pb::JobRecord, EventLog)>,
+    /// Jobs that have ended. Their events stay in the journal.
+    pub(crate) ended: Vec<(JobId, Ended)>,
     /// Jobs whose record this program cannot read.
     pub(crate) unreadable: Vec<Unreadable>,
+    /// What the journal need not keep: an earlier version of this program left it behind.
+    pub(crate) left_over: Batch,
 }
 
 /// A job that this program cannot take up. It stays in the journal as it is.
@@ -62,56 +102,105 @@ pub(crate) struct Unreadable {
     pub(crate) name: String,
     /// Why, and what to do.
     pub(crate) reason: String,
-    /// Everything that the journal has of it.
-    pub(crate) keys: Vec<String>,
 }
 
 impl Unreadable {
-    pub(crate) fn new(job: JobId, name: &str, keys: Vec<String>, reason: impl std::fmt::Display) -> Self {
+    pub(crate) fn new(job: JobId, name: &str, reason: impl std::fmt::Display) -> Self {
         let key = keys::job(job);
         let reason = format!(
             "the journal's `{key}` cannot be read: {reason}; start the version of ebb that wrote it, or give the job up with \
              `ebb cancel --force {job}`; until then its ps keep what they hold of it"
         );
-        Self { job, name: format!("{name}-{job}"), reason, keys }
+        Self { job, name: format!("{name}-{job}"), reason }
     }
 }
 
 impl Found {
+    /// Reads the records of all jobs, and the newest events of those that have not ended.
+    ///
     /// What of a job cannot be read costs that job, and not the start: an event becomes a warning, a record an [`Unreadable`].
     ///
     /// # Errors
     /// The store cannot be read, or does not say which master this is.
     pub(crate) async fn load(store: &dyn Store) -> Result<Self> {
-        let all = store.load().await.map_err(Error::Store)?;
         let mut found = Self::default();
-        if let Some(bytes) = all.get(keys::MASTER) {
-            found.master = master_record(bytes)?;
+        let master = format!("{}\0", keys::MASTER);
+        for (_, bytes) in read(store, keys::MASTER.to_owned()..master, Count::Oldest(1)).await? {
+            found.master = master_record(&bytes)?;
         }
-        let under = |prefix: &str| {
-            let prefix = prefix.to_owned();
-            all.range(prefix.clone()..).take_while(move |(key, _)| key.starts_with(&prefix))
-        };
-        for (key, bytes) in under(keys::JOBS) {
-            let Some(id) = keys::job_of(key) else {
-                tracing::error!(key, "the journal has a key that is no job's; it stays there as it is");
-                continue;
-            };
-            let events = || under(&keys::events(id));
-            match pb::JobRecord::decode(&bytes[..]) {
-                Ok(record) => {
-                    found
-                        .jobs
-                        .push((record, EventLog::restored(events().map(|(key, bytes)| event(key, bytes)))));
-                }
-                Err(reason) => {
-                    let keys = std::iter::once(key).chain(events().map(|(key, _)| key)).cloned().collect();
-                    found.unreadable.push(Unreadable::new(id, "job", keys, reason));
-                }
+        let mut range = keys::jobs();
+        loop {
+            let page = read(store, range.clone(), Count::Oldest(RECORDS_AT_ONCE)).await?;
+            let Some((last, _)) = page.last() else { break };
+            range.start = format!("{last}\0");
+            for (key, bytes) in page {
+                found.take(store, &key, &bytes).await?;
             }
+        }
+        if !found.master.swept {
+            found.sweep(store).await?;
         }
         Ok(found)
     }
+
+    async fn take(&mut self, store: &dyn Store, key: &str, bytes: &[u8]) -> Result<()> {
+        let Some(id) = keys::job_of(key) else {
+            tracing::error!(key, "the journal has a key that is no job's; it stays there as it is");
+            return Ok(());
+        };
+        match pb::JobRecord::decode(bytes) {
+            Ok(pb::JobRecord { ended: Some(status), .. }) => {
+                self.ended.push((id, Ended::new(&status, LimitsSpec::default().stall)));
+            }
+            Ok(record) => self.jobs.push((record, newest_events(store, id).await?)),
+            Err(reason) => self.unreadable.push(Unreadable::new(id, "job", reason)),
+        }
+        Ok(())
+    }
+
+    /// Looks for what versions before this one left behind: events of forgotten jobs, and events beyond the limit.
+    async fn sweep(&mut self, store: &dyn Store) -> Result<()> {
+        let jobs = self.jobs.iter().map(|(record, _)| JobId(record.job));
+        let others = self.ended.iter().map(|(id, _)| *id).chain(self.unreadable.iter().map(|job| job.job));
+        let known: BTreeSet<_> = jobs.chain(others).collect();
+        let mut newest = BTreeMap::new();
+        let mut range = keys::all_events();
+        loop {
+            let page = read(store, range.clone(), Count::Oldest(EVENTS_AT_ONCE)).await?;
+            let Some((last, _)) = page.last() else { break };
+            range.start = format!("{last}\0");
+            for (key, _) in page {
+                newest.extend(keys::job_of_event(&key).zip(keys::event_of(&key)));
+            }
+        }
+        for (id, newest) in newest {
+            match known.contains(&id) {
+                false => self.left_over.remove_range(keys::events(id)),
+                true if newest > EVENTS_MAX => {
+                    self.left_over.remove_range(keys::events_below(id, newest - EVENTS_MAX + 1));
+                }
+                true => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn read(store: &dyn Store, range: Range<String>, count: Count) -> Result<Vec<Entry>> {
+    store.read(&range, count).await.map_err(Error::Store)
+}
+
+/// The newest events of a job; all of them, if these do not say what is trained.
+async fn newest_events(store: &dyn Store, id: JobId) -> Result<EventLog> {
+    for count in [events::IN_MEMORY, usize::MAX] {
+        let newest = read(store, keys::events(id), Count::Newest(count)).await?;
+        let all = newest.len() < count;
+        let log = EventLog::restored(newest.iter().map(|(key, bytes)| event(key, bytes)));
+        if all || log.progress().is_some() {
+            return Ok(log);
+        }
+    }
+    unreachable!("nobody has as many events")
 }
 
 /// An event, from its bytes; what cannot be read is told in its place, so that numbers have no gaps.
@@ -132,7 +221,7 @@ pub(crate) fn master_record(bytes: &[u8]) -> Result<pb::MasterRecord> {
 
 /// What makes the next start the same master, and one more.
 pub(crate) fn keep_identity(identity: u64, starts: u64) -> Batch {
-    let record = pb::MasterRecord { identity, starts };
+    let record = pb::MasterRecord { identity, starts, swept: true };
     Batch::from([(keys::MASTER.to_owned(), Some(record.encode_to_vec()))])
 }
 
@@ -183,11 +272,25 @@ impl Journal {
     pub(crate) fn append(&self, batch: Batch) -> Mark {
         let mut pending = self.pending();
         if !batch.is_empty() {
-            pending.batch.extend(batch);
+            pending.batch.append(batch);
             pending.newest.0 += 1;
             self.appended.notify_one();
         }
         pending.newest
+    }
+
+    /// Up to `count` events of a job with larger numbers than `after`, of those that are durable.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) async fn events(
+        &self,
+        id: JobId,
+        after: u64,
+        count: usize,
+    ) -> Result<Vec<pb::Event>, StoreError> {
+        let found = self.store.read(&keys::events_after(id, after), Count::Oldest(count)).await?;
+        Ok(found.iter().map(|(key, bytes)| event(key, bytes)).collect())
     }
 
     /// Everything that was appended so far.
@@ -214,7 +317,7 @@ impl Journal {
         let (batch, mark) = {
             let mut pending = self.pending();
             let Pending { batch, writing, newest, since, .. } = &mut *pending;
-            writing.append(batch);
+            writing.append(std::mem::take(batch));
             since.get_or_insert_with(Instant::now);
             (writing.clone(), *newest)
         };
@@ -236,7 +339,7 @@ impl Journal {
         }
         let mut pending = self.pending();
         (pending.since, pending.reason) = (None, None);
-        pending.writing.clear();
+        pending.writing = Batch::default();
         drop(pending);
         self.durable.send_replace(mark);
     }
@@ -341,7 +444,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_appended_is_durable_at_once() {
         let journal = Journal::new(Arc::new(MemoryStore::default()));
-        let mark = journal.append(Batch::new());
+        let mark = journal.append(Batch::default());
         journal.durable(mark).await;
     }
 }

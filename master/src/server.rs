@@ -20,6 +20,7 @@ use proto::status::{Failure, Kind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic_health::server::HealthReporter;
 use tracing::Instrument;
 
@@ -33,11 +34,11 @@ use crate::error::{Error, Result};
 use crate::etcd::{EtcdStore, Leadership};
 use crate::gate::Gate;
 use crate::job::Effect;
-use crate::journal::{FileStore, Found, Journal, Mark, MemoryStore, Overdue, Store, keep_identity};
+use crate::journal::{Batch, FileStore, Found, Journal, Mark, MemoryStore, Overdue, Store, keep_identity};
 use crate::metrics::Metrics;
 use crate::ps_client;
 use crate::secrets::Key;
-use crate::service::{FleetService, JobsService};
+use crate::service::{FleetService, JobsService, leaving};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -86,7 +87,7 @@ pub(crate) struct Shared {
     /// Where checkpoints lie.
     pub(crate) stores: Stores,
     /// What a restart must know.
-    journal: Journal,
+    pub(crate) journal: Journal,
     /// There may be work.
     pub(crate) work: Asking,
     /// Leases whose holders need not go on.
@@ -129,7 +130,7 @@ impl Master {
         leadership: Arc<Leadership>,
     ) -> Result<Self> {
         let clock = Clock::start();
-        let found = Found::load(store.as_ref()).await?;
+        let mut found = Found::load(store.as_ref()).await?;
         check_folder(&options.data_dir, &found.master)?;
         // Before an id is given away that another lead may have used.
         let starts = found.master.starts + 1;
@@ -139,7 +140,8 @@ impl Master {
             identity => identity,
         };
         let artifacts = Artifacts::share(&options.data_dir, BytesMax::of(&options), starts, identity)?;
-        store.commit(&keep_identity(identity, starts)).await.map_err(Error::Store)?;
+        let kept = kept(&mut found, identity, starts);
+        store.commit(&kept).await.map_err(Error::Store)?;
         let (stores, stream_silence) = (options.limit(stores)?, options.stream_silence);
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
         let journal = Journal::new(store);
@@ -169,7 +171,7 @@ impl Master {
         store: Arc<dyn Store>,
         clock: Clock,
     ) -> Result<Self> {
-        let found = Found::load(store.as_ref()).await?;
+        let mut found = Found::load(store.as_ref()).await?;
         let artifacts = Artifacts::open(held, BytesMax::of(&options), found.master.starts)?;
         let starts = artifacts.starts;
         let identity = match found.master.identity {
@@ -178,7 +180,7 @@ impl Master {
         };
         // Before an id of this start is given away: the folder may lose its count of them.
         let journal = Journal::new(store);
-        journal.append(keep_identity(identity, starts));
+        journal.append(kept(&mut found, identity, starts));
         journal.flush().await;
         let (stores, stream_silence) = (options.limit(stores)?, options.stream_silence);
         let books = restored(options, identity, &artifacts, clock.now(), found)?;
@@ -324,8 +326,19 @@ impl Shared {
     }
 
     /// Waits until all that happened so far survives a restart: before others are told of it.
-    pub(crate) async fn durable(&self) {
-        self.journal.durable(self.journal.newest()).await;
+    ///
+    /// # Errors
+    /// The master stops, or no longer leads, and could not write it.
+    pub(crate) async fn durable(&self) -> Result<(), Status> {
+        let left = async {
+            self.stopping.cancelled().await;
+            tokio::time::sleep(SHUTDOWN).await;
+        };
+        tokio::select! {
+            biased;
+            () = self.journal.durable(self.journal.newest()) => Ok(()),
+            () = left => Err(leaving()),
+        }
     }
 
     /// Whether the journal is written in time. Training needs none; what is to be durable before it is answered does.
@@ -357,7 +370,12 @@ impl Shared {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let shared = self.clone();
         let speaking = async move {
-            shared.journal.durable(written).await;
+            // A journal that can no longer be written must not keep all this in memory.
+            tokio::select! {
+                biased;
+                () = shared.stopping.cancelled() => return,
+                () = shared.journal.durable(written) => {}
+            }
             if !shared.leads() {
                 return;
             }
@@ -409,7 +427,7 @@ impl Shared {
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
             }
             Effect::Close(ps, era) => {
-                let request = self.act(|books, _| books.close(id, era));
+                let request = self.act(|books, now| books.close(now, id, era));
                 if let Err(failure) = ps_client::close(&self.dialer, &ps, request).await {
                     tracing::warn!(reason = %failure, "a ps did not close the job; its heartbeat will tell it to");
                 }
@@ -454,10 +472,18 @@ struct Surroundings {
     stream_silence: Duration,
 }
 
+/// What a start writes down first. What earlier versions left over goes with the mark that it is gone.
+fn kept(found: &mut Found, identity: u64, starts: u64) -> Batch {
+    let mut batch = std::mem::take(&mut found.left_over);
+    batch.append(keep_identity(identity, starts));
+    batch
+}
+
 /// The books, with the jobs that earlier starts wrote down.
 fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, found: Found) -> Result<Books> {
     let mut books = Books::new(options, random()?, identity, artifacts.starts, artifacts.newest_job);
     let mut unreadable = found.unreadable;
+    found.ended.into_iter().for_each(|(id, job)| books.archive(id, job));
     for (record, log) in found.jobs {
         unreadable.extend(books.restore(now, record, log).err());
     }
@@ -483,7 +509,10 @@ pub(crate) fn check_folder(folder: &Path, record: &pb::MasterRecord) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+    use crate::journal::StoreError;
 
     async fn open(folder: &Path) -> Master {
         let options = Options { data_dir: folder.to_owned(), ..Options::default() };
@@ -517,4 +546,63 @@ mod tests {
         }
         assert!(incarnation(&open(folder.path()).await) > newest);
     }
+
+    /// Opens empty, and then takes nothing for ever.
+    #[derive(Debug, Default)]
+    struct Stuck(AtomicU32);
+
+    #[async_trait::async_trait]
+    impl Store for Stuck {
+        async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
+            Ok(BTreeMap::new())
+        }
+
+        async fn commit(&self, _: &Batch) -> Result<(), StoreError> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => std::future::pending().await,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_master_that_no_longer_leads_frees_all_it_knew_although_its_journal_was_never_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = Options { data_dir: folder.path().to_owned(), ..Options::default() };
+        let (dialer, store, clock) = (Dialer::tcp(), Arc::<Stuck>::default(), Clock::at_rate(1.0));
+        let master =
+            Master::open_with(options, Stores::default(), dialer, store, clock).await.expect("opened");
+        let known = Arc::downgrade(&master.shared);
+        // Something to write down, a call that waits for it, and an effect that does.
+        let shared = master.shared.clone();
+        master.shared.act(|books, now| {
+            let file = proto::spec::parse(JOB, Path::new("job.toml"), &[]).expect("a good job");
+            let id = books.admit(&file).expect("room");
+            books.submit(now, id, file, Vec::new(), None, String::new())
+        });
+        let call = tokio::spawn(async move { shared.durable().await });
+        let ask = Effect::Ask(1, Vec::new());
+        master.shared.follow(JobId(1), ask, master.shared.journal.newest());
+        let shutdown = CancellationToken::new();
+        shutdown.cancel();
+        let nobody = futures::stream::pending::<io::Result<Accepted<tokio::io::DuplexStream>>>();
+        master.serve(nobody, shutdown).await.expect("served");
+        drop(master);
+        assert!(call.await.expect("no panic").is_err(), "it was never durable");
+        let freed = async {
+            while known.strong_count() > 0 {
+                tokio::time::sleep(TICK).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), freed).await.expect("somebody holds it");
+    }
+
+    const JOB: &str = r#"
+name = "digits"
+epochs = 2
+model = { builtin = "softmax" }
+data = { format = "idx", train = { features = ["x.gz"], labels = ["y.gz"] } }
+batch = { micro = 1, effective = 4 }
+optimizer = { kind = "sgd", learning_rate = 0.5 }
+"#;
 }

@@ -16,7 +16,7 @@ pub(crate) use self::jobs::JobsService;
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// What long calls end with at a shutdown.
-fn leaving() -> Status {
+pub(crate) fn leaving() -> Status {
     Failure::new(Kind::Unavailable, "the master is shutting down").into()
 }
 

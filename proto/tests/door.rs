@@ -108,6 +108,6 @@ async fn a_token_that_is_not_in_the_list_opens_nothing() {
     // Whether it lives is told to everybody.
     check(&channel(address, Keys::default())).await.unwrap();
     let mut stranger = proto::pb::jobs_client::JobsClient::new(channel(address, Keys::default()));
-    let failure = Failure::from(stranger.list(proto::pb::ListRequest {}).await.unwrap_err());
+    let failure = Failure::from(stranger.list(proto::pb::ListRequest::default()).await.unwrap_err());
     assert_eq!(failure.kind, Kind::Unauthenticated, "{failure}");
 }

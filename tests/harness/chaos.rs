@@ -157,7 +157,8 @@ impl Chaos {
     pub fn check(&mut self, out: &Path) {
         let fleet: Vec<String> = events(out, "fleet")
             .iter()
-            .map(|event| event["reason"].as_str().unwrap_or("").to_owned())
+            .flat_map(|event| event["reason"].as_str().unwrap_or("").split("; "))
+            .map(str::to_owned)
             .collect();
         let last =
             |worker: usize| fleet.iter().rfind(|reason| reason.contains(&format!("`worker-{worker}` ")));

@@ -350,7 +350,8 @@ pub(crate) async fn run_other_user(
             let _ = meddle(&mut jobs, &mut dice, plan.workers).await;
         }
     }
-    let listed = insist(async || Ok(jobs.clone().list(pb::ListRequest {}).await?.into_inner().jobs)).await?;
+    let listed =
+        insist(async || Ok(jobs.clone().list(pb::ListRequest::default()).await?.into_inner().jobs)).await?;
     for job in listed.into_iter().map(|job| job.name).filter(|_| plan.meddles) {
         let workers = plan.workers as u32;
         let go_on =
@@ -395,7 +396,7 @@ async fn end_beside(
 
 /// Does something to some job.
 async fn meddle(jobs: &mut JobsClient<Channel>, dice: &mut Dice, workers: u64) -> Result<(), tonic::Status> {
-    let listed = jobs.list(pb::ListRequest {}).await?.into_inner().jobs;
+    let listed = jobs.list(pb::ListRequest::default()).await?.into_inner().jobs;
     if listed.is_empty() {
         return Ok(());
     }
@@ -467,7 +468,7 @@ async fn submit(
     resume: bool,
     before: &str,
 ) -> Result<String, tonic::Status> {
-    let listed = jobs.list(pb::ListRequest {}).await?.into_inner().jobs;
+    let listed = jobs.list(pb::ListRequest::default()).await?.into_inner().jobs;
     let ours = |job: &pb::JobStatus| job.name.starts_with(name);
     if let Some(job) = listed.into_iter().rfind(ours)
         && job.name != before

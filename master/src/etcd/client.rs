@@ -62,7 +62,20 @@ impl Client {
     pub(crate) async fn list(&self, name: &str) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
         let begin = self.key(name);
         let end = end_of(&begin);
-        let (mut next, mut at) = (begin.clone().into_bytes(), 0);
+        self.read(name, begin.into_bytes(), end, |_| false).await
+    }
+
+    /// The keys from `begin` to `end`, without what `name` stands for, as they are at one moment: all of them, or the first ones, as soon
+    /// as they are `enough`.
+    pub(crate) async fn read(
+        &self,
+        name: &str,
+        begin: Vec<u8>,
+        end: Vec<u8>,
+        enough: impl Fn(&BTreeMap<String, Vec<u8>>) -> bool,
+    ) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+        let prefix = self.key(name);
+        let (mut next, mut at) = (begin, 0);
         let mut found = BTreeMap::new();
         loop {
             let request = pb::RangeRequest { key: next, range_end: end.clone(), limit: KEYS, revision: at };
@@ -71,9 +84,9 @@ impl Client {
             next = reply.kvs.last().map(|last| [&last.key[..], &[0]].concat()).unwrap_or_default();
             for pb::KeyValue { key, value, .. } in reply.kvs {
                 let key = String::from_utf8_lossy(&key).into_owned();
-                found.insert(key.strip_prefix(&begin).unwrap_or(&key).to_owned(), value);
+                found.insert(key.strip_prefix(&prefix).unwrap_or(&key).to_owned(), value);
             }
-            if !reply.more || next.is_empty() {
+            if !reply.more || next.is_empty() || enough(&found) {
                 return Ok(found);
             }
         }

@@ -1,6 +1,6 @@
 //! How changes become etcd's puts and deletes, within its limits, and back. Pure.
 //!
-//! etcd takes 1.5 MiB and 128 operations a transaction. A value is cut into pieces, and a batch into transactions:
+//! etcd takes 1.5 MiB and 128 operations a transaction, and no key that one of its operations puts and another removes. A value is cut into pieces, and a batch into transactions:
 //!
 //! ```text
 //!   KEY          number of further pieces (4 bytes, little-endian), then the first piece
@@ -35,8 +35,10 @@ pub(crate) struct Missing {
 
 /// The operations of a batch, under `prefix`, in its order.
 pub(super) fn operations(prefix: &str, batch: &Batch) -> Vec<RequestOp> {
-    let mut operations = Vec::new();
-    for (key, value) in batch {
+    let whole = |key: &str| format!("{prefix}{key}").into_bytes();
+    let mut operations: Vec<_> =
+        batch.ranges.iter().map(|(begin, end)| delete(whole(begin), whole(end))).collect();
+    for (key, value) in &batch.keys {
         let key = format!("{prefix}{key}");
         let Some(value) = value else {
             operations.push(delete(key.clone().into_bytes(), format!("{key}\u{1}").into_bytes()));
@@ -60,7 +62,11 @@ pub(super) fn transactions(operations: Vec<RequestOp>) -> Vec<Vec<RequestOp>> {
     for operation in operations {
         let more = size(&operation);
         match transactions.last_mut() {
-            Some(last) if last.len() < TRANSACTION_OPERATIONS && bytes + more <= TRANSACTION_BYTES => {
+            Some(last)
+                if last.len() < TRANSACTION_OPERATIONS
+                    && bytes + more <= TRANSACTION_BYTES
+                    && !clashes(last, &operation) =>
+            {
                 bytes += more;
                 last.push(operation);
             }
@@ -73,10 +79,24 @@ pub(super) fn transactions(operations: Vec<RequestOp>) -> Vec<Vec<RequestOp>> {
     transactions
 }
 
+/// Whether an operation puts what one of `others` removes: etcd refuses both in one transaction.
+fn clashes(others: &[RequestOp], operation: &RequestOp) -> bool {
+    let Some(Request::RequestPut(PutRequest { key, .. })) = &operation.request else { return false };
+    others.iter().any(|other| match &other.request {
+        Some(Request::RequestDeleteRange(range)) => (&range.key..&range.range_end).contains(&key),
+        _ => false,
+    })
+}
+
+/// Whether a key has the first piece of a value.
+pub(super) fn is_head(key: &str) -> bool {
+    !key.contains('\0')
+}
+
 /// The values whose pieces are among `found`: keys without their prefix.
 pub(super) fn join(found: &BTreeMap<String, Vec<u8>>) -> Result<BTreeMap<String, Vec<u8>>, Missing> {
     let mut values = BTreeMap::new();
-    for (key, head) in found.iter().filter(|(key, _)| !key.contains('\0')) {
+    for (key, head) in found.iter().filter(|(key, _)| is_head(key)) {
         let (count, first) = head.split_first_chunk::<4>().ok_or_else(|| missing(key, 1, 0))?;
         let count = u32::from_le_bytes(*count);
         let mut value = first.to_vec();
@@ -120,6 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::journal::any::batch;
 
     /// What etcd would have after the operations, keys without `prefix`.
     fn apply(
@@ -148,9 +169,7 @@ mod tests {
             1 => (1usize..4, 0usize..3).prop_map(|(pieces, more)| pieces * PIECE_BYTES + more - 1),
         ];
         let value = (length, any::<u8>()).prop_map(|(length, byte)| vec![byte; length]);
-        let key = prop_oneof!["[ab]{1,2}", "job/[0-9]{1}", "event/[0-9]{1}/[0-9]{1}"];
-        let batch = proptest::collection::btree_map(key, proptest::option::weighted(0.7, value), 0..6);
-        proptest::collection::vec(batch, 0..5)
+        proptest::collection::vec(batch(value), 0..5)
     }
 
     proptest! {
@@ -160,13 +179,12 @@ mod tests {
         fn what_is_cut_comes_out_whole(batches in batches()) {
             let (mut expected, mut store) = (BTreeMap::new(), BTreeMap::new());
             for batch in batches {
-                apply(&mut store, "p/", transactions(operations("p/", &batch)));
-                for (key, value) in batch {
-                    match value {
-                        Some(value) => drop(expected.insert(key, value)),
-                        None => drop(expected.remove(&key)),
-                    }
+                let cut = transactions(operations("p/", &batch));
+                for transaction in &cut {
+                    prop_assert!(transaction.iter().all(|operation| !clashes(transaction, operation)));
                 }
+                apply(&mut store, "p/", cut);
+                batch.apply(&mut expected);
                 prop_assert!(join(&store) == Ok(expected.clone()));
             }
         }

@@ -9,16 +9,17 @@
 //! batch which is ready does that first, so nobody ever reads half of one. Every transaction is fenced by the lead.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use prost::Message as _;
+use tokio::sync::Mutex;
 
 use super::client::{Client, end_of};
 use super::election::{LEADER, Leadership};
 use super::pb::RequestOp;
 use super::pieces;
-use crate::journal::{Batch, Store, StoreError};
+use crate::journal::{Batch, Count, Entry, Store, StoreError};
 
 const JOURNAL: &str = "journal/";
 const STAGED: &str = "staged/";
@@ -29,13 +30,13 @@ const READY: &str = "ready";
 pub(crate) struct EtcdStore {
     client: Client,
     leadership: Arc<Leadership>,
-    /// A staged batch may be there that is not done.
-    unfinished: AtomicBool,
+    /// A staged batch may be there that is not done. Held while one is written.
+    unfinished: Mutex<bool>,
 }
 
 impl EtcdStore {
-    pub(crate) const fn new(client: Client, leadership: Arc<Leadership>) -> Self {
-        Self { client, leadership, unfinished: AtomicBool::new(true) }
+    pub(crate) fn new(client: Client, leadership: Arc<Leadership>) -> Self {
+        Self { client, leadership, unfinished: Mutex::new(true) }
     }
 
     /// What is at `key`, for those who do not lead: it may change at any moment.
@@ -55,6 +56,15 @@ impl EtcdStore {
         }
         self.leadership.lose("etcd refused a write: another master leads");
         Err(format!("this master no longer leads (since revision {made}): its write was refused").into())
+    }
+
+    /// Does what is staged, when there may be anything.
+    async fn finish_first(&self, unfinished: &mut bool) -> Result<(), StoreError> {
+        if *unfinished {
+            self.finish().await?;
+            *unfinished = false;
+        }
+        Ok(())
     }
 
     /// Does what an earlier write, perhaps of an earlier leader, had staged.
@@ -97,17 +107,35 @@ impl EtcdStore {
 #[async_trait::async_trait]
 impl Store for EtcdStore {
     async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
-        self.finish().await?;
-        self.unfinished.store(false, Ordering::Release);
+        self.finish_first(&mut *self.unfinished.lock().await).await?;
         Ok(pieces::join(&self.client.list(JOURNAL).await?)?)
     }
 
-    async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
-        // Before anything newer: what is staged would overwrite it.
-        if self.unfinished.load(Ordering::Acquire) {
-            self.finish().await?;
-            self.unfinished.store(false, Ordering::Release);
+    async fn read(&self, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
+        self.finish_first(&mut *self.unfinished.lock().await).await?;
+        let whole = |name: &str| self.client.key(&format!("{JOURNAL}{name}")).into_bytes();
+        let (begin, end) = (whole(&range.start), whole(&range.end));
+        let max = match count {
+            Count::Oldest(max) => max,
+            Count::Newest(_) => usize::MAX,
+        };
+        let heads =
+            |found: &BTreeMap<String, Vec<u8>>| found.keys().filter(|key| pieces::is_head(key)).count();
+        let mut found = self.client.read(JOURNAL, begin, end, |found| heads(found) > max).await?;
+        // The last one may lack pieces.
+        let beyond = found.keys().filter(|key| pieces::is_head(key)).nth(max).cloned();
+        beyond.into_iter().for_each(|beyond| drop(found.split_off(&beyond)));
+        let mut values: Vec<_> = pieces::join(&found)?.into_iter().collect();
+        if let Count::Newest(max) = count {
+            values.drain(..values.len().saturating_sub(max));
         }
+        Ok(values)
+    }
+
+    async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
+        let mut unfinished = self.unfinished.lock().await;
+        // Before anything newer: what is staged would overwrite it.
+        self.finish_first(&mut unfinished).await?;
         let operations = pieces::operations(&self.client.key(JOURNAL), batch);
         let mut transactions = pieces::transactions(operations);
         if transactions.len() <= 1 {
@@ -116,11 +144,11 @@ impl Store for EtcdStore {
                 None => Ok(()),
             };
         }
-        self.unfinished.store(true, Ordering::Release);
+        *unfinished = true;
         self.stage(&transactions).await?;
         self.write_all(transactions).await?;
         self.clear().await?;
-        self.unfinished.store(false, Ordering::Release);
+        *unfinished = false;
         Ok(())
     }
 }
@@ -151,7 +179,7 @@ mod tests {
         assert!(store.load().await.expect("readable") == values(large()));
         assert!(client(&etcd).list(STAGED).await.expect("readable").is_empty());
         // This one dies before all is staged.
-        let removal: Batch = large().into_keys().map(|key| (key, None)).collect();
+        let removal: Batch = large().keys.into_keys().map(|key| (key, None)).collect();
         store.stage(&transactions(&removal)).await.expect("staged");
         let ready = client(&etcd).key(&format!("{STAGED}{READY}"));
         store.write(vec![pieces::delete(ready.clone().into_bytes(), end_of(&ready))]).await.expect("written");
@@ -174,5 +202,34 @@ mod tests {
         expected.insert("job/1".to_owned(), vec![1]);
         expected.remove("event/000");
         assert!(store.load().await.expect("readable") == expected);
+    }
+
+    #[tokio::test]
+    async fn ranges_are_read_in_part_and_removed_whole() {
+        let Some(etcd) = server::Etcd::start() else { return };
+        let store = EtcdStore::new(client(&etcd), elected(&etcd, "http://a:1").await);
+        store.commit(&large()).await.expect("written");
+        let all: Vec<_> = values(large()).into_iter().collect();
+        let everything = "a".to_owned().."z".to_owned();
+        for count in [0, 1, 299, 300, 301, 999] {
+            let many = all.len().min(count);
+            let oldest = store.read(&everything, Count::Oldest(count)).await.expect("readable");
+            assert!(oldest == all[..many], "{count}");
+            let newest = store.read(&everything, Count::Newest(count)).await.expect("readable");
+            assert!(newest == all[all.len() - many..], "{count}");
+        }
+        let mut removal = Batch::default();
+        removal.remove_range("event/".to_owned().."event/299".to_owned());
+        removal.remove("job/1".to_owned());
+        removal.set("event/007".to_owned(), vec![7]);
+        store.commit(&removal).await.expect("written");
+        assert!(
+            store
+                .load()
+                .await
+                .expect("readable")
+                .into_keys()
+                .eq(["event/007", "event/299"].map(str::to_owned))
+        );
     }
 }

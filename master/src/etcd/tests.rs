@@ -69,7 +69,7 @@ pub(super) fn large() -> Batch {
 }
 
 pub(super) fn values(batch: Batch) -> BTreeMap<String, Vec<u8>> {
-    batch.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    batch.keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn what_was_committed_is_loaded_whatever_its_size() {
     let peeked = EtcdStore::peek(&client(&etcd), "job/1").await.expect("readable");
     assert!(peeked == Some(vec![7; 3 << 20]));
     assert_eq!(EtcdStore::peek(&client(&etcd), "job").await.expect("readable"), None);
-    let removal: Batch = large().into_keys().map(|key| (key, None)).collect();
+    let removal: Batch = large().keys.into_keys().map(|key| (key, None)).collect();
     store.commit(&removal).await.expect("removed");
     assert!(store.load().await.expect("empty").is_empty());
     assert!(client(&etcd).list("").await.expect("readable").into_keys().eq(["leader".to_owned()]));

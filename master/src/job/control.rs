@@ -82,13 +82,18 @@ impl Job {
         if self.goes_on() {
             return Ok(());
         }
-        let (name, (state, reason)) = (self.name(), self.state());
-        Err(Failure::new(
-            Kind::Ended,
-            format!(
-                "{name} cannot be {changed} any more, it is {}: {reason}; submit it again to train it anew",
-                state.name()
-            ),
-        ))
+        let (state, reason) = self.state();
+        Err(unchangeable(&self.name(), changed, state, &reason))
     }
+}
+
+/// What a user is told that wants a job `changed` which is ending or has ended.
+pub(crate) fn unchangeable(name: &str, changed: &str, state: pb::JobState, reason: &str) -> Failure {
+    Failure::new(
+        Kind::Ended,
+        format!(
+            "{name} cannot be {changed} any more, it is {}: {reason}; submit it again to train it anew",
+            state.name()
+        ),
+    )
 }

@@ -1,6 +1,6 @@
 //! What of a job is written down, and how a job is made of it after a restart of the master. Pure.
 //!
-//! A job that had ended is shown as it was. One that had not begun to train begins anew, which is deterministic. One that trained
+//! A job that had ended is no [`Job`] any more (`ended`). One that had not begun to train begins anew, which is deterministic. One that trained
 //! asks the ps for their ledgers, like after any other loss (`recovery`): nothing is rewound, and what the workers hold of
 //! the master before is leased again, where it is not done. One whose model is exported only ends.
 
@@ -17,7 +17,6 @@ use super::status::millis;
 use super::{Job, Phase, Settings};
 use crate::clock::Now;
 use crate::events::EventLog;
-use crate::journal::keys;
 use crate::membership::Membership;
 
 impl Job {
@@ -26,18 +25,14 @@ impl Job {
         std::mem::take(&mut self.changed).then(|| self.record(now))
     }
 
-    /// Keys of everything that is written down of it.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = String> {
-        let (id, numbers) = (self.id, self.log.numbers());
-        std::iter::once(keys::job(id)).chain(numbers.map(move |number| keys::event(id, number)))
-    }
-
     fn record(&self, now: Now) -> pb::JobRecord {
-        let ended = self.is_ended().then(|| self.status(now));
+        if self.is_ended() {
+            return self.ended_record(now);
+        }
         let (train, validation) = self.index.found().unwrap_or_default();
         let placed = self.partitions.as_ref().filter(|partitions| partitions.number() > 0);
         let resume = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.resume);
-        let ending = self.end.as_ref().filter(|_| !self.is_ended());
+        let ending = self.end.as_ref();
         pb::JobRecord {
             job: self.id.get(),
             spec_json: self.spec.to_json(),
@@ -54,7 +49,7 @@ impl Job {
             workers_seen: self.numbers.workers_seen(),
             training_ms: millis(self.times.training(now)),
             ending: ending.map(|end| pb::Ending { state: end.state.into(), reason: end.reason.clone() }),
-            ended,
+            ended: None,
             paused: self.paused,
             scaled_to: self.crew.scaled_to(),
             run: self
@@ -67,13 +62,25 @@ impl Job {
             begin: placed.map(Partitions::begin).unwrap_or_default(),
             samples_before: self.numbers.samples_before,
             owner: self.owner.clone(),
-            output: if self.is_ended() { Vec::new() } else { self.output.clone() },
+            output: self.output.clone(),
             numerics: self.numerics.iter().map(Into::into).collect(),
             numerics_class: self.crew.class().cloned().map(Into::into),
         }
     }
 
-    /// The job of a record, with its events.
+    /// What is kept of a job that has ended.
+    fn ended_record(&self, now: Now) -> pb::JobRecord {
+        pb::JobRecord {
+            job: self.id.get(),
+            spec_json: self.spec.to_json(),
+            submitted_unix_ms: self.times.submitted_unix_ms(),
+            owner: self.owner.clone(),
+            ended: Some(self.status(now)),
+            ..Default::default()
+        }
+    }
+
+    /// The job of a record that has not ended, with its newest events.
     ///
     /// # Errors
     /// The record does not fit together; what does not.
@@ -109,16 +116,6 @@ impl Job {
             job.crew.change_class(class.try_into().map_err(wrong)?);
         }
         record.scaled_to.into_iter().for_each(|workers| job.crew.scale(workers));
-        if let Some(status) = record.ended {
-            job.output.clone_from(&status.artifacts);
-            job.end = Some(End { state: status.state(), reason: status.reason.clone() });
-            job.final_status = Some(status);
-            job.queue.clear();
-            job.phase = Phase::Ended;
-            job.over = true;
-            job.changed = false;
-            return Ok(job);
-        }
         if job.index.restore(record.train, record.validation) {
             job.queue.clear();
             job.facts = Some(job.index.facts(&job.spec)?);

@@ -233,11 +233,10 @@ impl Job {
     /// Users know the loss of all steps below this one, also from an earlier start of the master. The ps may have applied fewer: the
     /// gradients of a step are reported when all of them are there, and applied a moment later.
     fn told(&self) -> Step {
-        let told = self.log.newest(|event| match event {
-            Event::Train(event) => Some(Step(event.step).next()),
-            Event::Rewind(event) => Some(Step(event.version)),
-            _ => None,
-        });
-        told.unwrap_or_default()
+        match self.log.progress() {
+            Some(Event::Train(event)) => Step(event.step).next(),
+            Some(Event::Rewind(event)) => Step(event.version),
+            _ => Step::default(),
+        }
     }
 }

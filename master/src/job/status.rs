@@ -182,9 +182,6 @@ impl Job {
 
     /// Everything that a user may ask.
     pub(crate) fn status(&self, now: Now) -> pb::JobStatus {
-        if let Some(status) = &self.final_status {
-            return status.clone();
-        }
         let (state, reason) = self.state();
         let Self { times, numbers, .. } = self;
         let until = times.ended.unwrap_or(now.since_start);

@@ -4,13 +4,14 @@
 //! next attempt opens it: a disk that has room again needs no restart.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 
-use super::{Batch, Store, StoreError};
+use super::{Batch, Count, Entry, Store, StoreError};
 use crate::error::{Error, Result};
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("journal");
@@ -101,11 +102,40 @@ fn read(database: &Database) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
     Ok(all)
 }
 
+/// Up to `count` entries of a range, in its order, or those at its end.
+fn read_some(database: &Database, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
+    let transaction = database.begin_read()?;
+    let table = match transaction.open_table(TABLE) {
+        Ok(table) => table,
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut entries = table.range(range.start.as_str()..range.end.as_str())?;
+    let mut found = Vec::new();
+    let (max, newest) = match count {
+        Count::Oldest(max) => (max, false),
+        Count::Newest(max) => (max, true),
+    };
+    while found.len() < max {
+        let next = if newest { entries.next_back() } else { entries.next() };
+        let Some(entry) = next else { break };
+        let (key, value) = entry?;
+        found.push((key.value().to_owned(), value.value().to_owned()));
+    }
+    if newest {
+        found.reverse();
+    }
+    Ok(found)
+}
+
 fn write(database: &Database, batch: &Batch) -> Result<(), StoreError> {
     let transaction = database.begin_write()?;
     {
         let mut table = transaction.open_table(TABLE)?;
-        for (key, value) in batch {
+        for (begin, end) in &batch.ranges {
+            table.retain_in(begin.as_str()..end.as_str(), |_, _| false)?;
+        }
+        for (key, value) in &batch.keys {
             match value {
                 Some(value) => drop(table.insert(key.as_str(), value.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
@@ -121,6 +151,11 @@ impl Store for FileStore {
         self.with(read)
     }
 
+    async fn read(&self, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
+        let (store, range) = (self.clone(), range.clone());
+        tokio::task::spawn_blocking(move || store.with(|database| read_some(database, &range, count))).await?
+    }
+
     async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
         let (store, batch) = (self.clone(), batch.clone());
         tokio::task::spawn_blocking(move || store.with(|database| write(database, &batch))).await?
@@ -129,6 +164,7 @@ impl Store for FileStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::batch::any::batch;
     use super::*;
 
     #[tokio::test]
@@ -143,6 +179,33 @@ mod tests {
         drop(store);
         let found = FileStore::open(&path).expect("there").load().await.expect("readable");
         assert_eq!(found, BTreeMap::from([("b".to_owned(), vec![2])]));
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(16))]
+
+        #[test]
+        fn a_file_has_what_the_batches_leave_and_reads_ranges_of_it(
+            batches in proptest::collection::vec(batch(proptest::prelude::Just(vec![1])), 0..5),
+            (one, other) in ("[aej]", "[bfk]"),
+            count in 0usize..9,
+        ) {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = FileStore::open(&folder.path().join("journal.redb")).expect("made");
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let mut expected = BTreeMap::new();
+            for batch in batches {
+                runtime.block_on(store.commit(&batch)).expect("written");
+                batch.apply(&mut expected);
+            }
+            proptest::prop_assert_eq!(&runtime.block_on(store.load()).expect("readable"), &expected);
+            let range = one.clone().min(other.clone())..one.max(other);
+            let all: Vec<_> = expected.into_iter().filter(|(key, _)| range.contains(key)).collect();
+            let read = |count| runtime.block_on(store.read(&range, count)).expect("readable");
+            let many = count.min(all.len());
+            proptest::prop_assert_eq!(&read(Count::Oldest(count)), &all[..many]);
+            proptest::prop_assert_eq!(&read(Count::Newest(count)), &all[all.len() - many..]);
+        }
     }
 
     #[test]

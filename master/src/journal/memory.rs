@@ -1,9 +1,10 @@
 //! A journal in memory: for masters that need none, and for simulations, where it outlives the master that wrote it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Batch, Store, StoreError};
+use super::{Batch, Count, Entry, Store, StoreError};
 
 /// Keys and values in memory; clones share them.
 #[derive(Clone, Debug, Default)]
@@ -15,14 +16,21 @@ impl Store for MemoryStore {
         Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (key, value) in batch {
-            match value {
-                Some(value) => drop(all.insert(key.clone(), value.clone())),
-                None => drop(all.remove(key)),
+    async fn read(&self, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside = all.range(range.clone()).map(|(key, value)| (key.clone(), value.clone()));
+        Ok(match count {
+            Count::Oldest(max) => inside.take(max).collect(),
+            Count::Newest(max) => {
+                let mut newest: Vec<_> = inside.rev().take(max).collect();
+                newest.reverse();
+                newest
             }
-        }
+        })
+    }
+
+    async fn commit(&self, batch: &Batch) -> Result<(), StoreError> {
+        batch.apply(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }
 }

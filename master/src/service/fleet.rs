@@ -152,7 +152,7 @@ impl Fleet for FleetService {
         }
         // What they are opened with is known after a restart: another beginning would be refused.
         // A master that no longer leads cannot write, and so opens nothing.
-        self.shared.durable().await;
+        self.shared.durable().await?;
         if let Some((place, name)) = probe {
             let Shared { stores, dialer, .. } = &*self.shared;
             let ps: Vec<_> = partitions.iter().map(|(ps, _)| ps.clone()).collect();

@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, leaving, nothing};
 use crate::artifacts::Folder;
-use crate::books::Books;
+use crate::books::{Books, Changed};
 use crate::clock::Now;
 use crate::job::{Job, Resume};
 use crate::membership::Membership;
@@ -43,11 +43,13 @@ impl JobsService {
     async fn change(
         &self,
         job: &str,
+        changed: Changed,
         change: impl FnOnce(&mut Job, Now, &Membership) -> Result<(), Failure> + Send,
     ) -> Result<Response<pb::JobStatus>, Status> {
-        let change = |books: &mut Books, now| books.change(now, job, |job, fleet| change(job, now, fleet));
+        let change =
+            |books: &mut Books, now| books.change(now, job, changed, |job, fleet| change(job, now, fleet));
         let status = self.shared.act(change)?;
-        self.shared.durable().await;
+        self.shared.durable().await?;
         Ok(Response::new(status))
     }
 }
@@ -131,14 +133,14 @@ impl Jobs for JobsService {
                 Ok::<_, Failure>(reply)
             })?
         };
-        self.shared.durable().await;
+        self.shared.durable().await?;
         tracing::info!(job = reply.job, "{} submitted", reply.name);
         Ok(Response::new(reply))
     }
 
-    async fn list(&self, _: Request<pb::ListRequest>) -> Result<Response<pb::ListReply>, Status> {
-        let jobs = self.shared.act(|books, now| books.list(now));
-        Ok(Response::new(pb::ListReply { jobs }))
+    async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<pb::ListReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.shared.act(|books, now| books.list(now, request))))
     }
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {
@@ -150,8 +152,10 @@ impl Jobs for JobsService {
     async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let pb::WatchRequest { job: name, after } = request.into_inner();
         let (job, news) = self.shared.act(|books, _| {
-            let job = books.find(&name)?;
-            Ok::<_, Failure>((job.id, job.log.watch()))
+            let id = books.find(&name)?;
+            // A job that has ended brings no news.
+            let news = books.job(id).map_or_else(|_| watch::channel(0).1, |job| job.log.watch());
+            Ok::<_, Failure>((id, news))
         })?;
         let watcher = Watcher { shared: self.shared.clone(), job, after, news, events: VecDeque::new() };
         let events = futures::stream::try_unfold(watcher, |mut watcher| async move {
@@ -163,29 +167,32 @@ impl Jobs for JobsService {
     async fn cancel(&self, request: Request<pb::CancelRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let pb::CancelRequest { job, force } = request.into_inner();
         if force && let Some(status) = self.shared.act(|books, _| books.give_up(&job)) {
-            self.shared.durable().await;
+            self.shared.durable().await?;
             return Ok(Response::new(status));
         }
         let cancel = |job: &mut Job, now, _: &Membership| {
             job.cancel(now, force);
             Ok(())
         };
-        self.change(&job, cancel).await
+        self.change(&job, Changed::Cancelled, cancel).await
     }
 
     async fn scale(&self, request: Request<pb::ScaleRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let request = request.into_inner();
         let workers = proto::convert::workers(&request).map_err(Failure::from)?;
-        self.change(&request.job, |job, now, fleet| job.scale(now, workers, fleet)).await
+        let scale = |job: &mut Job, now, fleet: &Membership| job.scale(now, workers, fleet);
+        self.change(&request.job, Changed::Else("scaled"), scale).await
     }
 
     async fn pause(&self, request: Request<pb::PauseRequest>) -> Result<Response<pb::JobStatus>, Status> {
-        self.change(&request.into_inner().job, |job, now, _| job.pause(now)).await
+        let pause = |job: &mut Job, now, _: &Membership| job.pause(now);
+        self.change(&request.into_inner().job, Changed::Else("paused"), pause).await
     }
 
     async fn resume(&self, request: Request<pb::ResumeRequest>) -> Result<Response<pb::JobStatus>, Status> {
         let pb::ResumeRequest { job, numerics } = request.into_inner();
-        self.change(&job, |job, now, fleet| job.resume(now, &numerics, fleet)).await
+        let resume = |job: &mut Job, now, fleet: &Membership| job.resume(now, &numerics, fleet);
+        self.change(&job, Changed::Else("resumed"), resume).await
     }
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
@@ -237,12 +244,21 @@ impl Watcher {
             }
             self.news.mark_unchanged();
             let (after, id) = (self.after, self.job);
-            let (events, ended) = self.shared.act(|books, _| {
-                let job = books.job(id)?;
-                Ok::<_, Failure>((job.log.after(after, EVENTS_AT_ONCE), job.is_ended()))
-            })?;
+            let (recent, ended) = self.shared.act(|books, _| books.events(id, after, EVENTS_AT_ONCE))?;
             // Nobody sees what a restart may forget.
-            self.shared.durable().await;
+            self.shared.durable().await?;
+            let events = match recent {
+                Some(events) => events,
+                None => {
+                    let read = self.shared.journal.events(id, after, EVENTS_AT_ONCE).await;
+                    let unreadable = |reason| {
+                        let message =
+                            format!("the events of job {id} cannot be read from the journal: {reason}");
+                        Failure::new(Kind::Unavailable, message)
+                    };
+                    read.map_err(unreadable)?
+                }
+            };
             if events.is_empty() && ended {
                 return Ok(None);
             }
@@ -251,7 +267,7 @@ impl Watcher {
                 tokio::select! {
                     biased;
                     () = self.shared.stopping.cancelled() => return Err(leaving()),
-                    // An error means that the job was forgotten, which the next look tells.
+                    // An error means that the job has ended or was forgotten, which the next look tells.
                     _ = self.news.changed() => {}
                 }
             }

@@ -32,7 +32,7 @@ impl Store for Stuck {
                 <pb::JobRecord as prost::Message>::decode(&bytes[..]).expect("a record").ended.is_some()
             })
         };
-        if batch.iter().any(ends) {
+        if batch.keys.iter().any(ends) {
             self.asked.send_modify(|asked| *asked += 1);
             std::future::pending::<()>().await;
         }

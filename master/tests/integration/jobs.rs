@@ -48,7 +48,7 @@ async fn a_job_runs_to_success_and_leaves_its_files() {
         let last = calls.iter().filter(|call| !call.starts_with("unpin")).rev().take(2);
         assert!(last.eq(["close job 1", "ledger of job 1"]), "{calls:?}");
     }
-    let list = cluster.jobs().list(pb::ListRequest {}).await.expect("a list").into_inner().jobs;
+    let list = cluster.jobs().list(pb::ListRequest::default()).await.expect("a list").into_inner().jobs;
     assert_eq!(list, [cluster.status("1").await.expect("a job")]);
 }
 
@@ -219,7 +219,7 @@ async fn files_and_specifications_that_cannot_be_are_refused() {
     refuse(&job(|spec| spec.limits.lease = Duration::from_millis(1500)), &[], "two heartbeats").await;
     let empty = cluster.jobs().submit(tokio_stream::iter([])).await.unwrap_err();
     assert_eq!(Failure::from(empty).kind, Kind::Malformed);
-    let list = cluster.jobs().list(pb::ListRequest {}).await.expect("a list").into_inner();
+    let list = cluster.jobs().list(pb::ListRequest::default()).await.expect("a list").into_inner();
     assert_eq!(list.jobs, [], "none of them became a job");
 }
 

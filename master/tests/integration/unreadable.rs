@@ -65,7 +65,7 @@ async fn a_job_that_cannot_be_read_is_shown_and_its_ps_keep_what_they_hold_until
         for part in [key.as_str(), "ebb cancel --force 1", "the version of ebb that wrote it"] {
             assert!(status.reason.contains(part), "{part} is missing: {}", status.reason);
         }
-        let listed = cluster.jobs().list(pb::ListRequest {}).await.expect("a list").into_inner().jobs;
+        let listed = cluster.jobs().list(pb::ListRequest::default()).await.expect("a list").into_inner().jobs;
         assert_eq!(listed, std::slice::from_ref(&status));
         let mut jobs = cluster.jobs();
         let cancel = |force| pb::CancelRequest { job: "1".to_owned(), force };
