@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a ps drops a job whose end is not durable",
         file: "master/src/books.rs",
-        find: ".filter(|job| !job.is_over()).map(|job| &job.id)",
-        replace: ".filter(|job| !job.is_ended()).map(|job| &job.id)",
+        find: "chain(self.jobs.keys()).map(|id| id.get())",
+        replace: "chain(self.jobs.iter().filter(|(_, job)| !job.is_ended()).map(|(id, _)| id)).map(|id| id.get())",
         test: Test::Integration("master", "ending"),
     },
     Mutant {
@@ -83,29 +83,29 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "the events of a job grow without end",
         file: "master/src/events.rs",
-        find: "if self.events.len() > EVENTS_MAX {",
-        replace: "if self.events.len() > usize::MAX - 1 {",
+        find: "let oldest = (self.newest + 1).saturating_sub(EVENTS_MAX);",
+        replace: "let oldest = (self.newest + 1).saturating_sub(u64::MAX);",
         test: Test::Lib("master", "events"),
     },
     Mutant {
         what: "ps hear of what the journal does not have yet",
         file: "master/src/server.rs",
-        find: "            shared.journal.durable(written).await;\n",
-        replace: "            let _ = written;\n",
+        find: "                () = shared.journal.durable(written) => {}\n",
+        replace: "                () = async { let _ = written; } => {}\n",
         test: Test::Seeds(300),
     },
     Mutant {
         what: "partitions are opened before the journal has their places",
         file: "master/src/service/fleet.rs",
-        find: "        self.shared.durable().await;\n        if let Some((place, name)) = probe {",
+        find: "        self.shared.durable().await?;\n        if let Some((place, name)) = probe {",
         replace: "        if let Some((place, name)) = probe {",
         test: Test::Seeds(300),
     },
     Mutant {
         what: "a user hears of what the journal does not have yet",
         file: "master/src/service/jobs.rs",
-        find: "            self.shared.durable().await;\n            if events.is_empty()",
-        replace: "            if events.is_empty()",
+        find: "            self.shared.durable().await?;\n            let events = match recent {",
+        replace: "            let events = match recent {",
         test: Test::Seeds(300),
     },
     Mutant {
@@ -124,9 +124,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a job that had ended begins again when the master does",
-        file: "master/src/job/record.rs",
-        find: "        if let Some(status) = record.ended {",
-        replace: "        if let Some(status) = record.ended.filter(|_| false) {",
+        file: "master/src/journal.rs",
+        find: "Ok(pb::JobRecord { ended: Some(status), .. }) => {",
+        replace: "Ok(pb::JobRecord { ended: Some(status), .. }) if status.job == u64::MAX => {",
         test: Test::Seeds(100),
     },
     Mutant {
@@ -272,8 +272,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "ps drop the job whose record the master cannot read",
         file: "master/src/books.rs",
-        find: "self.unreadable.keys().chain(live)",
-        replace: "self.unreadable.keys().take(0).chain(live)",
+        find: "self.unreadable.keys().chain(self.jobs.keys())",
+        replace: "self.unreadable.keys().take(0).chain(self.jobs.keys())",
         test: Test::Integration("master", "unreadable"),
     },
     Mutant {
