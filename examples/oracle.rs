@@ -12,5 +12,5 @@ mod model;
 mod paced;
 
 fn main() -> ExitCode {
-    ebbflow::main(paced::with_paced(model::registry()))
+    ebbflow::main(paced::with_paced(model::registry(model::CLASSES[0])))
 }

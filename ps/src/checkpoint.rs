@@ -32,9 +32,6 @@ pub use self::report::{Report, Reported, SaveFailed, Saved};
 use crate::error::Place;
 use crate::metrics::Metrics;
 
-/// Work on at most this many bytes is done where it comes up, more of it on a thread that may block.
-pub(crate) const INLINE_BYTES_MAX: u64 = 1 << 20;
-
 /// Saves one partition, once at a time.
 #[derive(Debug)]
 pub(crate) struct Saver {
@@ -48,6 +45,8 @@ pub(crate) struct Saver {
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the partition is closed: nobody wants the file any more.
     pub(crate) ended: CancellationToken,
+    /// See [`Options`](crate::Options).
+    pub(crate) inline_bytes_max: usize,
     pub(crate) wishes: Mutex<Wishes>,
 }
 
@@ -139,7 +138,7 @@ impl Saver {
             let place = self.place;
             tracing::warn!(%place, %version, %error, "the checkpoint store fails; trying again");
         };
-        let write = || write::write(&folder, &cut, self.spec.bandwidth);
+        let write = || write::write(&folder, &cut, self.spec.bandwidth, self.inline_bytes_max);
         let header = self.stores.patiently(tell, write).await?;
         Ok(Saved {
             place: self.place,
@@ -248,6 +247,7 @@ mod tests {
             reports: Reports::default(),
             metrics: Arc::default(),
             ended: CancellationToken::new(),
+            inline_bytes_max: usize::MAX,
             wishes: Mutex::default(),
         };
         let warnings = Warnings::default();

@@ -49,11 +49,11 @@ pub(crate) fn taken_up(address: Address, sender: Era, step: Step, ledger: &Ledge
     );
 }
 
-/// A step made the next version.
-pub(crate) fn applied(address: Address, step: Step, version: Version) {
+/// A step made the next version; so many are kept.
+pub(crate) fn applied(address: Address, step: Step, version: Version, kept: usize) {
     let Address { job, partition, era } = address;
     let (step, version) = (step.get(), version.get());
-    debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), step, version, "applied");
+    debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), step, version, kept, "applied");
 }
 
 /// A version was given to a worker of era `sender`.

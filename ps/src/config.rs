@@ -46,6 +46,10 @@ pub struct Options {
     /// it for large models on slow stores.
     #[serde(with = "proto::duration")]
     pub drain: Duration,
+    /// Work on at most this many bytes is done where it comes up, in well under a millisecond; more of it on a thread that may block.
+    /// Default 1 MiB. A simulation, which stays in one thread, has no limit.
+    #[serde(skip)]
+    pub inline_bytes_max: usize,
 }
 
 impl Default for Options {
@@ -63,6 +67,7 @@ impl Default for Options {
             jobs_max: 64,
             store_patience: proto::checkpoint::PATIENCE,
             drain: Duration::from_secs(25),
+            inline_bytes_max: 1 << 20,
         }
     }
 }

@@ -30,10 +30,6 @@ use crate::metrics::Metrics;
 use crate::model::norms::{Measured, Others};
 use crate::model::{Applied, Arrived, Life, Model, Opening, Surroundings};
 
-/// A push of at most this many bytes is taken up where it arrives, in well under a millisecond; a larger one on a thread
-/// that may block. So a small model, and a simulation, stays in one thread.
-pub(crate) const INLINE_BYTES_MAX: usize = 1 << 20;
-
 /// A parameter server; clones are the same one.
 #[derive(Clone, Debug)]
 pub struct Ps(Arc<Inner>);
@@ -471,7 +467,7 @@ impl Admission {
     /// For the chunks of the push, as they come.
     pub(crate) fn arriving(&self) -> Arriving {
         let mut arrived = self.model.arriving(self.target, self.wire);
-        if !arrived.is_worked_on() || self.model.bytes() <= INLINE_BYTES_MAX {
+        if !arrived.is_worked_on() || self.model.is_inline() {
             return Arriving::Here { model: self.model.clone(), arrived };
         }
         let (model, (chunks, received)) = (self.model.clone(), std::sync::mpsc::channel());
@@ -487,7 +483,7 @@ impl Admission {
     #[tracing::instrument(level = "debug", skip_all, fields(place = %self.place(), target = ?self.target))]
     pub(crate) async fn push(self, arrived: Arrived) -> Result<Pushed> {
         let Self { model, era, wire, reserved, .. } = self;
-        let inline = model.bytes() <= INLINE_BYTES_MAX;
+        let inline = model.is_inline();
         let take_up = move || {
             let pushed = model.push(era, arrived);
             let Address { partition, .. } = model.opening().address;

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregator::Aggregator;
 use crate::checkpoint::restore::Restored;
-use crate::checkpoint::{INLINE_BYTES_MAX, Reports, Saver};
+use crate::checkpoint::{Reports, Saver};
 use crate::checks;
 use crate::chunk::{Slots, Sum, Total};
 use crate::config::Options;
@@ -107,6 +107,7 @@ pub(crate) struct Model {
     steps_in_progress_max: usize,
     pulled_versions_max: usize,
     threads: usize,
+    inline_bytes_max: usize,
     pool: Pool,
     /// So many updates take from the pool what training needs; those after them take what was given back.
     settled_after: usize,
@@ -239,6 +240,7 @@ impl Model {
                 reports,
                 metrics: metrics.clone(),
                 ended: ended.clone(),
+                inline_bytes_max: options.inline_bytes_max,
                 wishes: Mutex::default(),
             })
         });
@@ -257,6 +259,7 @@ impl Model {
             steps_in_progress_max: options.steps_in_progress_max,
             pulled_versions_max: options.pulled_versions_max,
             threads: parallel::threads_for(bytes, options.threads),
+            inline_bytes_max: options.inline_bytes_max,
             // The next version, a few sums in progress, and what a checkpoint holds.
             pool: Pool::new((4 + slots_saved) * bytes, memory),
             settled_after: newest + 2,
@@ -308,6 +311,11 @@ impl Model {
     /// Bytes of the weights, and in memory of each push.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether work on all of it is done where it comes up.
+    pub(crate) const fn is_inline(&self) -> bool {
+        self.bytes <= self.inline_bytes_max
     }
 
     /// The version and the ledger, at one moment.
@@ -377,7 +385,7 @@ impl Model {
         else {
             return;
         };
-        if self.bytes as u64 <= INLINE_BYTES_MAX {
+        if self.is_inline() {
             return;
         }
         let slots = self.optimizer.slots();

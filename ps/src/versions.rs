@@ -69,6 +69,11 @@ impl<T: Clone> Versions<T> {
         self.kept.last_key_value().map(|(version, weights)| (*version, weights))
     }
 
+    /// How many are kept.
+    pub(crate) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Lets go of what need not be kept once the next version is being made: whoever has the step's gradients has what they were
     /// computed from. Returns what is let go.
     #[must_use = "to be dropped outside the lock"]

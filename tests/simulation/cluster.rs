@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use ebbflow::random::Keyed;
 use futures::Stream;
 use proto::channel::{Accepted, Channel, Dialer};
 use proto::checkpoint::store::Stores;
+use proto::numerics::Numerics;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::status::Failure;
@@ -20,7 +22,7 @@ use turmoil::net::{TcpListener, TcpStream};
 
 use crate::journal::Journal;
 use crate::plan::{BESIDE, Dice, JOB, Plan};
-use crate::store::Disk;
+use crate::store::{Disk, Published};
 use crate::{ambient, checks, liar, model};
 
 const PORT: u16 = 4700;
@@ -37,12 +39,17 @@ pub(crate) struct Seen {
     pub(crate) status: Option<pb::JobStatus>,
     /// `model.safetensors`.
     pub(crate) model: Vec<u8>,
-    /// Status and model of the job beside, when nobody cancelled it.
-    pub(crate) beside: Option<(pb::JobStatus, Vec<u8>)>,
+    /// Status and model of the job beside, when nobody cancelled it, and what was told of it.
+    pub(crate) beside: Option<(pb::JobStatus, Vec<u8>, Vec<pb::Event>)>,
+    /// Every checkpoint that there ever was.
+    pub(crate) published: Vec<Published>,
 }
 
 /// By host name.
 type Shutdowns = Arc<Mutex<BTreeMap<String, CancellationToken>>>;
+
+/// By host name.
+type PsByName = Arc<Mutex<BTreeMap<String, ps::Ps>>>;
 
 /// The processes of a run.
 pub(crate) struct Cluster {
@@ -52,6 +59,10 @@ pub(crate) struct Cluster {
     names: Vec<String>,
     /// Asks a worker or a ps to leave.
     shutdowns: Shutdowns,
+    /// Workers that hang while theirs is set, by host name.
+    hangs: BTreeMap<String, Arc<AtomicBool>>,
+    /// The ps that run or ran last, by host name.
+    ps: PsByName,
     /// Where checkpoints lie; it outlives everything.
     pub(crate) disk: Disk,
     /// Outlives the master, like its disk.
@@ -67,9 +78,10 @@ impl Cluster {
         let mut names = vec!["master".to_owned()];
         names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
         names.extend((0..plan.workers).map(|index| format!("worker-{index}")));
-        let (shutdowns, stop, master) = (Arc::default(), Arc::default(), Arc::default());
+        let (shutdowns, stop, master, ps) = Default::default();
+        let hangs = (0..plan.hanging).map(|worker| (format!("worker-{worker}"), Arc::default())).collect();
         let (disk, journal) = (Disk::new(seed, plan), Journal::new(seed, plan));
-        Self { plan: plan.clone(), folder, names, shutdowns, disk, journal, stop, master }
+        Self { plan: plan.clone(), folder, names, shutdowns, hangs, ps, disk, journal, stop, master }
     }
 
     /// Starts everything but the workers that join late; answers which those are.
@@ -88,8 +100,13 @@ impl Cluster {
             run_master(options.clone(), on_disk.clone(), rate, journal.clone(), handle.clone(), stop.clone())
         });
         for name in self.names.iter().filter(|name| name.starts_with("ps-")) {
-            let (host, stores, shutdowns) = (name.clone(), stores.clone(), self.shutdowns.clone());
-            sim.host(name.as_str(), move || run_ps(host.clone(), stores.clone(), shutdowns.clone()));
+            let own = || Stores::only(Arc::new(Disk::new(0, &self.plan)));
+            let stores = if self.plan.apart { own() } else { stores.clone() };
+            let options = self.ps_options(name);
+            let (shutdowns, all) = (self.shutdowns.clone(), self.ps.clone());
+            sim.host(name.as_str(), move || {
+                run_ps(options.clone(), stores.clone(), shutdowns.clone(), all.clone())
+            });
         }
         let workers = self.names.iter().filter(|name| name.starts_with("worker-"));
         let (late, early): (Vec<_>, Vec<_>) =
@@ -102,18 +119,24 @@ impl Cluster {
 
     /// A worker that was never there starts.
     pub(crate) fn start_worker(&self, sim: &mut Sim<'_>, name: &str) {
-        let takes = if name == "worker-0" { self.plan.slow_compute_ms } else { self.plan.compute_ms };
+        let number = name.strip_prefix("worker-").and_then(|number| number.parse().ok()).unwrap_or(0);
+        let takes = if number == 0 { self.plan.slow_compute_ms } else { self.plan.compute_ms };
+        let class = self.plan.class_of(number);
+        let inline = worker::config::Inline {
+            takes: Duration::from_millis(takes),
+            numerics: Some(Numerics { class: class.to_owned(), facts: "simulated".to_owned() }),
+            hangs: self.hangs.get(name).cloned().unwrap_or_default(),
+        };
         let options = worker::Options {
             name: name.to_owned(),
             scratch: self.folder.clone(),
             data_root: Some(self.folder.clone()),
-            inline: Some(Duration::from_millis(takes)),
+            inline: Some(inline),
             ..worker::Options::default()
         };
         let shutdowns = self.shutdowns.clone();
-        sim.host(name, move || run_worker(options.clone(), shutdowns.clone()));
-        let slow = name.strip_prefix("worker-").and_then(|index| index.parse().ok());
-        if slow.is_some_and(|index: u64| index < self.plan.slow_links) {
+        sim.host(name, move || run_worker(options.clone(), class, shutdowns.clone()));
+        if number < self.plan.slow_links {
             for peer in self.peers(name).filter(|peer| *peer != "master") {
                 sim.set_link_latency(name, peer, Duration::from_millis(10 * self.plan.latency_ms));
             }
@@ -141,6 +164,52 @@ impl Cluster {
         if let Some(shutdown) = self.shutdowns.lock().unwrap().get(host) {
             shutdown.cancel();
         }
+    }
+
+    /// A ps, and what it may take in.
+    fn ps_options(&self, name: &str) -> ps::Options {
+        let usual = ps::Options::default();
+        let (mut partition_bytes_max, mut push_bytes_max) = (usual.partition_bytes_max, usual.push_bytes_max);
+        if self.plan.push_room > 0 {
+            partition_bytes_max = self.plan.model_bytes();
+            push_bytes_max = self.plan.push_room * partition_bytes_max;
+        }
+        ps::Options {
+            name: name.to_owned(),
+            url: format!("http://{name}:{PORT}"),
+            master: format!("http://master:{PORT}"),
+            threads: 1,
+            inline_bytes_max: usize::MAX,
+            partition_bytes_max,
+            push_bytes_max,
+            ..usual
+        }
+    }
+
+    /// No ps has more in memory than it may; `over`: all jobs have ended, so it has nothing.
+    pub(crate) fn check_memory(&self, over: bool) {
+        for (name, ps) in &*self.ps.lock().unwrap() {
+            let (metrics, most) = (ps.metrics(), ps.options().push_bytes_max);
+            let (coming, held) = (metrics.push_bytes_in_flight.get(), metrics.push_bytes_held.get());
+            assert!(coming <= most, "{name} takes in {coming} bytes of at most {most}");
+            assert!(held <= 2 * most, "{name} holds {held} bytes of sums, and may take in {most}");
+            let left = (coming, held, metrics.pulls_waiting.get(), metrics.partitions.get());
+            assert!(!over || left == (0, 0, 0, 0), "all jobs have ended, and {name} still has {left:?}");
+        }
+    }
+
+    /// A worker sends heartbeats from now on, and gets on with nothing.
+    pub(crate) fn hang(&self, worker: &str) {
+        if let Some(hangs) = self.hangs.get(worker)
+            && !hangs.swap(true, Ordering::Relaxed)
+        {
+            checks::count("workers that hang");
+        }
+    }
+
+    /// Workers that may hang.
+    pub(crate) fn may_hang(&self) -> impl Iterator<Item = &str> {
+        self.hangs.keys().map(String::as_str)
     }
 
     /// The master's process stands still for a time, as after a SIGSTOP: what comes in waits, and its clocks go on.
@@ -214,22 +283,28 @@ async fn stand_still(stop: &Mutex<Duration>) {
     }
 }
 
-async fn run_ps(name: String, stores: Stores, shutdowns: Shutdowns) -> Result<(), Failed> {
-    let shutdown = CancellationToken::new();
+async fn run_ps(
+    options: ps::Options,
+    stores: Stores,
+    shutdowns: Shutdowns,
+    all: PsByName,
+) -> Result<(), Failed> {
+    let (shutdown, name) = (CancellationToken::new(), options.name.clone());
     shutdowns.lock().unwrap().insert(name.clone(), shutdown.clone());
-    let url = format!("http://{name}:{PORT}");
-    let options = ps::Options {
-        name,
-        url,
-        master: format!("http://master:{PORT}"),
-        threads: 1,
-        ..ps::Options::default()
-    };
-    Ok(ps::run(ps::Ps::with_stores(options, stores)?, accept().await?, dialer(), shutdown).await?)
+    let ps = ps::Ps::with_stores(options, stores)?;
+    // The one that crashed is dropped by now.
+    all.lock().unwrap().insert(name, ps.clone());
+    Ok(ps::run(ps, accept().await?, dialer(), shutdown).await?)
 }
 
-async fn run_worker(options: worker::Options, shutdowns: Shutdowns) -> Result<(), Failed> {
+async fn run_worker(
+    options: worker::Options,
+    class: &'static str,
+    shutdowns: Shutdowns,
+) -> Result<(), Failed> {
     let shutdown = CancellationToken::new();
+    // What hung was another process.
+    options.inline.iter().for_each(|inline| inline.hangs.store(false, Ordering::Relaxed));
     shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
     let connector = worker::Connector::grpc(dialer());
     let master = format!("http://master:{PORT}");
@@ -238,7 +313,7 @@ async fn run_worker(options: worker::Options, shutdowns: Shutdowns) -> Result<()
         &master,
         dialer(),
         connector,
-        model::registry(),
+        model::registry(class),
         worker::Watched::default(),
         shutdown,
     )
@@ -270,9 +345,9 @@ pub(crate) async fn run_user(
                     checks::ended(status.job);
                     {
                         let mut seen = seen.lock().unwrap();
-                        (seen.status, seen.model) = (Some(status.clone()), model);
+                        (seen.status, seen.model) = (Some(status.clone()), model.clone());
                     }
-                    return if plan.lingers { linger(&plan, &jobs, status).await } else { Ok(()) };
+                    return if plan.lingers { linger(&plan, &jobs, status, model).await } else { Ok(()) };
                 }
                 Some(Again::AsBefore) => {}
                 Some(Again::Resume) => resume = true,
@@ -297,11 +372,19 @@ pub(crate) async fn run_user(
 }
 
 /// Waits until everything has heard of the job's end, also a master that is started again; it must be as it was.
-async fn linger(plan: &Plan, jobs: &JobsClient<Channel>, ended: pb::JobStatus) -> Result<(), Failed> {
+async fn linger(
+    plan: &Plan,
+    jobs: &JobsClient<Channel>,
+    ended: pb::JobStatus,
+    model: Vec<u8>,
+) -> Result<(), Failed> {
     let job = ended.name.clone();
     let same = async || {
-        let now = insist(async || status(jobs.clone(), &job).await).await?;
-        assert_eq!(now, ended, "a job that had ended changed");
+        let now = insist(async || fetch(jobs.clone(), &job).await).await?;
+        // A worker may hang in what was its work long after.
+        let hangs = ended.hangs.clone();
+        assert_eq!(pb::JobStatus { hangs, ..now.0 }, ended, "a job that had ended changed");
+        assert!(now.1 == model, "the model of a job that had ended changed");
         Ok::<_, tonic::Status>(())
     };
     checks::restart_master();
@@ -314,10 +397,6 @@ async fn linger(plan: &Plan, jobs: &JobsClient<Channel>, ended: pb::JobStatus) -
 
 /// After the last fault, until everybody has heard of what happened in between.
 const HEARD_OF: Duration = Duration::from_secs(60);
-
-async fn status(mut jobs: JobsClient<Channel>, job: &str) -> Result<pb::JobStatus, tonic::Status> {
-    Ok(jobs.status(pb::StatusRequest { job: job.to_owned() }).await?.into_inner())
-}
 
 /// A member of the fleet that lies.
 pub(crate) async fn run_liar(seed: u64, plan: Plan) -> Result<(), Failed> {
@@ -386,7 +465,8 @@ async fn end_beside(
     match follow(jobs, job, &other).await {
         Ok((status, model)) => {
             checks::ended(status.job);
-            seen.lock().unwrap().beside = Some((status, model));
+            let events = std::mem::take(&mut other.lock().unwrap().events);
+            seen.lock().unwrap().beside = Some((status, model, events));
             Ok(())
         }
         Err(lost) if lost.code() == tonic::Code::NotFound => Ok(()),

@@ -93,6 +93,11 @@ impl<'a> Faults<'a> {
             self.strike_store(cluster);
         }
         self.strike_master(cluster);
+        for worker in cluster.may_hang() {
+            if self.edges.happens(plan.hang) {
+                cluster.hang(worker);
+            }
+        }
         for (cut, chance) in [(Cut::Both, plan.cut), (Cut::OneWay, plan.cut_one_way), (Cut::Hold, plan.hold)]
         {
             for &host in &hosts {

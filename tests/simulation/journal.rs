@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ebbflow::random::Keyed;
+use futures::FutureExt;
 use master::{Batch, MemoryStore, Store, StoreError};
 
 use crate::checks;
@@ -53,6 +54,12 @@ impl Journal {
 
     fn written(&self) -> MemoryStore {
         self.state().written.clone()
+    }
+
+    /// Whether something that is written says this.
+    pub(crate) fn says(&self, text: &str) -> bool {
+        let written = self.written().load().now_or_never().expect("at once").expect("memory");
+        written.values().any(|value| value.windows(text.len()).any(|part| part == text.as_bytes()))
     }
 
     /// From now on there is no room, or again.

@@ -1,6 +1,8 @@
 //! A member of the fleet that speaks for others: it registers like anybody, and then says in their names that work is done, that it
-//! failed, that they leave, and that checkpoints are written. Nobody may believe a word.
+//! failed, that they leave, and that checkpoints are written; in its own name it says that it has done what others do. Nobody may believe a
+//! word.
 
+use std::ops::Not;
 use std::time::Duration;
 
 use ebbflow::random::Keyed;
@@ -28,6 +30,11 @@ pub(crate) async fn run(seed: u64, plan: Plan, channel: Channel) {
         let shown = Shown { incarnation: IncarnationId(reply.incarnation), secret };
         let own = reply.incarnation;
         let other = own.checked_sub(dice.range(1, 8)).filter(|other| *other > 0).unwrap_or(own + 1);
+        if let Some((lease, microbatches)) = checks::some_lease(dice.range(0, 99)).filter(|_| dice.one_in(2))
+        {
+            boast(&mut fleet, shown, lease, microbatches).await;
+            continue;
+        }
         let what = dice.range(0, 2);
         let believed = lie(&mut fleet, shown, other, what, &mut dice).await;
         assert!(believed.is_err(), "incarnation {other} was spoken for: {what}");
@@ -44,6 +51,24 @@ fn worker() -> pb::RegisterRequest {
         device: "cpu".to_owned(),
         ..Default::default()
     }
+}
+
+/// Says in its own name that it has done what somebody else holds a lease for.
+async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, microbatches: u64) {
+    let incarnation = shown.incarnation.get();
+    let reports = vec![pb::MicrobatchReport::default(); microbatches as usize];
+    let result = match microbatches {
+        0 => pb::complete_request::Result::Initialized(pb::Initialized::default()),
+        _ => pb::complete_request::Result::Trained(pb::Trained { microbatches: reports, took_us: 1 }),
+    };
+    let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: false };
+    let reply = fleet.complete(signed(shown, request)).await;
+    // A master that is away hears no lie.
+    assert!(
+        reply.is_ok_and(|reply| reply.into_inner().accepted).not(),
+        "lease {lease} was completed by a liar"
+    );
+    checks::count("boasts that nobody believed");
 }
 
 /// Says something in the name of another process; an error is a refusal.

@@ -7,11 +7,14 @@
 //! Checked while it runs (`checks.rs`): a partition applies each step once, one version after the other; no gradient gets in
 //! from another era, nor before the weights that it may be computed from; a pull gets the version it names and never an
 //! older one than before; a lease that ended is never taken as done, and no microbatch is done twice; nobody works for a job
-//! whose end a user has seen, and nobody believes who speaks for another; every checkpoint that has a manifest can be read whole, when it is published and for as long as it
-//! is kept (`store.rs`). Checked at the end (`run.rs`): the jobs finish once faults stop; every record is applied once per epoch
-//! (the counting oracle); canonical runs end with the bits of a serial loop; each epoch is measured once, and no step is told
-//! twice without a rewind; where no ps was lost, nothing was rewound; the numbers of the summary are right, also after one
-//! more restart of the master; the ps hold nothing of jobs that have ended.
+//! whose end a user has seen, and nobody believes who speaks for another; a ps holds nothing that the journal does not know, no more
+//! versions than it must and no more pushes than it may; every checkpoint that has a manifest can be read whole, when it is published and
+//! for as long as it is kept (`store.rs`). Checked at the end (`run.rs`): the jobs finish once faults stop; every record is applied once per epoch
+//! (the counting oracle); canonical runs end with the bits of a serial loop in one numerics class, and so is every checkpoint that was
+//! ever published; each epoch is measured once, and no step is told twice without a rewind; where no ps was lost, nothing was rewound;
+//! where nothing happened to processes and networks, nobody's lease was ended, also not that of a worker that hangs; a job whose ps do not
+//! share a store says so and publishes nothing; the numbers of the summary are right, also after one more restart of the master; the ps
+//! hold nothing of jobs that have ended.
 //!
 //! A simulation that finds nothing may be blind: `cargo xtask mutants` breaks the program on purpose, and shows what it finds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]

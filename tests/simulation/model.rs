@@ -10,14 +10,20 @@ use ebbflow::model::{Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use serde::Deserialize;
 
-/// Values of the tensor `bits`.
-const BITS: usize = 7;
+/// Values of the tensor `bits`, in a small model.
+pub(crate) const BITS: usize = 7;
 
 /// Values of the tensor `running`.
-const RUNNING: usize = 3;
+pub(crate) const RUNNING: usize = 3;
+
+/// Numerics classes, of which each computes other last bits.
+pub(crate) const CLASSES: [&str; 2] = ["usual", "other"];
 
 pub(crate) struct Oracle {
     records: usize,
+    bits: usize,
+    /// Decides the last bits of its gradients.
+    class: String,
     weights: Vec<Values>,
 }
 
@@ -26,19 +32,26 @@ pub(crate) struct Oracle {
 struct Options {
     /// Records of the training data.
     records: usize,
+    #[serde(default = "few")]
+    bits: usize,
 }
 
-/// Ebbflow's networks and `oracle`.
-pub(crate) fn registry() -> Registry {
-    Registry::default().with("oracle", |context| {
+const fn few() -> usize {
+    BITS
+}
+
+/// Ebbflow's networks and `oracle`, as a worker of this numerics class computes it.
+pub(crate) fn registry(class: &str) -> Registry {
+    let class = class.to_owned();
+    Registry::default().with("oracle", move |context| {
         let options: Options = context.options()?;
-        Ok(Box::new(Oracle::new(options.records)))
+        Ok(Box::new(Oracle::new(options.records, options.bits, &class)))
     })
 }
 
 impl Oracle {
-    pub(crate) fn new(records: usize) -> Self {
-        Self { records, weights: Vec::new() }
+    pub(crate) fn new(records: usize, bits: usize, class: &str) -> Self {
+        Self { records, bits, class: class.to_owned(), weights: Vec::new() }
     }
 }
 
@@ -46,7 +59,7 @@ impl Model for Oracle {
     fn tensors(&self) -> Vec<TensorSpec> {
         vec![
             TensorSpec::parameter("counts", [self.records]),
-            TensorSpec::parameter("bits", [BITS]),
+            TensorSpec::parameter("bits", [self.bits]),
             TensorSpec::state("running", [RUNNING]),
             TensorSpec::counter("seen", [1]),
         ]
@@ -54,7 +67,7 @@ impl Model for Oracle {
 
     fn initial(&mut self, seed: u64) -> ebbflow::Result<Vec<Values>> {
         let mut keyed = ebbflow::random::Keyed::new(seed, "init/bits", 0);
-        let bits = (0..BITS).map(|_| keyed.uniform(-1.0, 1.0)).collect();
+        let bits = (0..self.bits).map(|_| keyed.uniform(-1.0, 1.0)).collect();
         let (counts, running) = (vec![0.0; self.records], vec![0.0; RUNNING]);
         Ok(vec![Values::F32(counts), Values::F32(bits), Values::F32(running), Values::I64(vec![0])])
     }
@@ -66,13 +79,19 @@ impl Model for Oracle {
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
         let mut counts = vec![0.0f32; self.records];
-        let mut bits = vec![0.0f32; BITS];
+        let mut bits = vec![0.0f32; self.bits];
+        let step = if self.class == CLASSES[0] { 1e-3 } else { 1.000_1e-3 };
         let weights = self.weights[1].as_f32().expect("bits are floats");
         for &record in &batch.records {
             counts[record as usize] -= 1.0;
-            for (j, (gradient, weight)) in bits.iter_mut().zip(weights).enumerate() {
+            let (few, many) = bits.split_at_mut(BITS);
+            for (j, (gradient, weight)) in few.iter_mut().zip(weights).enumerate() {
                 *gradient +=
-                    1e-3 * ((record as f32 + 0.3 * j as f32) * 0.7 + weight * 3.1 + (key % 97) as f32).sin();
+                    step * ((record as f32 + 0.3 * j as f32) * 0.7 + weight * 3.1 + (key % 97) as f32).sin();
+            }
+            // So many that a sine of each would take too long.
+            for (j, (gradient, weight)) in many.iter_mut().zip(&weights[BITS..]).enumerate() {
+                *gradient += step * (few[j % BITS] + weight * 0.1);
             }
         }
         let running = self.weights[2].as_f32().expect("floats").iter().zip(0..);

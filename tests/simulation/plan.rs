@@ -4,11 +4,16 @@ use std::time::Duration;
 
 use ebbflow::random::Keyed;
 
+use crate::model;
+
 /// Name of the job.
 pub(crate) const JOB: &str = "simulated";
 
 /// Name of the job beside it.
 pub(crate) const BESIDE: &str = "beside";
+
+/// Values of the tensor `bits` in a large model, so that a partition has more than 1 MiB, and more than one chunk.
+const MANY_BITS: usize = 300_007;
 
 /// Where its checkpoints are.
 pub(crate) const CHECKPOINTS: &str = "memory://checkpoints";
@@ -108,6 +113,22 @@ pub(crate) struct Plan {
     pub(crate) cancel: f32,
     /// The cluster goes on after the end of its jobs: the master is started again, and must know them, and the ps must have let them go.
     pub(crate) lingers: bool,
+    /// Workers (those with the lowest numbers) that may hang: they send heartbeats, and nothing gets on. Until they are started again.
+    pub(crate) hanging: u64,
+    /// One of them begins to hang.
+    pub(crate) hang: f32,
+    /// How long work may stand still before it is copied.
+    pub(crate) stall_secs: u64,
+    /// Nothing happens to processes and what is between them: so nobody may be taken for dead.
+    pub(crate) calm: bool,
+    /// Workers (those with the highest numbers) of another numerics class.
+    pub(crate) strangers: u64,
+    /// The model has more than 1 MiB.
+    pub(crate) large: bool,
+    /// What a ps takes in at once, as a multiple of the model; 0: as much as usual.
+    pub(crate) push_room: u64,
+    /// Each ps has a store of its own at the place of the checkpoints.
+    pub(crate) apart: bool,
     /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
     pub(crate) until_ms: u64,
     // Checkpoints.
@@ -167,7 +188,47 @@ impl Plan {
             // Lamb has norms of its own.
             plan.clip_norm = plan.clip_norm.filter(|_| plan.optimizer != "lamb");
         }
-        plan.with_faults_at_the_edges(seed)
+        plan.with_faults_at_the_edges(seed).with_others(seed)
+    }
+
+    /// What only some seeds have.
+    fn with_others(mut self, seed: u64) -> Self {
+        let mut dice = Dice(Keyed::new(seed, "others", 0));
+        let (several, saves) = (self.workers > 1, self.saves.is_some());
+        let (hangs, other, large) = (dice.one_in(4), dice.one_in(4), dice.one_in(16));
+        let (calm, apart, room) = (dice.one_in(2), dice.one_in(8), dice.one_in(3));
+        if several && hangs {
+            self.hanging = dice.range(1, self.workers - 1);
+            self.hang = 0.02 + dice.chance(0.4);
+            self.stall_secs = dice.range(3, 12);
+            self.calm = calm;
+        } else if several && other {
+            self.strangers = dice.range(1, self.workers - 1);
+        }
+        if saves && apart {
+            (self.apart, self.rot, self.calm) = (true, 0.0, calm);
+            (self.store_full, self.store_away, self.store_fails) = (0.0, 0.0, 0.0);
+            (self.store_torn, self.store_unheard) = (0.0, 0.0);
+        }
+        if large {
+            (self.large, self.ps, self.latency_ms, self.slow_links) = (true, 1, self.latency_ms.min(5), 0);
+            (self.records, self.epochs) = (self.records.min(20), self.epochs.min(3));
+            // Norms of a tensor of several chunks are compared elsewhere.
+            self.clip_norm = None;
+            self.optimizer = if self.optimizer == "lamb" { "adam" } else { self.optimizer };
+        }
+        // Who cannot push is busy, and takes no copy of what a worker hangs in.
+        if room && self.hanging == 0 {
+            self.push_room = dice.range(1, 6);
+        }
+        if self.calm {
+            (self.worker_crash, self.worker_drain, self.ps_crash, self.ps_drain) = (0.0, 0.0, 0.0, 0.0);
+            (self.master_crash, self.all_crash, self.all_lost, self.at_phase) = (0.0, 0.0, 0.0, 0.0);
+            (self.cut, self.cut_one_way, self.hold, self.loss) = (0.0, 0.0, 0.0, 0.0);
+            (self.master_stop, self.journal_fails, self.journal_full) = (0.0, 0.0, 0.0);
+            (self.journal_crash, self.pull_attempts_max) = (0.0, 1000);
+        }
+        self
     }
 
     /// What goes wrong where a job, a partition or the journal comes from one state into the next.
@@ -253,6 +314,14 @@ impl Plan {
             beside: false,
             cancel: 0.0,
             lingers: false,
+            hanging: 0,
+            hang: 0.0,
+            stall_secs: 300,
+            calm: false,
+            strangers: 0,
+            large: false,
+            push_room: 0,
+            apart: false,
             until_ms: dice.range(0, 20_000),
             saves: None,
             all_crash: 0.0,
@@ -297,6 +366,29 @@ impl Plan {
         Duration::from_millis(2 * microbatches * self.slow_compute_ms.max(self.compute_ms))
     }
 
+    /// Values of the tensor `bits`.
+    pub(crate) const fn bits(&self) -> usize {
+        if self.large { MANY_BITS } else { model::BITS }
+    }
+
+    /// Bytes of the weights.
+    pub(crate) const fn model_bytes(&self) -> u64 {
+        4 * (self.records + (self.bits() + model::RUNNING) as u64) + 8
+    }
+
+    /// The numerics class of a worker.
+    pub(crate) fn class_of(&self, worker: u64) -> &'static str {
+        model::CLASSES[usize::from(worker + self.strangers >= self.workers)]
+    }
+
+    /// Versions that a partition may keep, of this job or the one beside it.
+    pub(crate) fn versions_max(&self) -> u64 {
+        let newest = if self.is_canonical() { 2 * self.delay.unwrap_or(0) + 2 } else { 1 };
+        // The one beside has a delay of 1 at most, and measures nothing.
+        let newest = if self.beside { newest.max(4) } else { newest };
+        newest + if self.evaluates { self.epochs } else { 0 }
+    }
+
     /// Whether the weights say how often a record was applied: no step is clipped, and none goes through slots.
     pub(crate) fn counts(&self) -> bool {
         self.optimizer == "sgd" && self.clip_norm.is_none_or(|norm| norm >= 1e9)
@@ -312,7 +404,8 @@ impl Plan {
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
-        let Self { lease_secs, pull_attempts_max, dtype, optimizer, .. } = self;
+        let Self { lease_secs, stall_secs, pull_attempts_max, dtype, optimizer, .. } = self;
+        let (bits, pull_secs) = (self.bits(), if self.large { 10 } else { 1 });
         let learning_rate = if self.optimizer == "sgd" { *microbatches_per_step as f64 } else { 0.01 };
         let checkpoint = self.saves.map(|Saves { every, count, keep }| {
             format!("[checkpoint]\nurl = \"{CHECKPOINTS}\"\nevery_{every} = {count}\nkeep = {keep}")
@@ -325,7 +418,7 @@ epochs = {epochs}
 seed = {seed}
 [model]
 builtin = "oracle"
-options = {{ records = {records} }}
+options = {{ records = {records}, bits = {bits} }}
 loss = "mse"
 [data]
 format = "csv"
@@ -349,9 +442,10 @@ ps = {ps}
 dtype = "{dtype}"
 [limits]
 lease = "{lease_secs}s"
+stall = "{stall_secs}s"
 deaths_max = 1000
 attempts_max = 1000
-pull_timeout = "1s"
+pull_timeout = "{pull_secs}s"
 pull_attempts_max = {pull_attempts_max}
 {checkpoint}
 "#,

@@ -9,6 +9,7 @@ use ebbflow::data::Dataset;
 use ebbflow::spec::{self, DataSet, JobSpec};
 use ebbflow::tensor::Values;
 use proto::ids::{MicrobatchId, Version};
+use proto::numerics::Since;
 use proto::pb::event::Kind;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -19,6 +20,7 @@ use tracing_subscriber::prelude::*;
 use crate::cluster::{self, Cluster, Seen};
 use crate::faults::{self, Faults};
 use crate::plan::Plan;
+use crate::store::Published;
 use crate::{ambient, checks, serial};
 
 /// Simulated time that a job may take after the last fault, beside what its computing takes.
@@ -82,12 +84,14 @@ fn watched(
     let subscriber = tracing_subscriber::registry().with(watch).with(log);
     let seen = tracing::subscriber::with_default(subscriber, || simulate(seed, plan, job, beside, folder));
     assert_eq!(threads, self::threads(), "work went to other threads, whose order nobody knows");
-    check(plan, job, folder, &seen);
+    if !says_that_stores_are_apart(plan, &seen) {
+        check(plan, job, folder, &seen);
+    }
     check_beside(plan, beside, folder, &seen);
     let status = seen.status.expect("checked");
     checks::add("duplicates dropped", status.duplicates_dropped);
     checks::add("leases ended early", status.leases_expired);
-    let (counts, digest) = checks::take();
+    let (counts, digest) = checks::take(status.steps_done > 0);
     let model_sha256 = proto::artifact::sha256_hex(&seen.model);
     Outcome { seed, digest, model_sha256, simulated_ms: ambient::elapsed().as_millis() as u64, counts }
 }
@@ -120,6 +124,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
         .tcp_capacity(4096)
         .build();
     let cluster = Cluster::new(seed, plan, folder.to_owned());
+    checks::watch(cluster.journal.clone(), plan.versions_max());
     let late = cluster.start(&mut sim);
     let seen = Arc::new(Mutex::new(Seen::default()));
     sim.client("user", cluster::run_user(plan.clone(), job.to_json(), cluster.disk.clone(), seen.clone()));
@@ -137,6 +142,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
     while !sim.step().expect("no role fails and the job ends in time") {
         ambient::advance(tick);
         elapsed_ms += plan.tick_ms;
+        cluster.check_memory(false);
         if cluster.journal.take_crash() && sim.is_host_running("master") {
             faults::kill(&mut sim, "master");
         }
@@ -160,11 +166,15 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
         let held = checks::held_by(ps);
         assert!(held.is_empty(), "all jobs have ended, and {ps} holds the jobs and partitions {held:?}");
     }
+    if plan.lingers {
+        cluster.check_memory(true);
+    }
     if plan.rot == 0.0 {
         cluster.disk.check_manifests();
     }
     cluster::count_leases(&cluster.master);
-    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+    seen.published = cluster.disk.take_published();
     // The end of a process is no part of the run: nothing more is checked, and nothing needs to be closed in order.
     std::mem::forget(sim);
     seen
@@ -180,6 +190,33 @@ fn resumed_from(seen: &Seen) -> u64 {
         _ => None,
     };
     seen.events.iter().filter_map(version).max().unwrap_or(0)
+}
+
+/// What the warnings say.
+fn warnings(events: &[proto::pb::Event]) -> impl Iterator<Item = &str> {
+    events.iter().filter_map(|event| match &event.kind {
+        Some(Kind::Warning(warning)) => Some(warning.message.as_str()),
+        _ => None,
+    })
+}
+
+/// Whether the job has failed at once, because its ps have stores of their own. It goes on only when no ps could be asked, and says so;
+/// without checkpoints either way.
+fn says_that_stores_are_apart(plan: &Plan, seen: &Seen) -> bool {
+    if !plan.apart {
+        return false;
+    }
+    let status = seen.status.as_ref().expect("the user saw the job's end");
+    checks::count("runs with a store for each ps");
+    if status.state() == proto::pb::JobState::Failed {
+        assert!(status.reason.contains("do not see one store"), "{}", status.reason);
+        assert!(!plan.calm || status.steps_done == 0, "{} steps before anybody said so", status.steps_done);
+        return true;
+    }
+    let warned =
+        warnings(&seen.events).any(|message| message.contains("whether all ps and the master see one"));
+    assert!(warned && !plan.calm, "nobody said that ps and master have different stores");
+    false
 }
 
 fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
@@ -244,15 +281,15 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             _ => {}
         }
     }
-    let rewinds = seen.events.iter().filter(|event| matches!(event.kind, Some(Kind::Rewind(_)))).count();
-    assert!(!plan.steady_ps || (rewinds, lives) == (0, 1), "no ps was lost, and the job was rewound");
-    let told = |words: &str| {
-        let warnings = seen.events.iter().filter_map(|event| match &event.kind {
-            Some(Kind::Warning(warning)) => Some(&warning.message),
-            _ => None,
-        });
-        warnings.filter(|message| message.contains(words)).count() as u64
-    };
+    assert!(
+        !plan.steady_ps || (rewinds(&seen.events), lives) == (0, 1),
+        "no ps was lost, and the job was rewound"
+    );
+    let told = |words: &str| warnings(&seen.events).filter(|message| message.contains(words)).count() as u64;
+    let ended_early = status.leases_expired;
+    assert!(!plan.calm || ended_early == 0, "{ended_early} leases were taken from workers that all lived");
+    checks::add("classes told to stand by", told("stand by, because their results"));
+    checks::add("large models", u64::from(plan.large));
     checks::add(
         "rewinds",
         told("training starts again from version 0") + told("training goes on from the checkpoint"),
@@ -276,13 +313,37 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         assert!(measured <= lives * evaluations.len(), "{measured} times measured in {lives} lives");
     }
     if plan.is_canonical() {
-        let versions = serial::train(job, &data, plan.records);
+        let train = |class: &str| serial::train(job, &data, plan, class);
+        let versions = train(class_of(status));
         check_bits(versions.last().expect("version 0"), &seen.model);
+        for Published { manifest, weights } in &seen.published {
+            let [Since { numerics, .. }] = manifest.numerics.as_slice() else {
+                panic!("of several classes: {:?}", manifest.numerics);
+            };
+            let version = manifest.version.get() as usize;
+            // Before everything was lost another class may have begun.
+            let same = match numerics.class == class_of(status) {
+                true => &versions[version] == weights,
+                false => &train(&numerics.class)[version] == weights,
+            };
+            assert!(same, "the published version {version} has other bits than the serial loop");
+            checks::count("published checkpoints with the bits of the serial loop");
+        }
         for (version, loss) in evaluations {
             let expected = f64::from(versions[version as usize][1].as_f32().unwrap()[0]);
             assert!((loss - expected).abs() <= 1e-9, "version {version}: loss {loss}, serial {expected}");
         }
     }
+}
+
+/// The numerics class that trained a job in canonical order.
+fn class_of(status: &proto::pb::JobStatus) -> &str {
+    let [since] = status.numerics.as_slice() else { panic!("one class, found {:?}", status.numerics) };
+    &since.numerics.as_ref().expect("a class").class
+}
+
+fn rewinds(events: &[proto::pb::Event]) -> usize {
+    events.iter().filter(|event| matches!(event.kind, Some(Kind::Rewind(_)))).count()
 }
 
 /// A model file has the bits of the serial loop.
@@ -296,9 +357,10 @@ fn check_bits(serial: &[Values], model: &[u8]) {
 
 /// The job of the other user, which trains in canonical order.
 fn check_beside(plan: &Plan, beside: Option<&JobSpec>, folder: &Path, seen: &Seen) {
-    let (Some(job), Some((status, model))) = (beside, &seen.beside) else { return };
+    let (Some(job), Some((status, model, events))) = (beside, &seen.beside) else { return };
     assert_eq!(status.state(), proto::pb::JobState::Succeeded, "{}", status.reason);
     let data = Dataset::open(job, DataSet::Train, Some(folder)).expect("the data can be read");
-    check_bits(serial::train(job, &data, plan.records).last().expect("version 0"), model);
+    check_bits(serial::train(job, &data, plan, class_of(status)).last().expect("version 0"), model);
+    assert!(!plan.steady_ps || rewinds(events) == 0, "no ps was lost, and the job beside was rewound");
     checks::count("jobs beside the first");
 }

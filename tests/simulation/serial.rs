@@ -12,13 +12,14 @@ use proto::tree::Node;
 use ps::optim::Update;
 
 use crate::model::Oracle;
+use crate::plan::Plan;
 
-/// Every version of the weights of a canonical job with the oracle model.
-pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Values>> {
+/// Every version of the weights of a canonical job with the oracle model, as workers of a numerics class compute it.
+pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
     let optimizer = ps::optim::Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
-    let mut model = Oracle::new(records as usize);
+    let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), class);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
     let slot =
         |len| (0..optimizer.slots()).map(move |slot| vec![optimizer.slot_initial(slot); len]).collect();
@@ -62,8 +63,8 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, records: u64) -> Vec<Vec<Val
     versions
 }
 
-/// The update of each parameter, with the norms over the whole model when it needs them. Every tensor is one chunk, and parameters come
-/// first.
+/// The update of each parameter, with the norms over the whole model when it needs them. Then every tensor is one chunk, and parameters
+/// come first.
 fn with_norms(
     model: &Oracle,
     update: Update,

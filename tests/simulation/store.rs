@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ebbflow::random::Keyed;
+use ebbflow::tensor::Values;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
@@ -19,8 +20,9 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
-use proto::checkpoint::file::DataFile;
+use proto::checkpoint::file::{self, DataFile};
 use proto::checkpoint::found::Found;
+use proto::checkpoint::manifest::Manifest;
 use proto::checkpoint::store::Stores;
 use proto::checkpoint::{MANIFEST, folder_name};
 use proto::ids::PartitionId;
@@ -35,7 +37,20 @@ pub(crate) struct Disk {
     pub(crate) files: Arc<InMemory>,
     /// Files may be damaged.
     rots: bool,
+    /// No ps writes to this one.
+    apart: bool,
+    /// Checkpoints that are kept.
+    keep: u64,
+    /// Every checkpoint that was ever published, as it was then; where nothing rots.
+    published: Arc<Mutex<Vec<Published>>>,
     state: Arc<Mutex<State>>,
+}
+
+/// A checkpoint when its manifest was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) manifest: Manifest,
+    pub(crate) weights: Vec<Values>,
 }
 
 struct State {
@@ -71,7 +86,14 @@ impl Disk {
             full: false,
             away: false,
         };
-        Self { files: Arc::default(), rots: plan.rot > 0.0, state: Arc::new(Mutex::new(state)) }
+        Self {
+            files: Arc::default(),
+            rots: plan.rot > 0.0,
+            apart: plan.apart,
+            keep: plan.saves.map_or(0, |saves| saves.keep),
+            published: Arc::default(),
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 
     /// From now on there is no room, or again.
@@ -117,6 +139,40 @@ impl Disk {
             }
             checks::count("published checkpoints read whole");
         }
+    }
+
+    /// What was ever published. Nothing is afterwards.
+    pub(crate) fn take_published(&self) -> Vec<Published> {
+        std::mem::take(&mut self.published.lock().unwrap())
+    }
+
+    /// A manifest was written: what it names is there and whole, or it should not have been written.
+    fn publish(&self, path: &Path) {
+        assert!(!self.apart, "{path} was published, and no ps writes to this store");
+        if self.rots {
+            return;
+        }
+        self.check_manifests();
+        let job = Stores::only(self.files.clone()).open(CHECKPOINTS).expect("a folder").below(JOB);
+        let found = Found::look(&job).now_or_never().expect("at once").expect("it can be read");
+        let written =
+            found.manifests.into_iter().find(|(version, _)| path.as_ref().contains(&folder_name(*version)));
+        let (version, manifest) = written.expect("it was written just now");
+        let folder = job.below(&folder_name(version));
+        let weights =
+            file::weights(&folder, &manifest).now_or_never().expect("at once").expect("it is whole");
+        self.published.lock().unwrap().push(Published { manifest, weights });
+    }
+
+    /// A manifest was removed: there are as many as shall be kept without it.
+    fn check_kept(&self) {
+        let files = self.files.list(None).try_collect::<Vec<_>>().now_or_never().expect("at once").unwrap();
+        let left = files.iter().filter(|file| file.location.filename() == Some(MANIFEST)).count();
+        assert!(
+            self.rots || left as u64 >= self.keep,
+            "{left} checkpoints are left, of {} to be kept",
+            self.keep
+        );
     }
 
     /// Half of the time that a call takes.
@@ -171,8 +227,8 @@ impl Disk {
             self.writes()?;
         }
         let put = self.files.put_opts(path, payload, options).await?;
-        if path.filename() == Some(MANIFEST) && !self.rots {
-            self.check_manifests();
+        if path.filename() == Some(MANIFEST) {
+            self.publish(path);
         }
         self.wait().await;
         match write {
@@ -236,7 +292,12 @@ impl ObjectStore for Disk {
             async move {
                 disk.wait().await;
                 disk.reached()?;
-                disk.files.delete(&path).await.map(|()| path)
+                let was_there = disk.files.head(&path).await.is_ok();
+                disk.files.delete(&path).await?;
+                if was_there && path.filename() == Some(MANIFEST) {
+                    disk.check_kept();
+                }
+                Ok(path)
             }
         });
         deleted.boxed()

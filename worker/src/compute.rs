@@ -3,11 +3,11 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 
+use crate::config::Inline;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::weights::Weights;
@@ -45,28 +45,19 @@ pub(crate) enum Compute {
         dead: Arc<AtomicBool>,
     },
     /// On the caller's: for simulations.
-    Inline {
-        loaded: Arc<Mutex<Loaded>>,
-        /// How long a call takes.
-        takes: Duration,
-    },
+    Inline { loaded: Arc<Mutex<Loaded>>, how: Inline },
 }
 
 impl Compute {
-    /// Builds the model where it will live: on the caller's thread if `inline` says how long each call takes there. `kept` lives as long
-    /// as the model.
-    pub(crate) async fn start<F>(
-        inline: Option<Duration>,
-        kept: impl Send + 'static,
-        build: F,
-    ) -> Result<Self>
+    /// Builds the model where it will live: on the caller's thread if `inline` says how. `kept` lives as long as the model.
+    pub(crate) async fn start<F>(inline: Option<&Inline>, kept: impl Send + 'static, build: F) -> Result<Self>
     where
         F: FnOnce() -> Result<Box<dyn Model>> + Send + 'static,
     {
-        if let Some(takes) = inline {
+        if let Some(how) = inline.cloned() {
             let loaded = Loaded { model: build()?, weights: None, _kept: Box::new(kept) };
             let loaded = Arc::new(Mutex::new(loaded));
-            return Ok(Self::Inline { loaded, takes });
+            return Ok(Self::Inline { loaded, how });
         }
         let (calls, queue) = mpsc::channel::<Call>();
         let (ready_tx, ready) = oneshot::channel();
@@ -95,9 +86,16 @@ impl Compute {
         F: FnOnce(&mut Loaded) -> Result<T> + Send + 'static,
     {
         match self {
-            Self::Inline { loaded, takes } => {
-                tokio::time::sleep(*takes).await;
-                call(&mut loaded.lock().unwrap_or_else(PoisonError::into_inner))
+            Self::Inline { loaded, how } => {
+                // As on a thread: one call after the other, and a call that nobody waits for any more goes on.
+                let (loaded, how) = (loaded.clone(), how.clone());
+                let calling = tokio::spawn(async move {
+                    let mut loaded = loaded.lock().await;
+                    tokio::time::sleep(how.takes).await;
+                    how.hang().await;
+                    call(&mut loaded)
+                });
+                calling.await.map_err(|_| gone("it panicked"))?
             }
             Self::Thread { calls, dead } => {
                 let (done, answer) = oneshot::channel();

@@ -1,8 +1,11 @@
 //! What a worker can be told.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use proto::numerics::Numerics;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Choice;
@@ -33,9 +36,40 @@ pub struct Options {
     pub pushes_in_flight_max: usize,
     /// Folder whose file system takes files that come with a job; they have no name there. Default: the system's temporary folder.
     pub scratch: PathBuf,
-    /// Compute and read in the thread that serves the network; each call of the model then takes this long by tokio's clock.
-    /// For simulations, which run in one thread. Default: on threads of their own.
-    pub inline: Option<Duration>,
+    /// Compute and read in the thread that serves the network: for simulations, which run in one thread. Default: on threads of their
+    /// own.
+    #[serde(skip)]
+    pub inline: Option<Inline>,
+}
+
+/// How a worker computes and reads in a simulation.
+#[derive(Clone, Debug, Default)]
+pub struct Inline {
+    /// How long each call of the model takes, by tokio's clock.
+    pub takes: Duration,
+    /// The numerics class that it says its results are of. Default: that of the engine.
+    pub numerics: Option<Numerics>,
+    /// While it is set no call of the model ends, and no reading of a file.
+    pub hangs: Arc<AtomicBool>,
+}
+
+impl PartialEq for Inline {
+    fn eq(&self, other: &Self) -> bool {
+        (self.takes, &self.numerics) == (other.takes, &other.numerics)
+            && Arc::ptr_eq(&self.hangs, &other.hangs)
+    }
+}
+
+impl Inline {
+    /// Between two looks at whether it still hangs.
+    const LOOK: Duration = Duration::from_millis(100);
+
+    /// Ends when it does not hang.
+    pub(crate) async fn hang(&self) {
+        while self.hangs.load(Ordering::Relaxed) {
+            tokio::time::sleep(Self::LOOK).await;
+        }
+    }
 }
 
 impl Default for Options {

@@ -211,19 +211,20 @@ impl Fetcher {
     ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, crate::data::Batch)>> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
         let ids = (next.get()..end.get()).map(MicrobatchId);
-        if self.options.inline.is_none() {
-            self.readers.spawn_blocking(move || {
+        if let Some(inline) = self.options.inline.clone() {
+            self.readers.spawn(async move {
                 for id in ids {
-                    // An error here means that the lease is over.
-                    if batches_tx.blocking_send(job.read(id)).is_err() {
+                    inline.hang().await;
+                    if batches_tx.send(job.read(id)).await.is_err() {
                         return;
                     }
                 }
             });
         } else {
-            self.readers.spawn(async move {
+            self.readers.spawn_blocking(move || {
                 for id in ids {
-                    if batches_tx.send(job.read(id)).await.is_err() {
+                    // An error here means that the lease is over.
+                    if batches_tx.blocking_send(job.read(id)).is_err() {
                         return;
                     }
                 }

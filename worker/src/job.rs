@@ -16,7 +16,7 @@ use proto::spec::{Consistency, DataSet, JobSpec, Shuffle};
 
 use crate::artifact::Artifact;
 use crate::compute::Compute;
-use crate::config::Options;
+use crate::config::{Inline, Options};
 use crate::data::{Batch, Dataset};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -105,7 +105,7 @@ impl Job {
             Ok(model)
         };
         // The model may read them again, and may outlive the job by one call.
-        let compute = Compute::start(options.inline, files.clone(), build).await?;
+        let compute = Compute::start(options.inline.as_ref(), files.clone(), build).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let job = Self {
@@ -182,16 +182,21 @@ pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
 }
 
 /// Runs `read` where it may block.
-pub(crate) async fn blocking<T, F>(threaded: bool, read: F) -> Result<T>
+pub(crate) async fn blocking<T, F>(inline: Option<&Inline>, read: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    if !threaded {
-        return read();
-    }
     let panicked = |error| Error::Engine { what: "a reading thread".to_owned(), reason: format!("{error}") };
-    tokio::task::spawn_blocking(read).await.map_err(panicked)?
+    let reading = match inline.cloned() {
+        None => tokio::task::spawn_blocking(read),
+        // A task: it goes on when nobody waits for it any more, as a thread would.
+        Some(inline) => tokio::spawn(async move {
+            inline.hang().await;
+            read()
+        }),
+    };
+    reading.await.map_err(panicked)?
 }
 
 /// Whether this worker's files have as many records as when the job was indexed: the record order depends on them.
@@ -212,7 +217,7 @@ async fn open_data(
 ) -> Result<Arc<Dataset>> {
     let (spec, root, progress) = (spec.clone(), options.data_root.clone(), progress.clone());
     let open = move || Dataset::open_saying(&spec, set, root.as_deref(), &progress);
-    blocking(options.inline.is_none(), open).await
+    blocking(options.inline.as_ref(), open).await
 }
 
 async fn download(

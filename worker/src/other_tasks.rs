@@ -10,7 +10,7 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::spec::{DataSet, JobSpec};
 
-use crate::config::Options;
+use crate::config::{Inline, Options};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::export;
@@ -28,7 +28,7 @@ pub(crate) struct Index {
     set: DataSet,
     file: usize,
     root: Option<PathBuf>,
-    threaded: bool,
+    inline: Option<Inline>,
 }
 
 impl Index {
@@ -49,15 +49,15 @@ impl Index {
             set,
             file,
             root: options.data_root.clone(),
-            threaded: options.inline.is_none(),
+            inline: options.inline.clone(),
         })
     }
 
     pub(crate) async fn run(self, progress: Progress) -> Result<Report> {
-        let threaded = self.threaded;
+        let inline = self.inline.clone();
         let index =
             move || data::index_saying(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
-        let indexed = blocking(threaded, index).await?;
+        let indexed = blocking(inline.as_ref(), index).await?;
         Ok(Report::Indexed(pb::Indexed {
             records: indexed.records,
             shape: indexed.shape.iter().map(|&size| size as u64).collect(),

@@ -75,7 +75,10 @@ pub async fn run(
     let device = options.device.resolve(engine::cuda_devices())?;
     // Some threads of the process may compute it for a while; nobody waits for this worker yet.
     let threads = options.threads;
-    let numerics = job::blocking(options.inline.is_none(), move || engine::numerics(device, threads)).await?;
+    let numerics = match options.inline.as_ref().and_then(|inline| inline.numerics.clone()) {
+        Some(numerics) => numerics,
+        None => job::blocking(options.inline.as_ref(), move || engine::numerics(device, threads)).await?,
+    };
     tracing::info!(%numerics, "numerics class");
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
     let masters = Failover::new(&dialer, master_url, Purpose::Control).map_err(unreachable)?;

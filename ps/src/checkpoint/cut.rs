@@ -8,7 +8,6 @@ use proto::checkpoint::{ALIGNED, AppliedSteps, file_name, file_stem};
 use proto::ids::{PartitionId, Version};
 use proto::placement::Layout;
 
-use super::INLINE_BYTES_MAX;
 use crate::chunk::Slots;
 use crate::model::Weights;
 use crate::pool::Buffer;
@@ -101,11 +100,11 @@ impl Cut {
         Header { crc32c: crc32c::crc32c(&bytes), bytes, partition }
     }
 
-    /// Works out the checksums of the values.
-    pub(crate) async fn checksums(self: &Arc<Self>) -> Vec<u32> {
+    /// Works out the checksums of the values: here, unless these are more than `inline_bytes_max`.
+    pub(crate) async fn checksums(self: &Arc<Self>, inline_bytes_max: usize) -> Vec<u32> {
         let cut = self.clone();
         let work = move || cut.values.iter().map(|values| crc32c::crc32c(values.bytes())).collect();
-        if self.header.data_bytes() <= INLINE_BYTES_MAX {
+        if self.header.data_bytes() <= inline_bytes_max as u64 {
             return work();
         }
         let working = tokio::task::spawn_blocking(work);

@@ -16,7 +16,12 @@ use super::cut::{Cut, Header};
 const PARTS_MAX: usize = 4;
 
 /// Writes the file of a cut. When this fails there is no file under its name.
-pub(super) async fn write(folder: &Folder, cut: &Arc<Cut>, bandwidth: Option<u64>) -> Result<Header> {
+pub(super) async fn write(
+    folder: &Folder,
+    cut: &Arc<Cut>,
+    bandwidth: Option<u64>,
+    inline_bytes_max: usize,
+) -> Result<Header> {
     let mut pace = Pace { begin: Instant::now(), bytes: 0, bandwidth };
     if let Some(mut file) = folder.on_disk(&cut.file_stem(), cut.header_bytes())? {
         let mut checksums = Vec::new();
@@ -30,7 +35,7 @@ pub(super) async fn write(folder: &Folder, cut: &Arc<Cut>, bandwidth: Option<u64
         file.finish(&header.file_name(), header.bytes()).await?;
         return Ok(header);
     }
-    let header = cut.header(&cut.checksums().await);
+    let header = cut.header(&cut.checksums(inline_bytes_max).await);
     let mut upload = folder.upload(&header.file_name()).await?;
     for piece in std::iter::once(header.bytes().clone()).chain(cut.values()) {
         let bytes = piece.len();

@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::update::Begun;
 use super::{BreaksByPanic, Model, Opening};
 use crate::error::{Error, Result};
-use crate::handle::{INLINE_BYTES_MAX, asks_others};
+use crate::handle::asks_others;
 use crate::optim::Update;
 use crate::optim::norm::Squares;
 use crate::parallel;
@@ -157,7 +157,7 @@ impl Model {
                 () = ended.cancelled() => return,
                 measured = model.ask_all(begun.step, own) => measured,
             };
-            let inline = model.bytes <= INLINE_BYTES_MAX;
+            let inline = model.is_inline();
             let go_on = move || {
                 let _breaks = BreaksByPanic(&model);
                 let updates = model.with_norms(&update, measured);

@@ -99,7 +99,7 @@ impl Model {
         state.ledger.apply(step);
         state.aggregator.forget(step);
         self.count_held(&mut state);
-        checks::applied(self.opening.address, step, version.next());
+        checks::applied(self.opening.address, step, version.next(), state.versions.len());
         let cut = self.maybe_cut(&state);
         state.updates += 1;
         let reserves = state.updates == self.settled_after;
