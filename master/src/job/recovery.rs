@@ -14,7 +14,7 @@
 use proto::ids::{IncarnationId, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
-use proto::spec::Order;
+use proto::spec::{Consistency, Order};
 use proto::status::Failure;
 
 use super::ending::{Salvage, failed};
@@ -200,6 +200,10 @@ impl Job {
             self.phase = Phase::Asking;
             return self.on_asked(now, Ok(ledgers));
         }
+        if !self.is_exported() && !self.are_together(&ledgers) {
+            let why = "a ps lost its part of the model before the journal knew that there was one";
+            return self.begin_again(now, why);
+        }
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let before = self.training.take();
@@ -222,6 +226,17 @@ impl Job {
         self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);
+    }
+
+    /// Whether no partition lacks more steps than others may have of a version that all of them still keep. A master that was started again
+    /// may not know that a partition was begun, and have it begun again in the same era while the others had trained.
+    fn are_together(&self, ledgers: &[pb::PartitionLedger]) -> bool {
+        let Consistency { order: Order::Canonical, delay } = self.spec.consistency.resolve() else {
+            return true;
+        };
+        let steps = || ledgers.iter().map(|ledger| ledger.watermark);
+        let behind = steps().max().unwrap_or(0) - steps().min().unwrap_or(0);
+        behind <= u64::from(delay.unwrap_or(0)) + 1
     }
 
     /// In canonical order training goes back to this version, so its steps are told again.

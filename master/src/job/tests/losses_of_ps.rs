@@ -166,6 +166,19 @@ fn a_ps_that_is_lost_again_while_it_is_replaced_begins_the_same_again() {
 }
 
 #[test]
+fn a_part_that_was_begun_anew_beside_trained_ones_begins_all_of_them_anew() {
+    let mut world = on_two("", 1);
+    world.restart("q");
+    world.initialize_again();
+    // As after a restart of the master that did not know of the training.
+    world.survey(&[3, 0]);
+    assert!(world.warned("a ps lost its part of the model before the journal knew"));
+    assert_eq!(world.initialize_again(), (2, vec!["p".into(), "q".into()]));
+    world.survey(&[1, 0]);
+    assert_eq!(world.state(), JobState::Running, "one step behind is nothing: {}", world.reason());
+}
+
+#[test]
 fn ps_are_asked_until_all_partitions_are_there() {
     let mut world = on_two("", 1);
     world.restart("q");
