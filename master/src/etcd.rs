@@ -14,7 +14,7 @@ mod election;
 mod pieces;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use self::client::Client;
 pub(crate) use self::election::{Election, Leadership};

@@ -370,22 +370,27 @@ impl Shared {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let shared = self.clone();
         let speaking = async move {
-            // A journal that can no longer be written must not keep all this in memory.
-            tokio::select! {
-                biased;
-                () = shared.stopping.cancelled() => return,
-                () = shared.journal.durable(written) => {}
-            }
-            if !shared.leads() {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = shared.stopping.cancelled() => {}
-                () = shared.speak(job, effect) => {}
-            }
+            shared.speak_when_durable(job, effect, written).await;
         };
         runtime.spawn(speaking.instrument(tracing::info_span!("job", id = %job)));
+    }
+
+    /// Speaks once what the effect follows from is durable. Says nothing, and answers `false`, if this master stops or no longer leads.
+    async fn speak_when_durable(self: &Arc<Self>, job: JobId, effect: Effect, written: Mark) -> bool {
+        // A journal that can no longer be written must not keep all this in memory.
+        tokio::select! {
+            biased;
+            () = self.stopping.cancelled() => return false,
+            () = self.journal.durable(written) => {}
+        }
+        if !self.leads() {
+            return false;
+        }
+        tokio::select! {
+            biased;
+            () = self.stopping.cancelled() => false,
+            () = self.speak(job, effect) => true,
+        }
     }
 
     /// Speaks to ps and brings the job their answer.
@@ -512,6 +517,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::etcd::tests::{client, elected, server::Etcd};
     use crate::journal::StoreError;
 
     async fn open(folder: &Path) -> Master {
@@ -595,6 +601,21 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(60), freed).await.expect("somebody holds it");
+    }
+
+    #[tokio::test]
+    async fn a_master_that_no_longer_leads_says_nothing_to_a_ps() {
+        let Some(etcd) = Etcd::start() else { return };
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = Options { data_dir: folder.path().to_owned(), ..Options::default() };
+        let leadership = elected(&etcd, "http://a:1").await;
+        let store = Arc::new(EtcdStore::new(client(&etcd), leadership.clone()));
+        let master = Master::elected(options, Stores::default(), Dialer::tcp(), store, leadership.clone());
+        let shared = master.await.expect("elected").shared;
+        let (nobody, durable) = (Effect::Finish(Vec::new()), shared.journal.newest());
+        assert!(shared.speak_when_durable(JobId(1), nobody.clone(), durable).await, "it leads");
+        leadership.lose("a test takes the lead away");
+        assert!(!shared.speak_when_durable(JobId(1), nobody, durable).await, "another may lead");
     }
 
     const JOB: &str = r#"

@@ -13,7 +13,7 @@ use crate::journal::{Batch, Store as _};
 
 #[expect(unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../../tests/harness/etcd.rs"]
-pub(super) mod server;
+pub(crate) mod server;
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../../tests/harness/skip.rs"]
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Of leases that do not end by time while a test runs.
 const LONG: Duration = Duration::from_secs(600);
 
-pub(super) fn client(etcd: &Etcd) -> Client {
+pub(crate) fn client(etcd: &Etcd) -> Client {
     Client::new(&Dialer::tcp(), &etcd.url, "test/", PATIENCE).expect("a URL")
 }
 
@@ -40,7 +40,7 @@ fn election(etcd: &Etcd, url: &str, ttl: Duration) -> Election {
 }
 
 /// A leader whose lease lasts until it is ended.
-pub(super) async fn elected(etcd: &Etcd, url: &str) -> Arc<Leadership> {
+pub(crate) async fn elected(etcd: &Etcd, url: &str) -> Arc<Leadership> {
     elected_for(LONG, etcd, url).await
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
+use proto::checkpoint::location::Location;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
 use proto::pb;
@@ -247,8 +248,8 @@ impl Job {
 
     /// Whether its checkpoints would mix with those of a job of this specification.
     pub(crate) fn saves_like(&self, spec: &JobSpec) -> bool {
-        let url = |spec: &JobSpec| spec.checkpoint.as_ref().map(|checkpoint| checkpoint.url.clone());
-        self.spec.name == spec.name && url(&self.spec).is_some_and(|ours| url(spec) == Some(ours))
+        let place = |spec: &JobSpec| Location::of(&spec.checkpoint.as_ref()?.url).ok();
+        self.spec.name == spec.name && place(&self.spec).is_some_and(|ours| place(spec) == Some(ours))
     }
 
     // What partitions report.

@@ -171,6 +171,21 @@ async fn a_job_has_its_checkpoints_where_the_master_allows_them_or_is_refused() 
 }
 
 #[tokio::test]
+async fn two_jobs_do_not_save_at_one_place_however_it_is_written() {
+    let (cluster, folder) = (Cluster::start().await, tempfile::tempdir().expect("a folder"));
+    let spec = saving(folder.path());
+    cluster.submit(&spec, &[]).await.expect("the first");
+    let path = folder.path().display();
+    for url in [path.to_string(), format!("{path}/"), format!("file://{path}"), format!("file://{path}/a/..")]
+    {
+        let mut spec = spec.clone();
+        spec.checkpoint.as_mut().expect("it saves").url = url.clone();
+        let failure = cluster.submit(&spec, &[]).await.expect_err(&url);
+        assert!(failure.message.contains("at the same place under the same name"), "{url}: {failure}");
+    }
+}
+
+#[tokio::test]
 async fn a_job_is_not_called_like_the_folder_it_lies_in_or_the_one_above() {
     let cluster = Cluster::start().await;
     for name in [".", "..", "..."] {
