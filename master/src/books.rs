@@ -293,6 +293,11 @@ impl Books {
         for change in self.fleet.expire(now.since_start) {
             self.on_change(now, change);
         }
+        let held = self.live_jobs().flat_map(|job| job.hangs(now)).map(|hang| hang.worker);
+        let left = self.lingering.iter();
+        let left = left.filter(|(_, all)| all.iter().any(|lingering| self.still_hangs(now, lingering)));
+        let hanging = held.chain(left.map(|(&worker, _)| worker)).chain(self.hung.iter().copied()).collect();
+        self.fleet.set_hanging(hanging);
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             job.on_tick(now, &self.fleet);
             // Whether a slow worker may have work depends on the time.
@@ -375,6 +380,10 @@ impl Books {
             let of_job = request.leases.iter().filter(|said| good.contains(&LeaseId(said.lease)));
             of_job.for_each(|said| job.progress(now, incarnation, said));
             lost.retain(|lease| !good.contains(lease));
+        }
+        // It has become free for work that goes before.
+        if request.leases.iter().any(|said| said.phase() == pb::Phase::WaitingForRoom) {
+            self.news_for.push(incarnation);
         }
         let lingering = request.lingering.iter().take(LINGERING_MAX);
         let lingering: Vec<_> =

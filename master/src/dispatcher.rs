@@ -14,6 +14,11 @@
 //!
 //! Nobody waits in a circle: whoever asks gets the oldest work that there is, and a worker that holds as much as it may
 //! still gets what is of an earlier step than all that it holds. Only who would keep all others waiting gets none, see `pace`.
+//!
+//! A ps with little room takes only what its oldest step lacks first. A worker whose gradients it refuses waits for that, so it is *free
+//! for what goes before*: it gets every run that begins before all that it holds, returned or as a copy. It gets no copy of later ones,
+//! which would wait as well. So the first microbatch that a step lacks always finds somebody who computes it, also when its holder hangs
+//! or has died and all others wait for room. To take their leases back would not do: they would compute the same ones again.
 
 mod pace;
 
@@ -162,7 +167,7 @@ impl Dispatcher {
         let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
         let candidate = returned.clone().unwrap_or(self.next..self.end);
         let first = candidate.start;
-        if candidate.is_empty() || !self.may_hold(worker, self.step_at(first), held_elsewhere) {
+        if candidate.is_empty() || !self.may_hold(worker, first, held_elsewhere) {
             return None;
         }
         self.speeds.asked(now, worker, self.held_by(worker).is_empty());
@@ -222,12 +227,16 @@ impl Dispatcher {
         {
             return Err(known.until);
         }
-        let permitted =
-            self.runs.keys().filter(|&&first| self.may_hold(worker, self.step_at(first), held_elsewhere));
+        let before = self.waits_for_room(worker);
+        let permitted = self.runs.keys().filter(|&&first| {
+            self.may_hold(worker, first, held_elsewhere) && before.is_none_or(|before| first < before)
+        });
         let copies = permitted.filter_map(|&first| Some((self.copy_pays(now, worker, first)?, first)));
         let copies: Vec<_> = copies.collect();
         let paying = copies.iter().filter(|((from, _), _)| *from <= now);
-        match paying.max_by_key(|((_, rest), first)| (*rest, Reverse(*first))) {
+        // Room comes with the first of them.
+        let rests = |rest| before.map_or(rest, |_| Duration::ZERO);
+        match paying.max_by_key(|((_, rest), first)| (rests(*rest), Reverse(*first))) {
             Some(&(_, first)) => Ok(self.grant(now, ids, worker, first)),
             None => {
                 let until = copies.into_iter().map(|((from, _), _)| from).min();
@@ -441,11 +450,27 @@ impl Dispatcher {
     }
 
     /// A worker may hold little, so that the others find work too; but what is of an earlier step than everything that it
-    /// holds, its own leases may be waiting for.
-    fn may_hold(&self, worker: IncarnationId, step: Step, held_elsewhere: usize) -> bool {
+    /// holds, its own leases may be waiting for. When they wait for room on a ps, that is also so within a step.
+    fn may_hold(&self, worker: IncarnationId, first: u64, held_elsewhere: usize) -> bool {
         let held = self.held_by(worker);
         let Some(&lowest) = held.first() else { return held_elsewhere < HELD_MAX };
-        held.len() + held_elsewhere < HELD_MAX || step < self.step_at(lowest)
+        held.len() + held_elsewhere < HELD_MAX
+            || self.step_at(first) < self.step_at(lowest)
+            || self.waits_for_room(worker).is_some_and(|before| first < before)
+    }
+
+    /// The first microbatch that a worker holds, when it waits for room on a ps: with all that it holds and could compute, but for what
+    /// stands behind that in its own queue.
+    fn waits_for_room(&self, worker: IncarnationId) -> Option<u64> {
+        let held = self.held_by(worker);
+        let runs = || held.iter().map(|first| &self.runs[first]);
+        let in_phase = |run: &Run, phase| {
+            let mut own = run.holders.iter().filter(|grant| grant.worker == worker);
+            own.any(|grant| grant.progress.phase == phase)
+        };
+        let waits = |run: &Run| in_phase(run, pb::Phase::WaitingForRoom);
+        let works = |run: &Run| run.ready.is_some() && !waits(run) && !in_phase(run, pb::Phase::Queued);
+        held.first().copied().filter(|_| runs().any(waits) && !runs().any(works))
     }
 
     /// How many microbatches of `candidate`, from its first on, make one lease of at most `share`.

@@ -255,7 +255,7 @@ impl Job {
 
     /// The fleet changed, or may have, or time has passed.
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
-        self.crew.choose(fleet.workers(), self.needs_fleet());
+        self.crew.choose(fleet.workers(), |worker| fleet.hangs(worker), self.needs_fleet());
         self.maybe_decide_class();
         self.tell_strangers(now);
         self.watch_ps(now, fleet);

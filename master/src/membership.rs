@@ -4,7 +4,7 @@
 //! registration is a new incarnation; whoever is gone stays gone under the old one and comes back under the next. A ps is
 //! known by its name across restarts, so two live ps never share one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +103,8 @@ pub(crate) struct Membership {
     /// Silence after which a process counts as gone.
     deadline: Duration,
     members_max: usize,
+    /// Who lives and does not get on with something, as of the last tick.
+    hanging: BTreeSet<IncarnationId>,
 }
 
 impl Membership {
@@ -114,6 +116,7 @@ impl Membership {
             next_stream: 0,
             deadline,
             members_max,
+            hanging: BTreeSet::new(),
         }
     }
 
@@ -229,6 +232,16 @@ impl Membership {
     pub(crate) fn workers(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
         let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
+    }
+
+    /// These workers, and no others, do not get on with something.
+    pub(crate) fn set_hanging(&mut self, workers: BTreeSet<IncarnationId>) {
+        self.hanging = workers;
+    }
+
+    /// Whether a worker does not get on with something.
+    pub(crate) fn hangs(&self, worker: IncarnationId) -> bool {
+        self.hanging.contains(&worker)
     }
 
     /// Live workers, draining ones included.

@@ -7,6 +7,7 @@
 //! | phase | limit |
 //! | --- | --- |
 //! | computing, where it is known what a microbatch takes | 16 of them, but at least 30 s or `limits.stall` if that is less |
+//! | waiting for room on a ps | `limits.stall`, but at least 4 s: each refusal is progress, and a push is repeated every 2 s |
 //! | every other | `limits.stall` |
 
 use std::fmt;
@@ -20,6 +21,9 @@ const MICROBATCHES: u32 = 16;
 
 /// No computation hangs sooner, unless the job says so.
 const COMPUTING_MIN: Duration = Duration::from_secs(30);
+
+/// Who waits for room hangs after this long at the soonest: twice the longest wait between two pushes.
+const ROOM_MIN: Duration = Duration::from_secs(4);
 
 /// Longest name of a file or place that is kept, in characters.
 const WHAT_MAX: usize = 256;
@@ -75,6 +79,7 @@ impl Progress {
             (pb::Phase::Computing, Some(known)) => {
                 known.saturating_mul(MICROBATCHES).max(COMPUTING_MIN.min(stall))
             }
+            (pb::Phase::WaitingForRoom, _) => stall.max(ROOM_MIN),
             _ => stall,
         };
         self.since + limit
@@ -131,5 +136,9 @@ mod tests {
         assert_eq!(from(Some(SECOND / 10), 300 * SECOND), 30 * SECOND);
         assert_eq!(from(Some(SECOND / 10), 2 * SECOND), 2 * SECOND);
         assert_eq!(from(Some(60 * SECOND), 300 * SECOND), 960 * SECOND);
+        // A push that is refused is repeated every two seconds.
+        progress.hear(Duration::ZERO, &said(pb::Phase::WaitingForRoom, 0));
+        let from = |stall| progress.hangs_from(None, stall);
+        assert_eq!((from(SECOND), from(300 * SECOND)), (4 * SECOND, 300 * SECOND));
     }
 }

@@ -367,6 +367,7 @@ impl pb::Phase {
             Self::Computing => "computing",
             Self::Pushing => "pushing",
             Self::Retrying => "retrying",
+            Self::WaitingForRoom => "waiting_for_room",
         }
     }
 
@@ -382,6 +383,7 @@ impl pb::Phase {
             Self::Computing => "computing",
             Self::Pushing => "pushing",
             Self::Retrying => "trying again to",
+            Self::WaitingForRoom => "waiting for room, to",
         }
     }
 }

@@ -468,12 +468,14 @@ impl Model {
         self.metrics.push_bytes_held.sub(std::mem::replace(&mut state.held_bytes, held_bytes));
     }
 
-    /// Whether a push brings what its oldest step lacks first: it is taken also when there is much that waits, which ends that way.
+    /// Whether a push brings what its oldest step lacks first: it is taken also when there is much that waits, which ends that way. So is what
+    /// is here already, which leaves nothing in memory and lets its sender go on to what is lacking.
     pub(crate) fn is_needed_first(&self, target: Target) -> bool {
         let Target::Node { node, .. } = target else { return true };
         let state = self.state();
         let oldest = state.ledger.watermark();
-        node.step <= oldest && node.node.begin <= state.aggregator.first_missing(oldest)
+        node.step < oldest
+            || (node.step == oldest && node.node.begin <= state.aggregator.first_missing(oldest))
     }
 
     /// A version is pulled: whether its memory may be held for that.

@@ -32,7 +32,7 @@ pub struct Options {
     pub drain: Duration,
     /// Microbatches read ahead of the one that is computed. Default 4.
     pub prefetch: usize,
-    /// Nodes of the reduction tree that may be on their way to the ps at once. Default 4.
+    /// Nodes of the reduction tree that may be on their way to the ps at once; one that goes before all others may always. Default 4.
     pub pushes_in_flight_max: usize,
     /// Folder whose file system takes files that come with a job; they have no name there. Default: the system's temporary folder.
     pub scratch: PathBuf,

@@ -199,7 +199,7 @@ impl Fetcher {
         }
         let batches = self.read_ahead(job.clone(), next, end);
         let (era, reports, pushes, began) = (Era(task.era), Vec::new(), JoinSet::new(), Instant::now());
-        Ok(Train { job, era, next, end, batches, reports, pushes, began })
+        Ok(Train { job, era, next, end, batches, reports, pushes, piece: None, began })
     }
 
     /// Reads `next..end` on another thread, a few microbatches ahead of the computation.

@@ -13,6 +13,7 @@ pub mod export;
 mod fetcher;
 mod grpc_ps;
 mod held;
+mod in_flight;
 mod initial;
 mod job;
 mod master_client;

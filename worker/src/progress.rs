@@ -25,11 +25,13 @@ struct Place {
     phase: Phase,
     what: String,
     advanced: Instant,
+    /// All of the lease is computed.
+    computed: bool,
 }
 
 impl Default for Place {
     fn default() -> Self {
-        Self { phase: Phase::Queued, what: String::new(), advanced: Instant::now() }
+        Self { phase: Phase::Queued, what: String::new(), advanced: Instant::now(), computed: false }
     }
 }
 
@@ -54,6 +56,23 @@ impl Progress {
     /// The lease waits for its turn.
     pub(crate) fn queue(&self) {
         self.enter(Phase::Queued, "");
+    }
+
+    /// All of it is computed: from now on it sends.
+    pub(crate) fn computed(&self) {
+        self.enter(Phase::Pushing, "gradients");
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).computed = true;
+    }
+
+    /// What is computed waits for room on a ps; false: something of the lease is still to be computed, which says how it gets on. That a ps
+    /// answers does not show that the worker gets on with its other leases.
+    pub(crate) fn refused(&self, what: impl Into<String>) -> bool {
+        let what = what.into();
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.computed {
+            (place.phase, place.what, place.advanced) = (Phase::WaitingForRoom, what, Instant::now());
+        }
+        place.computed
     }
 
     /// It gets on within the phase.
@@ -109,6 +128,18 @@ mod tests {
         assert_eq!((said(&works), said(&waits)), ((Phase::Reading, 7000), (Phase::Queued, 7000)));
         works.advance();
         assert_eq!((said(&works), said(&waits)), ((Phase::Reading, 0), (Phase::Queued, 0)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_refused_gets_on_when_all_is_computed_and_nothing_else_does() {
+        let worker = Activity::default();
+        let (computes, sends, waits) = (Progress::of(&worker), Progress::of(&worker), Progress::of(&worker));
+        computes.enter(Phase::Computing, "microbatch 3");
+        sends.computed();
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert_eq!((computes.refused("ps"), sends.refused("ps")), (false, true));
+        assert_eq!(said(&sends), (Phase::WaitingForRoom, 0));
+        assert_eq!((said(&computes), said(&waits)), ((Phase::Computing, 7000), (Phase::Queued, 7000)));
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl PsClient {
                 Chunk { id, role, values: tensors[chunk.tensor].slice(bytes) }
             });
             let push = Push { address: self.address(partition), target, wire, chunks: chunks.collect() };
-            self.retry(partition, "push to", move || partition.ps.push(push.clone()))
+            self.retry(partition, "push to", Phase::WaitingForRoom, move || partition.ps.push(push.clone()))
         });
         let pushed = try_join_all(pushes).await?;
         let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
@@ -195,7 +195,8 @@ impl PsClient {
             let (address, wait) = (self.address(partition), self.limits.pull_timeout);
             let pull = Pull { address, want, wait, wire };
             loop {
-                match self.retry(partition, "pull from", || self.fill(partition, pull, &values)).await {
+                let fill = || self.fill(partition, pull, &values);
+                match self.retry(partition, "pull from", Phase::Retrying, fill).await {
                     // Waiting for the others' gradients is the barrier, not a failure.
                     Err(Error::Call { failure, .. }) if failure.kind == Kind::NotYet => {
                         tracing::debug!(?want, partition = %partition.name, "still waiting for this version");
@@ -253,14 +254,20 @@ impl PsClient {
     }
 
     /// Repeats a call that may succeed later, for as long as the job's `pull_attempts_max` time-outs together. A ps that is
-    /// full answers, so it is waited for without counting. "Not yet" is the caller's business: it is no failure.
-    async fn retry<T, Fut>(&self, partition: &Partition, verb: &str, call: impl Fn() -> Fut) -> Result<T>
+    /// full answers, so it is waited for without counting, in the phase `full`. "Not yet" is the caller's business: it is no failure.
+    async fn retry<T, Fut>(
+        &self,
+        partition: &Partition,
+        verb: &str,
+        full: Phase,
+        call: impl Fn() -> Fut,
+    ) -> Result<T>
     where
         Fut: Future<Output = Result<T, Failure>>,
     {
         let (deadline, budget) =
             (self.limits.pull_timeout * 2, self.limits.pull_timeout * self.limits.pull_attempts_max);
-        let (mut since, mut attempt) = (Instant::now(), 0);
+        let (mut since, mut attempt, mut said) = (Instant::now(), 0, None);
         loop {
             let late = |_| Err(Failure::new(Kind::Unavailable, format!("no answer within {deadline:?}")));
             let failure = match tokio::time::timeout(deadline, call()).await.unwrap_or_else(late) {
@@ -277,8 +284,15 @@ impl PsClient {
             if failure.kind == Kind::NotYet || !failure.is_retryable() || since.elapsed() >= budget {
                 return Err(Error::Call { what: format!("{verb} {}", partition.name), failure });
             }
+            let what = || format!("{verb} {}", partition.name);
+            // Each refusal shows that the ps lives and answers.
+            let waits =
+                full == Phase::WaitingForRoom && failure.kind == Kind::Full && self.progress.refused(what());
+            if !waits && said != Some(Phase::Retrying) {
+                self.progress.enter(Phase::Retrying, what());
+            }
+            said = Some(if waits { Phase::WaitingForRoom } else { Phase::Retrying });
             if attempt == 0 {
-                self.progress.enter(Phase::Retrying, format!("{verb} {}", partition.name));
                 tracing::warn!(reason = %failure, "{verb} {}: trying again for {budget:?}", partition.name);
             }
             tokio::time::sleep(Retry::default().wait(attempt, self.seed)).await;

@@ -3,7 +3,8 @@
 //! Three activities overlap. A *fetcher* always has one request for work at the master and prepares what it gets (the job's
 //! data and model, records ahead of the computation). The *loop* computes, always the most urgent work it holds: measuring
 //! and exporting first, then the lowest microbatch. *Finishers* wait for pushes to be acknowledged and report the lease.
-//! Waiting for weights gives way to more urgent work, so a lease that others wait for is never stuck behind one that waits.
+//! Waiting for weights, or for room for gradients, gives way to more urgent work, so a lease that others wait for is never stuck behind one
+//! that waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +13,14 @@ use std::time::Duration;
 use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::failover::Failover;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
+use proto::parameters::Target;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
 use proto::session::Session;
 use proto::status::{Failure, Kind};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use proto::tensor::Values;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +32,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::fetcher::Fetcher;
 use crate::held::Held;
+use crate::in_flight::InFlight;
 use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
@@ -39,6 +43,12 @@ use crate::reporter::Reporter;
 use crate::trainer::{self, Piece};
 use crate::weights::Weights;
 use crate::{engine, other_tasks};
+
+/// Between two times that a lease says that it waits for room.
+const SAID: Duration = Duration::from_secs(1);
+
+/// What a lease waits for that has no room in memory, or whose push waits for its turn.
+const OTHERS: &str = "send gradients: earlier ones are not taken yet";
 
 /// What others see of a running worker.
 #[derive(Clone, Debug)]
@@ -109,7 +119,7 @@ pub async fn run(
         granted,
         arrivals_tx,
     );
-    let permits = Arc::new(Semaphore::new(options.pushes_in_flight_max));
+    let in_flight = InFlight::new(options.pushes_in_flight_max);
     let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
     let work = TaskLoop {
         reporter: Reporter { master, held: held.clone(), granted: granted_tx },
@@ -118,7 +128,7 @@ pub async fn run(
         arrivals,
         ready,
         cache: None,
-        permits,
+        in_flight,
         finishers,
         metrics,
         broken: None,
@@ -221,6 +231,8 @@ pub(crate) struct Train {
     pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
+    /// What gave way to more urgent work: it is of the step of `next`.
+    pub(crate) piece: Option<Piece>,
     /// When this worker could begin: the job was open, and its first weights were there.
     pub(crate) began: Instant,
 }
@@ -239,8 +251,19 @@ impl Work {
 enum Ended {
     /// On to the next piece, or to the report.
     Done,
-    /// Something more urgent arrived while waiting for weights.
-    Yielded(Work),
+    /// Something more urgent arrived while waiting for weights, or for room for gradients.
+    Yielded(Box<Work>),
+    /// The worker is asked to leave.
+    Draining,
+}
+
+/// What becomes of a microbatch that is to be computed.
+enum Turn {
+    Now,
+    /// Something else is more urgent.
+    Later,
+    /// Its lease is lost.
+    Never,
     /// The worker is asked to leave.
     Draining,
 }
@@ -253,7 +276,8 @@ struct TaskLoop {
     ready: BTreeMap<(bool, u64, LeaseId), Work>,
     /// The newest weights for training, with the job, its era and the wish they answer.
     cache: Option<(JobId, Era, Version, Weights)>,
-    permits: Arc<Semaphore>,
+    /// Bounds the gradients in memory.
+    in_flight: InFlight,
     finishers: JoinSet<Result<()>>,
     metrics: Arc<Metrics>,
     /// Why this worker cannot go on.
@@ -307,7 +331,7 @@ impl TaskLoop {
         let (incarnation, lease) = (work.incarnation, work.lease);
         if let Task::Train(_) = work.task {
             match self.train(work, shutdown).await {
-                Ok(Ended::Yielded(work)) => drop(self.ready.insert(work.urgency(), work)),
+                Ok(Ended::Yielded(work)) => drop(self.ready.insert(work.urgency(), *work)),
                 Ok(Ended::Done | Ended::Draining) => {}
                 Err(error) => self.report(incarnation, lease, Err(error)).await,
             }
@@ -374,14 +398,14 @@ impl TaskLoop {
                             self.ready.insert(arrived.urgency(), arrived);
                             if more_urgent {
                                 work.progress.queue();
-                                return Ok(Ended::Yielded(work));
+                                return Ok(Ended::Yielded(Box::new(work)));
                             }
                         }
                         () = self.held.lost(work.lease) => return Ok(Ended::Done),
                         Some(finished) = self.finishers.join_next() => {
                             self.note(finished);
                             if self.broken.is_some() {
-                                return Ok(Ended::Yielded(work));
+                                return Ok(Ended::Yielded(Box::new(work)));
                             }
                         }
                         pulled = &mut pull => {
@@ -398,21 +422,40 @@ impl TaskLoop {
         }
         let Some(weights) = weights else {
             // The version is gone, so the step is applied: somebody else was faster.
+            train.piece = None;
             for _ in indices.clone() {
                 train.batches.recv().await;
                 train.reports.push(pb::MicrobatchReport::default());
             }
             train.next = MicrobatchId(train.next.get() + u64::from(indices.end - indices.start));
+            if train.next == train.end {
+                work.progress.computed();
+            }
             self.advance(work);
             return Ok(Ended::Done);
         };
         if let proto::parameters::Want::Exact(version) = want {
             self.cache = Some((job.id, train.era, version, weights.clone()));
         }
-        let mut piece = Piece::new(&job, step, indices.clone(), train.era)?;
+        let mut piece = match train.piece.take() {
+            Some(piece) => piece,
+            None => Piece::new(&job, step, indices.clone())?,
+        };
         for _ in indices {
             if !self.held.has(work.lease) {
                 return Ok(Ended::Done);
+            }
+            match self.turn(&job, train.next, work.lease, &work.progress, shutdown).await {
+                Turn::Now => {}
+                Turn::Later => {
+                    train.piece = Some(piece);
+                    return Ok(Ended::Yielded(Box::new(work)));
+                }
+                Turn::Never => return Ok(Ended::Done),
+                Turn::Draining => {
+                    self.send(&job, piece.take(true), train, &work.progress, &work.span)?;
+                    break;
+                }
             }
             let loading = metrics.load_nanos.time();
             work.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
@@ -441,20 +484,11 @@ impl TaskLoop {
             piece = added;
             train.reports.push(report);
             train.next = train.next.next();
-            let leaving = shutdown.is_cancelled();
-            for (target, values) in piece.take(leaving) {
-                let client = job.placed()?.ps.at(piece.era()).saying(&work.progress);
-                let Some(permit) = self.permit(work.lease).await else { return Ok(Ended::Done) };
-                let (metrics, span) = (metrics.clone(), part!("push", calls, work.span, step));
-                let pushing = async move {
-                    let _timer = metrics.push_nanos.time();
-                    let pushed = client.push(target, values).await.map(drop);
-                    drop(permit);
-                    metrics.pushes.add(u64::from(pushed.is_ok()));
-                    pushed
-                };
-                train.pushes.spawn(pushing.instrument(span));
+            if train.next == train.end {
+                work.progress.computed();
             }
+            let leaving = shutdown.is_cancelled();
+            self.send(&job, piece.take(leaving), train, &work.progress, &work.span)?;
             self.held.progress(work.lease, train.reports.len() as u64);
             if leaving {
                 break;
@@ -475,20 +509,72 @@ impl TaskLoop {
         }
     }
 
-    /// Bounds the gradients in memory: every push holds one until it is acknowledged. `None`: the lease is lost.
-    async fn permit(&mut self, lease: LeaseId) -> Option<OwnedSemaphorePermit> {
+    /// Pushes nodes of a lease's job, each when it is its turn.
+    fn send(
+        &self,
+        job: &Job,
+        nodes: Vec<(Target, Vec<Values>)>,
+        train: &mut Train,
+        progress: &Progress,
+        lease: &Span,
+    ) -> Result<()> {
+        for (target, values) in nodes {
+            let Target::Node { node, .. } = target else { unreachable!("a piece has nodes only") };
+            let first = MicrobatchId(job.plan.first_of(node.step).get() + u64::from(node.node.begin));
+            let client = job.placed()?.ps.at(train.era).saying(progress);
+            let (metrics, lease, progress) = (self.metrics.clone(), lease.clone(), progress.clone());
+            let pushing = self.in_flight.begin(job.id, first);
+            train.pushes.spawn(async move {
+                while tokio::time::timeout(SAID, pushing.turn()).await.is_err() {
+                    progress.refused(OTHERS);
+                }
+                let _timer = metrics.push_nanos.time();
+                let push = client.push(target, values).instrument(part!("push", calls, lease, node.step));
+                let pushed = push.await.map(drop);
+                drop(pushing);
+                metrics.pushes.add(u64::from(pushed.is_ok()));
+                pushed
+            });
+        }
+        Ok(())
+    }
+
+    /// Waits until memory has room for the gradient of `next`, and nothing else is more urgent meanwhile.
+    async fn turn(
+        &mut self,
+        job: &Job,
+        next: MicrobatchId,
+        lease: LeaseId,
+        progress: &Progress,
+        shutdown: &CancellationToken,
+    ) -> Turn {
         loop {
+            let pushed = self.in_flight.changed();
+            if self.in_flight.has_room(job.id, next) {
+                return Turn::Now;
+            }
+            progress.enter(Phase::WaitingForRoom, OTHERS);
             // Pushes of a lost lease may wait for a ps that never comes back, and hold what this one needs.
             let held = self.held.clone();
             let changed = held.changed();
             self.ready.retain(|_, work| held.has(work.lease));
             if !held.has(lease) {
-                return None;
+                return Turn::Never;
+            }
+            while let Ok(work) = self.arrivals.try_recv() {
+                self.ready.insert(work.urgency(), work);
+            }
+            let most_urgent = self.ready.first_key_value().map(|(urgency, _)| *urgency);
+            if most_urgent.is_some_and(|urgency| urgency < (true, next.get(), lease)) {
+                return Turn::Later;
             }
             tokio::select! {
                 biased;
-                permit = self.permits.clone().acquire_owned() => return permit.ok(),
+                () = shutdown.cancelled() => return Turn::Draining,
+                Some(arrived) = self.arrivals.recv() => drop(self.ready.insert(arrived.urgency(), arrived)),
                 () = changed => {}
+                () = pushed => {}
+                () = tokio::time::sleep(SAID) => {}
             }
         }
     }
@@ -497,7 +583,6 @@ impl TaskLoop {
     fn advance(&mut self, work: Work) {
         match work.task {
             Task::Train(train) if train.next == train.end => {
-                work.progress.enter(Phase::Pushing, "gradients");
                 self.metrics.leases.add(1);
                 let finishing =
                     self.reporter.clone().finish(work.incarnation, work.lease, train, work.progress);
@@ -519,7 +604,8 @@ impl TaskLoop {
         for work in std::mem::take(&mut self.ready).into_values() {
             let mut done = Vec::new();
             if let Task::Train(mut train) = work.task {
-                let mut acknowledged = true;
+                // What gave way may have more than was pushed.
+                let mut acknowledged = train.piece.is_none();
                 while let Some(pushed) = train.pushes.join_next().await {
                     acknowledged &= matches!(pushed, Ok(Ok(())));
                 }

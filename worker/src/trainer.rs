@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use proto::ids::{Era, Step, Version};
+use proto::ids::{Step, Version};
 use proto::parameters::{Target, Want};
 use proto::pb;
 use proto::plan::Microbatch;
@@ -40,7 +40,6 @@ pub(crate) struct Piece {
     step: Step,
     of: u32,
     indices: Range<u32>,
-    era: Era,
     wire: WireType,
     tensors: Arc<[TensorSpec]>,
     /// Nodes left to right, none the sibling of the next.
@@ -48,10 +47,10 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    pub(crate) fn new(job: &Job, step: Step, indices: Range<u32>, era: Era) -> Result<Self> {
+    pub(crate) fn new(job: &Job, step: Step, indices: Range<u32>) -> Result<Self> {
         let tensors = job.placed()?.layout.tensors().into();
         let (of, wire) = (job.plan.of(step), job.spec.exchange.dtype);
-        Ok(Self { step, of, indices, era, wire, tensors, stack: Vec::new() })
+        Ok(Self { step, of, indices, wire, tensors, stack: Vec::new() })
     }
 
     /// Computes one microbatch on the model's thread and reduces it with what is there.
@@ -97,10 +96,6 @@ impl Piece {
         let target =
             |node, samples| Target::Node { node: StepNode { step: self.step, node, of: self.of }, samples };
         ready.into_iter().map(|(node, samples, values)| (target(node, samples), values)).collect()
-    }
-
-    pub(crate) const fn era(&self) -> Era {
-        self.era
     }
 
     fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
@@ -170,7 +165,7 @@ mod tests {
 
     fn piece(of: u32, indices: Range<u32>, wire: WireType) -> Piece {
         let tensors = [TensorSpec::parameter("w", [1]), TensorSpec::counter("n", [1])].into();
-        Piece { step: Step(3), of, indices, era: Era(0), wire, tensors, stack: Vec::new() }
+        Piece { step: Step(3), of, indices, wire, tensors, stack: Vec::new() }
     }
 
     proptest! {

@@ -91,17 +91,21 @@ impl Dispatcher {
     }
 
     /// When a worker is free: how long it is busy with what it holds of these microbatches, or for how long it has been silent. What
-    /// it holds before them does not count: they begin when that is done.
+    /// it holds before them does not count: they begin when that is done. Who waits for room on a ps is free.
     fn free(&self, now: Duration, worker: &Known, window: &Range<u64>) -> Duration {
         let Some(held) = self.held.get(&worker.worker) else { return worker.silence(now) };
         let mut backlog = Duration::ZERO;
         for &first in held {
             let run = &self.runs[&first];
+            let grant = run.holders.iter().find(|grant| grant.worker == worker.worker);
+            let grant = grant.expect("it holds the run");
+            let full = grant.progress.phase == pb::Phase::WaitingForRoom;
+            if full && self.waits_for_room(worker.worker).is_some() {
+                return Duration::ZERO;
+            }
             if first >= window.end || run.end <= window.start {
                 continue;
             }
-            let grant = run.holders.iter().find(|grant| grant.worker == worker.worker);
-            let grant = grant.expect("it holds the run");
             // It computes one after the other, so the age of all but the first means nothing.
             backlog += match backlog.is_zero() {
                 true => rest(now, worker, first, run, grant),
@@ -158,9 +162,10 @@ impl Dispatcher {
         Some(from + run.ready?.saturating_sub(grant.progress.since))
     }
 
-    /// Whether this worker holds something that can be computed now.
+    /// Whether this worker holds something that can be computed now, and does not only wait for room on a ps.
     pub(super) fn is_busy(&self, worker: IncarnationId) -> bool {
         self.held_by(worker).iter().any(|first| self.runs[first].ready.is_some())
+            && self.waits_for_room(worker).is_none()
     }
 
     /// Learns from a run that is completed: from its holder `winner`, which says that it `took` so long, and from the other one.

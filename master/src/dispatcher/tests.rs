@@ -325,7 +325,7 @@ impl Fleet {
         for worker in (1..=4).map(IncarnationId) {
             let held = self.books.runs.iter().find(|(_, run)| run.is_held_by(worker));
             let same_step = held.is_some_and(|(&first, _)| self.books.step_at(first) == step);
-            let grantable = self.books.may_hold(worker, step, 0)
+            let grantable = self.books.may_hold(worker, lowest.get(), 0)
                 && self.books.step_at(self.books.lowest_without(worker)) == step;
             assert!(grantable || same_step, "{worker} cannot get microbatch {lowest} of step {step}");
         }
@@ -488,6 +488,51 @@ fn who_gets_on_or_waits_for_weights_does_not_hang() {
     books.progress(now, B, &idle(other, pb::Phase::Reading, now, at(0)));
     let hanging: Vec<_> = books.hanging(now).map(|(_, grant, _)| grant.lease).collect();
     assert_eq!((hanging, books.hangs(now, A), books.hangs(now, B)), (vec![other], false, true));
+}
+
+/// Of one step A holds [0, 2) and hangs, B holds [2, 4) and [6, 7), C holds [4, 6). The ps has no room for what B and C have computed before
+/// it gets [0, 2).
+fn books_without_room(ids: &mut LeaseIds) -> (Dispatcher, LeaseId) {
+    let plan = Plan { records: 8, micro: 1, microbatches_per_step: 8, epochs: 1 };
+    let mut books = Dispatcher::new(plan, Some(0), limits());
+    let at = Duration::from_secs;
+    let grants = [A, B, C, B].map(|worker| books.lease(at(0), ids, worker, &[A, B, C], 0).expect("work"));
+    let runs = grants.each_ref().map(|grant| grant.run.start.get()..grant.run.end.get());
+    assert_eq!(runs, [0..2, 2..4, 4..6, 6..7]);
+    let [hanging, _, _, queued] = grants.each_ref().map(|grant| grant.lease);
+    books.progress(at(31), A, &idle(hanging, pb::Phase::Reading, at(31), at(0)));
+    for (worker, grant) in [B, C, B].into_iter().zip(&grants[1..]) {
+        assert_eq!(books.copy(at(31), ids, worker, 0), Err(None), "it is busy with what it holds");
+        // In memory there is no room to compute this one.
+        let phase = if grant.lease == queued { pb::Phase::Queued } else { pb::Phase::WaitingForRoom };
+        books.progress(at(31), worker, &idle(grant.lease, phase, at(31), at(31)));
+    }
+    (books, hanging)
+}
+
+#[test]
+fn who_waits_for_room_on_a_ps_takes_a_copy_of_what_goes_before_and_of_nothing_else() {
+    let mut ids = LeaseIds::starting_at(1);
+    let (mut books, hanging) = books_without_room(&mut ids);
+    let at = Duration::from_secs;
+    let copy = books.copy(at(31), &mut ids, B, 0).expect("it is late, and goes before all that B holds");
+    assert_eq!(copy.run, MicrobatchId(0)..MicrobatchId(2));
+    assert_eq!(books.copy(at(31), &mut ids, B, 0), Err(None), "now it is busy with that");
+    let next =
+        books.copy(at(31), &mut ids, C, 0).expect("it is late as well, and goes before all that C holds");
+    assert_eq!(next.run, MicrobatchId(2)..MicrobatchId(4));
+    let done = books.complete(at(32), B, copy.lease, None).expect("a good lease");
+    assert_eq!(done.beaten, [(A, hanging)]);
+}
+
+#[test]
+fn who_waits_for_room_on_a_ps_takes_what_came_back_and_goes_before() {
+    let mut ids = LeaseIds::starting_at(1);
+    let (mut books, hanging) = books_without_room(&mut ids);
+    let at = Duration::from_secs;
+    assert_eq!(books.worker_gone(A).len(), 1);
+    let run = books.lease(at(31), &mut ids, B, &[B, C], 0).map(|grant| grant.run);
+    assert_eq!(run, Some(MicrobatchId(0)..MicrobatchId(2)), "and not {hanging}, which has ended");
 }
 
 #[test]

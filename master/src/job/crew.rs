@@ -9,6 +9,9 @@
 //!   max 1         crew 2      3 and 4 stand by
 //! ```
 //!
+//! A worker that hangs gives its place to one that stands by and gets on, when there is no room for both: with at most 1 nobody else
+//! would be left. It has no other claim than those who stand by when it gets on again.
+//!
 //! A worker that stands by gets nothing new and finishes what it holds. To hand that back instead would save it no time worth
 //! having, since a lease is short, and would compute some microbatches twice.
 //!
@@ -49,6 +52,8 @@ pub(super) struct Crew {
 #[derive(Clone, Debug)]
 struct Able {
     id: IncarnationId,
+    /// It lives, and does not get on.
+    hangs: bool,
     numerics: Arc<Numerics>,
     capacity: Capacity,
 }
@@ -74,14 +79,16 @@ impl Crew {
         self.bounds = WorkersSpec { min: self.specified.min.min(workers), max: workers };
     }
 
-    /// Chooses from those who take work now. `computes`: what they are to do depends on their class.
+    /// Chooses from those who take work now. `hangs`: who of them does not get on; `computes`: what they are to do depends on their class.
     pub(super) fn choose<'a>(
         &mut self,
         able: impl Iterator<Item = (IncarnationId, &'a Process)>,
+        hangs: impl Fn(IncarnationId) -> bool,
         computes: bool,
     ) {
         let able = able.map(|(id, process)| Able {
             id,
+            hangs: hangs(id),
             numerics: process.numerics.clone(),
             capacity: process.capacity,
         });
@@ -93,14 +100,19 @@ impl Crew {
     fn arrange(&mut self) {
         let fits = |able: &&Able| self.fits(&able.numerics);
         let mut others: BTreeSet<_> = self.able.iter().filter(fits).map(|able| able.id).collect();
-        let strangers = self.able.len() - others.len();
         self.members.retain(|member| others.remove(member));
         let max = self.bounds.max as usize;
-        let surplus = self.members.len().saturating_sub(max);
-        let room = max.saturating_sub(self.members.len());
-        self.standby = (surplus + others.len().saturating_sub(room) + strangers) as u32;
+        let hanging: BTreeSet<_> = self.able.iter().filter(|able| able.hangs).map(|able| able.id).collect();
+        if others.len() + self.members.len() > max && !hanging.is_empty() {
+            let hangs = |worker: &IncarnationId| hanging.contains(worker);
+            let (hang, get_on): (Vec<_>, Vec<_>) = self.members.iter().copied().partition(hangs);
+            let (hang_too, wait): (Vec<_>, Vec<_>) = others.into_iter().partition(hangs);
+            self.members = [get_on, wait, hang, hang_too].concat();
+        } else {
+            self.members.extend(others);
+        }
         self.members.truncate(max);
-        self.members.extend(others.into_iter().take(room));
+        self.standby = (self.able.len() - self.members.len()) as u32;
     }
 
     fn fits(&self, numerics: &Numerics) -> bool {
@@ -254,7 +266,14 @@ mod tests {
         fn look_at<'a>(&mut self, workers: impl Iterator<Item = (u64, &'a str, Capacity)>, computes: bool) {
             let workers = workers.map(|(id, class, capacity)| (IncarnationId(id), of(class, capacity)));
             let workers: Vec<_> = workers.collect();
-            self.choose(workers.iter().map(|(id, process)| (*id, process)), computes);
+            self.choose(workers.iter().map(|(id, process)| (*id, process)), |_| false, computes);
+        }
+
+        /// Workers of one class, some of which hang.
+        fn look_while(&mut self, ids: &[u64], hanging: &[u64]) {
+            let workers: Vec<_> = ids.iter().map(|&id| (IncarnationId(id), of("a", threads(1)))).collect();
+            let hangs = |worker: IncarnationId| hanging.contains(&worker.get());
+            self.choose(workers.iter().map(|(id, process)| (*id, process)), hangs, true);
         }
 
         fn classes_standing_by(&self) -> Vec<(String, u32)> {
@@ -275,6 +294,20 @@ mod tests {
             (ids(&[2, 3]), 2),
             "who registered long ago moves nobody"
         );
+    }
+
+    #[test]
+    fn who_hangs_gives_its_place_to_who_stands_by() {
+        let mut crew = crew(2);
+        crew.look(&[1, 2, 3, 4]);
+        crew.look_while(&[1, 2, 3, 4], &[1, 3]);
+        assert_eq!((crew.members.clone(), crew.standby()), (ids(&[2, 4]), 2));
+        crew.look_while(&[1, 2, 3, 4], &[3]);
+        assert_eq!(crew.members, ids(&[2, 4]), "nobody is moved without need");
+        crew.look_while(&[1, 2, 3, 4], &[1, 2, 3, 4]);
+        assert_eq!((crew.members.clone(), crew.len()), (ids(&[2, 4]), 2));
+        crew.look_while(&[1, 2], &[1, 2]);
+        assert_eq!((crew.members.clone(), crew.standby()), (ids(&[2, 1]), 0), "there is room for both");
     }
 
     #[test]

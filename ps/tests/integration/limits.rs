@@ -150,6 +150,25 @@ async fn sums_that_wait_count_and_what_the_oldest_step_lacks_first_is_taken() {
 }
 
 #[tokio::test]
+async fn what_is_applied_already_is_taken_also_when_there_is_no_room() {
+    let job = Job::new(Shape::default());
+    let bytes = job.layout.partition_bytes(PARTITION) as u64;
+    let ps = opened(&job, Options { push_bytes_max: bytes, partition_bytes_max: bytes, ..options() });
+    ps.push(job.push_initial(PARTITION)).await.unwrap();
+    let leaves = || (0..4).map(|leaf| job.push(PARTITION, Step(0), Node::leaf(leaf)));
+    for push in leaves() {
+        ps.push(push).await.unwrap();
+    }
+    ps.push(job.push(PARTITION, Step(1), Node::leaf(1))).await.unwrap();
+    assert_eq!(ps.metrics().push_bytes_held.get(), bytes);
+    // The holder of a copy repeats what is applied before it comes to what is lacking.
+    for push in leaves() {
+        assert_eq!(ps.push(push).await.unwrap().outcome, Outcome::Duplicate);
+    }
+    assert_eq!(ps.metrics().push_bytes_held.get(), bytes);
+}
+
+#[tokio::test]
 async fn versions_that_are_read_for_long_are_bounded() {
     let job = Job::new(Shape::default());
     let ps = opened(&job, Options { pulled_versions_max: 1, ..options() });
