@@ -192,7 +192,8 @@ impl Cluster {
             let (metrics, most) = (ps.metrics(), ps.options().push_bytes_max);
             let (coming, held) = (metrics.push_bytes_in_flight.get(), metrics.push_bytes_held.get());
             assert!(coming <= most, "{name} takes in {coming} bytes of at most {most}");
-            assert!(held <= 2 * most, "{name} holds {held} bytes of sums, and may take in {most}");
+            let held_max = most + self.plan.first_bytes();
+            assert!(held <= held_max, "{name} holds {held} bytes of sums, and may hold {held_max}");
             let left = (coming, held, metrics.pulls_waiting.get(), metrics.partitions.get());
             assert!(!over || left == (0, 0, 0, 0), "all jobs have ended, and {name} still has {left:?}");
         }

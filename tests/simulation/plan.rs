@@ -12,8 +12,9 @@ pub(crate) const JOB: &str = "simulated";
 /// Name of the job beside it.
 pub(crate) const BESIDE: &str = "beside";
 
-/// Says that plans have faults that are not drawn otherwise yet.
-const OTHERS: &str = "EBB_SIM_OTHERS";
+/// Longest time that a worker computes alone at an eighth of its speed, but for rare runs: simulated time costs processor time, also when
+/// nothing happens.
+const ALONE_MAX: Duration = Duration::from_secs(200);
 
 /// Values of the tensor `bits` in a large model, so that a partition has more than 1 MiB, and more than one chunk.
 const MANY_BITS: usize = 300_007;
@@ -191,12 +192,16 @@ impl Plan {
             // Lamb has norms of its own.
             plan.clip_norm = plan.clip_norm.filter(|_| plan.optimizer != "lamb");
         }
-        let plan = plan.with_faults_at_the_edges(seed);
-        if std::env::var_os(OTHERS).is_some() { plan.with_others(seed) } else { plan }
+        let mut plan = plan.with_faults_at_the_edges(seed).with_faults_of_members(seed);
+        if plan.workers == 1 && plan.alone() > ALONE_MAX && !seed.is_multiple_of(50) {
+            plan.slow_compute_ms = plan.compute_ms;
+        }
+        plan
     }
 
-    /// What is drawn only when it is asked for (`cargo xtask sim --others`), until every seed that has it passes.
-    fn with_others(mut self, seed: u64) -> Self {
+    /// Members of the fleet that are there and do not do their part: workers that hang or are of another numerics class, ps with a store of
+    /// their own or with little room. And models of more than one chunk.
+    fn with_faults_of_members(mut self, seed: u64) -> Self {
         let mut dice = Dice(Keyed::new(seed, "others", 0));
         let (several, saves) = (self.workers > 1, self.saves.is_some());
         let (hangs, other, large) = (dice.one_in(4), dice.one_in(4), dice.one_in(16));
@@ -221,8 +226,7 @@ impl Plan {
             self.clip_norm = None;
             self.optimizer = if self.optimizer == "lamb" { "adam" } else { self.optimizer };
         }
-        // Who cannot push is busy, and takes no copy of what a worker hangs in.
-        if room && self.hanging == 0 {
+        if room {
             self.push_room = dice.range(1, 6);
         }
         if self.calm {
@@ -284,7 +288,7 @@ impl Plan {
             pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
             workers,
             late: if dice.one_in(3) { dice.range(0, workers - 1) } else { 0 },
-            tick_ms: if seed.is_multiple_of(10) { 1 } else { 5 },
+            tick_ms: if seed.is_multiple_of(20) { 1 } else { 5 },
             ps: dice.range(1, 3),
             spare_ps: dice.range(0, 1),
             ps_grace_secs: dice.range(5, 60),
@@ -378,6 +382,13 @@ impl Plan {
     /// Bytes of the weights.
     pub(crate) const fn model_bytes(&self) -> u64 {
         4 * (self.records + (self.bits() + model::RUNNING) as u64) + 8
+    }
+
+    /// Bytes of sums that a ps takes in when it is full: of each job the beginning of its oldest step, whose nodes are as many as the
+    /// number of its microbatches has binary digits.
+    pub(crate) const fn first_bytes(&self) -> u64 {
+        let (jobs, last) = (1 + self.beside as u64, self.microbatches_per_step - 1);
+        jobs * (u64::BITS - last.leading_zeros()) as u64 * self.model_bytes()
     }
 
     /// The numerics class of a worker.

@@ -13,10 +13,6 @@ pub(crate) struct Args {
     /// The first seed; with `--seeds 1` it replays one run, with its log. Without it: new seeds, beside those that failed once
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Also faults that the check does not draw yet: workers that hang, stores that are apart, large models, a second numerics class,
-    /// ps with little room. Some of these seeds fail
-    #[arg(long)]
-    others: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -24,7 +20,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     command
         .args(["test", "--no-default-features", "--test", "simulation", "--", "--nocapture", "seeds"])
         .env("EBB_SIM_SEEDS", args.seeds.to_string())
-        .envs(args.others.then_some(("EBB_SIM_OTHERS", "1")))
         .envs(args.seed.map(|seed| ("EBB_SIM_SEED", seed.to_string())))
         .current_dir(workspace::root());
     if !command.status()?.success() {
