@@ -30,7 +30,7 @@ struct Way {
     name: &'static str,
     at: At,
     mode: &'static str,
-    of_silent: f64,
+    of_silent: Option<f64>,
     of_ddp: Option<f64>,
 }
 
@@ -41,6 +41,8 @@ enum At {
     /// The same over TCP.
     Tcp,
     Embedded,
+    /// Separate processes, whose workers agree with those of other processors.
+    Portable,
 }
 
 struct Network {
@@ -52,21 +54,45 @@ const NETWORKS: [Network; 2] = [
     Network {
         name: "convnet",
         ways: &[
-            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: 0.95, of_ddp: Some(1.1) },
-            Way { name: "pipelined", at: At::Separate, mode: "pipelined", of_silent: 0.98, of_ddp: None },
-            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: 0.98, of_ddp: None },
+            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: Some(0.95), of_ddp: Some(1.1) },
+            Way {
+                name: "pipelined",
+                at: At::Separate,
+                mode: "pipelined",
+                of_silent: Some(0.98),
+                of_ddp: None,
+            },
+            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: Some(0.98), of_ddp: None },
+            PORTABLE,
         ],
     },
     Network {
         name: "mlp",
         ways: &[
-            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: 0.85, of_ddp: Some(1.25) },
-            Way { name: "sync over TCP", at: At::Tcp, mode: "sync", of_silent: 0.75, of_ddp: Some(1.1) },
-            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: 0.9, of_ddp: None },
-            Way { name: "pipelined", at: At::Separate, mode: "pipelined", of_silent: 0.95, of_ddp: None },
+            Way { name: "sync", at: At::Separate, mode: "sync", of_silent: Some(0.85), of_ddp: Some(1.25) },
+            Way {
+                name: "sync over TCP",
+                at: At::Tcp,
+                mode: "sync",
+                of_silent: Some(0.75),
+                of_ddp: Some(1.1),
+            },
+            Way { name: "embedded", at: At::Embedded, mode: "sync", of_silent: Some(0.9), of_ddp: None },
+            Way {
+                name: "pipelined",
+                at: At::Separate,
+                mode: "pipelined",
+                of_silent: Some(0.95),
+                of_ddp: None,
+            },
+            PORTABLE,
         ],
     },
 ];
+
+/// Its price is a row, and nobody's target.
+const PORTABLE: Way =
+    Way { name: "sync, portable", at: At::Portable, mode: "sync", of_silent: None, of_ddp: None };
 
 pub(super) fn measure(program: &Path, folder: &Path, quick: bool) -> Result<Vec<Row>> {
     let python = Python::torch()?.context("there is no PyTorch to compare with")?;
@@ -141,7 +167,9 @@ impl<'a> Arena<'a> {
         let mut ways = Vec::new();
         for way in network.ways {
             let environment: &[_] = if way.at == At::Tcp { &[("EBB_SOCKETS", "tcp")] } else { &[] };
-            let fleet = || Fleet::start(program, environment, &folder.join(format!("{name}-{}", way.name)));
+            let arguments: &[_] = if way.at == At::Portable { &["--numerics", "portable"] } else { &[] };
+            let files = folder.join(format!("{name}-{}", way.name));
+            let fleet = || Fleet::start(program, environment, arguments, &files);
             ways.push(if way.at == At::Embedded { Where::Embedded } else { Where::Fleet(fleet()?) });
         }
         let (silent, ddp, tensorflow) = (pair("silent")?, pair("ddp")?, tensorflow.transpose()?);
@@ -226,11 +254,17 @@ impl<'a> Arena<'a> {
             let row = format!("{name}: {}", way.name);
             found.push(Row::new(&row, unit, seen.rates.clone(), silent));
             found.push(Row::new(format!("{row}, submission to end"), unit, seen.whole.clone(), silent));
-            found.push(Row::ratio(format!("{row}, of the silent pair"), seen.ratios(), Some(way.of_silent)));
+            found.push(Row::ratio(format!("{row}, of the silent pair"), seen.ratios(), way.of_silent));
             if way.of_ddp.is_some() {
                 // Both over their neighbours.
                 let ratios = seen.ratios().iter().zip(ddp.ratios()).map(|(ours, ddp)| ours / ddp).collect();
                 found.push(Row::ratio(format!("{row}, of DDP"), ratios, way.of_ddp));
+            }
+            if way.at == At::Portable {
+                let native = ours.first().map(Seen::ratios).unwrap_or_default();
+                let ratios =
+                    seen.ratios().iter().zip(native).map(|(portable, native)| portable / native).collect();
+                found.push(Row::ratio(format!("{row}, of native"), ratios, None));
             }
         }
         found

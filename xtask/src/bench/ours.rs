@@ -72,8 +72,14 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// `program` is an `ebb`, `environment` that of the ps and the workers; `folder` is for their files.
-    pub(super) fn start(program: &Path, environment: &[(&str, &str)], folder: &Path) -> Result<Self> {
+    /// `program` is an `ebb`, `environment` that of the ps and the workers, `arguments` more of those of the workers; `folder` is for
+    /// their files.
+    pub(super) fn start(
+        program: &Path,
+        environment: &[(&str, &str)],
+        arguments: &[&str],
+        folder: &Path,
+    ) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
         let data = folder.join("data");
         let mut master = ebb(program, "master");
@@ -87,7 +93,10 @@ impl Fleet {
         fleet.started(&mut ps, &folder.join("ps.log"))?;
         for number in 0..WORKERS {
             let mut worker = ebb(program, "worker");
-            worker.args(["--master", &url, "--device", "cpu"]).envs(environment.iter().copied());
+            worker
+                .args(["--master", &url, "--device", "cpu"])
+                .args(arguments)
+                .envs(environment.iter().copied());
             worker.stdout(Stdio::null()).stderr(log_file(&folder.join(format!("worker-{number}.log")))?);
             fleet.children.push(worker.spawn().context("start a worker")?);
         }
