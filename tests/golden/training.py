@@ -1,4 +1,4 @@
-"""Trains 50 steps in plain PyTorch what `ebb run` trains in `tests/matches_pytorch.rs`, and writes the losses.
+"""Trains 50 steps in plain PyTorch what `ebb run` trains in `tests/system/matches_pytorch.rs`, and writes the losses.
 
     python tests/golden/training.py        # PyTorch 2.11, NumPy; writes tests/golden/training.json
 

@@ -1,7 +1,7 @@
 //! Real processes on loopback for the integration tests: one master, some ps, some workers, and the user's commands.
 //!
 //! Ports are the system's choice, every process ends with its handle, and what it said is shown when a test fails.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it, as a module of its own")]
+#![allow(dead_code, unreachable_pub, reason = "each bench uses a part of it, as a module of its own")]
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
@@ -56,7 +56,7 @@ pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path
 
 /// An example program of this package.
 pub fn example(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_ebb")).with_file_name("examples").join(name);
+    let path = ebb_path().with_file_name("examples").join(name);
     assert!(path.exists(), "{} is missing; first: cargo build --examples", path.display());
     path
 }

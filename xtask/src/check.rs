@@ -65,13 +65,18 @@ const COMMANDS: [(&str, &str); 3] = [
 /// Real containers, a real Slurm, a real sshd: with the build without libtorch, whose images are small.
 const DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 
-/// Libraries and tests that are others without libtorch; those of the rest are the same programs in both halves.
-const WITHOUT_TORCH: [&str; 3] = ["ebbflow/lib", "worker/lib", "checkpoints"];
+/// Libraries and tests that run in both halves, because they do something else without libtorch.
+const BOTH: [&str; 3] = ["ebbflow/lib", "worker/lib", "checkpoints"];
+
+/// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in both halves run without it: each process
+/// that loads libtorch computes for a third of a second before it begins, and tests start thousands of them.
+const WITH_TORCH: [&str; 5] = ["chaos", "custom_model", "matches_pytorch", "same_bits", "shared_memory"];
 
 /// Those that take longest, the longest first: they begin first. Nothing depends on a name that is missing here.
-const LONGEST: [&str; 12] = [
+const LONGEST: [&str; 13] = [
     "compose",
     "simulation",
+    "doctest",
     "chaos",
     "security",
     "checkpoint_s3",
@@ -252,29 +257,30 @@ impl Check {
 
     fn build(&mut self, stage: &'static str) -> Result<()> {
         if stage == "build-without-torch" {
-            let tests: String =
-                DEPLOY.iter().chain(["checkpoints"].iter()).map(|test| format!(" --test {test}")).collect();
-            let args = format!("{} --lib{tests}", Half::WithoutTorch.flags());
+            let args = format!("{} --lib --test system --test simulation", Half::WithoutTorch.flags());
             eprintln!("\n== {stage}: cargo test --no-run {args}");
-            for program in programs::build(&args)? {
-                let is = |names: &[&str]| names.contains(&program.label.as_str());
-                let stage = [("test-deploy", is(&DEPLOY)), ("test-without-torch", is(&WITHOUT_TORCH))];
-                let stage = stage.into_iter().find_map(|(stage, is)| is.then_some(stage));
-                self.programs.extend(stage.map(|stage| (stage, program)));
+            let programs = programs::build(&args)?;
+            let mut names = DEPLOY.iter().chain(&BOTH).chain(&WITH_TORCH);
+            if let Some(lost) = names.find(|name| programs.iter().all(|program| program.label != **name)) {
+                bail!("there is no test program `{lost}`");
             }
-            // The program that these tests start has to outlive the next build, which makes another one in its place.
-            return self.keep_program();
+            self.programs.extend(programs.into_iter().filter_map(|program| {
+                let stage = stage_without_torch(&program)?;
+                Some((stage, program))
+            }));
+            // The programs that these tests start have to outlive the next build, which makes others in their place.
+            return self.keep_programs();
         }
         self.has_libtorch()?;
         // Everything in one go, so that all cores stay busy.
         let args = format!("{} --all-targets", Half::Whole.flags());
         eprintln!("\n== {stage}: cargo test --no-run {args}");
-        for program in programs::build(&args)? {
+        let programs = programs::build(&args)?;
+        let rest: Vec<_> =
+            programs.into_iter().filter_map(|program| self.not_run_without_torch(program)).collect();
+        for program in rest {
             let stage = if program.is_bench { "bench-smoke" } else { "test" };
-            // They are empty in this half.
-            if !DEPLOY.contains(&program.label.as_str()) {
-                self.programs.push((stage, program));
-            }
+            self.programs.push((stage, program));
         }
         // Tests start example programs; `--all-targets` builds only the tests in them.
         let mut command = workspace::cargo();
@@ -286,13 +292,31 @@ impl Check {
         }
     }
 
-    /// Copies the `ebb` without libtorch away, before the next build makes another one in its place.
-    fn keep_program(&mut self) -> Result<()> {
-        let (from, to) = (workspace::target_dir().join("debug/ebb"), program_without_torch());
-        let folder = to.parent().context("a file in a folder")?;
-        std::fs::create_dir_all(folder).with_context(|| format!("create `{}`", folder.display()))?;
-        std::fs::copy(&from, &to)
-            .with_context(|| format!("copy `{}` to `{}`", from.display(), to.display()))?;
+    /// The program with the tests that do not run without libtorch already, if it has any.
+    fn not_run_without_torch(&self, program: Program) -> Option<Program> {
+        let same = |other: &&Program| other.label == program.label && !BOTH.contains(&other.label.as_str());
+        match self.programs.iter().map(|(_, other)| other).find(same) {
+            Some(other) => program.without(&other.tests),
+            None => Some(program),
+        }
+    }
+
+    /// Builds the examples without libtorch, and copies them and `ebb` away, before the next build makes others in their place.
+    fn keep_programs(&mut self) -> Result<()> {
+        let examples = format!("build {} --example oracle", Half::WithoutTorch.flags());
+        let mut command = workspace::cargo();
+        command.args(examples.split_whitespace()).current_dir(workspace::root());
+        if !command.status().context("run cargo")?.success() {
+            bail!("the examples do not build");
+        }
+        let (from, to) = (workspace::target_dir().join("debug"), without_torch());
+        let examples = to.join("examples");
+        std::fs::create_dir_all(&examples).with_context(|| format!("create `{}`", examples.display()))?;
+        for name in ["ebb", "examples/oracle"] {
+            let (from, to) = (from.join(name), to.join(name));
+            std::fs::copy(&from, &to)
+                .with_context(|| format!("copy `{}` to `{}`", from.display(), to.display()))?;
+        }
         Ok(())
     }
 
@@ -324,24 +348,41 @@ pub(crate) fn task(stage: &'static str, program: &Program, environment: &[(Strin
     let in_background = name == "simulation";
     let mut environment = environment.to_vec();
     if matches!(stage, "test-deploy" | "test-without-torch") {
-        environment.push(("EBB_TEST_PROGRAM".to_owned(), program_without_torch().into()));
+        environment.push(("EBB_TEST_PROGRAM".to_owned(), without_torch().join("ebb").into()));
     }
     Task {
         stage,
         program: path,
-        args: Vec::new(),
+        args: program.args("").unwrap_or_default(),
         folder,
         environment,
         // What computes in the background leaves its place to those that wait.
         places: if HEAVY.contains(&name) { 2 } else { usize::from(!in_background) },
         in_background,
         limit: LIMIT,
-        label: if stage == "test-without-torch" { format!("{label} without libtorch") } else { label },
+        label: if stage == "test-without-torch" && BOTH.contains(&name) {
+            format!("{label} without libtorch")
+        } else {
+            label
+        },
     }
 }
 
-fn program_without_torch() -> PathBuf {
-    workspace::target_dir().join("check/ebb-without-torch")
+/// The stage that runs a program of the half without libtorch. The libraries that never see libtorch are the same programs in both halves.
+fn stage_without_torch(program: &Program) -> Option<&'static str> {
+    let is = |names: &[&str]| names.contains(&program.label.as_str());
+    let is_library = program.label.contains('/');
+    match () {
+        () if is(&DEPLOY) => Some("test-deploy"),
+        () if is(&BOTH) => Some("test-without-torch"),
+        () if is(&WITH_TORCH) || is_library => None,
+        () => Some("test-without-torch"),
+    }
+}
+
+/// Where programs without libtorch are kept.
+fn without_torch() -> PathBuf {
+    workspace::target_dir().join("check/without-torch")
 }
 
 impl Ran {
@@ -469,7 +510,7 @@ total                 6 min 40 s
         check.programs.push(("test-without-torch", program("worker/lib")));
         let tasks = check.tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]);
         let labels: Vec<_> = tasks.iter().map(|task| task.label.as_str()).collect();
-        assert_eq!(labels, ["chaos", "security", "tidy", "worker/lib without libtorch", "doctest", "adam"]);
+        assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "worker/lib without libtorch", "adam"]);
         assert_eq!(check.tasks(&["format"]).len(), 0);
     }
 }

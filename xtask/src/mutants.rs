@@ -42,8 +42,8 @@ enum Test {
     Lib(&'static str, &'static str),
     /// Tests of the program `integration` of a crate, likewise.
     Integration(&'static str, &'static str),
-    /// Tests of a program in `tests/`, likewise.
-    Program(&'static str, &'static str),
+    /// Tests of a module of `tests/system/`, likewise.
+    Module(&'static str, &'static str),
     /// The first so many seeds of the simulation.
     Seeds(u64),
 }
@@ -142,7 +142,7 @@ impl Test {
         match self {
             Self::Lib(krate, tests) => format!("{krate}/lib {tests}"),
             Self::Integration(krate, tests) => format!("{krate}/integration {tests}"),
-            Self::Program(name, tests) => format!("{name} {tests}"),
+            Self::Module(name, tests) => format!("{name} {tests}"),
             Self::Seeds(count) => format!("simulation, {count} seeds"),
         }
     }
@@ -154,7 +154,7 @@ impl Test {
             Self::Integration(krate, tests) => {
                 ("--test integration".to_owned(), format!("{krate}/integration"), tests)
             }
-            Self::Program(name, tests) => (format!("--test {name}"), name.to_owned(), tests),
+            Self::Module(name, tests) => ("--test system".to_owned(), name.to_owned(), tests),
             Self::Seeds(_) => {
                 ("--test simulation".to_owned(), "simulation".to_owned(), "seeds_keep_both_promises")
             }
@@ -165,8 +165,9 @@ impl Test {
         let program = built.into_iter().find(|program| program.label == label);
         let program = program.with_context(|| format!("there is no test program `{label}`"))?;
         let program = Program { label: LABEL.to_owned(), ..program };
+        let args = program.args(tests).with_context(|| format!("`{label}` has no test `{tests}`"))?;
         let mut task = check::task("mutants", &program, &[("PATH".to_owned(), path.clone())]);
-        task.args.push(tests.into());
+        task.args = args;
         task.limit = LIMIT;
         if let Self::Seeds(count) = self {
             let settings = [("EBB_SIM_SEED", "0".to_owned()), ("EBB_SIM_SEEDS", count.to_string())];

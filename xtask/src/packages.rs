@@ -31,7 +31,7 @@ const PACKAGES: [(&str, &str); 9] = [
     ("systemd-analyze", "systemd"),
 ];
 
-/// The schemas of Kubernetes, for `tests/deploy.rs`.
+/// The schemas of Kubernetes, for `tests/system/deploy.rs`.
 const VALIDATOR: &str = "kubernetes-validate";
 const VALIDATOR_VERSION: &str = "1.30.0";
 

@@ -92,7 +92,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         let soak = Soak { args, base, programs: &programs, environment: &environment };
         let tasks = soak.tasks(*part);
-        ensure!(!tasks.is_empty(), "{part:?}: no program of this name; names are those that the tests print");
+        ensure!(
+            !tasks.is_empty(),
+            "{part:?}: no program of this name with such a test; names are those that the tests print"
+        );
         eprintln!(
             "\n== {part:?}: {} programs to run, {} loops beside them, seed {base}",
             tasks.len(),
@@ -150,16 +153,17 @@ impl Soak<'_> {
                 let seed = self.args.seed.unwrap_or(CHAOS_SEED).to_string();
                 let whole = [set("EBB_CHAOS_WHOLE", "1".into()), set("EBB_CHAOS_SEED", seed)];
                 let args = ["--nocapture", "--test-threads", "1"].map(OsString::from);
-                self.rounds(1, |label| label == "chaos", &args, &whole, Some(LIMIT))
+                self.rounds(1, |label| label == "chaos", "", &args, &whole, Some(LIMIT))
             }
-            Part::Crashes => self.rounds(self.args.rounds, |label| label == "crashes", &[], &[], None),
+            Part::Crashes => self.rounds(self.args.rounds, |label| label == "crashes", "", &[], &[], None),
             Part::Simulation => {
                 let seeds = [("EBB_SIM_SEEDS", self.args.seeds), ("EBB_SIM_SEED", self.base)];
                 let seeds = seeds.map(|(name, number)| set(name, number.to_string()));
                 self.rounds(
                     1,
                     |label| label == "simulation",
-                    &["--nocapture", "seeds"].map(OsString::from),
+                    "seeds",
+                    &["--nocapture"].map(OsString::from),
                     &seeds,
                     Some(LIMIT),
                 )
@@ -170,17 +174,19 @@ impl Soak<'_> {
                     // Their seeds are the part `simulation`.
                     named || (self.args.program.is_empty() && label != "simulation")
                 };
-                let args: Vec<_> = self.args.test.iter().map(OsString::from).collect();
-                self.rounds(self.args.rounds, chosen, &args, &[], None)
+                let text = self.args.test.as_deref().unwrap_or_default();
+                self.rounds(self.args.rounds, chosen, text, &[], &[], None)
             }
         }
     }
 
-    /// All chosen programs, so many times, one round after the other; with another limit than the check's, or not.
+    /// All chosen programs, so many times, one round after the other, with those of their tests that have `text` in their names; with
+    /// another limit than the check's, or not.
     fn rounds(
         &self,
         rounds: u32,
         chosen: impl Fn(&str) -> bool,
+        text: &str,
         args: &[OsString],
         more: &[(String, OsString)],
         limit: Option<Duration>,
@@ -190,8 +196,9 @@ impl Soak<'_> {
             for program in self.programs.iter().filter(|program| !program.is_bench && chosen(&program.label))
             {
                 let environment = [self.environment, more].concat();
+                let Some(tests) = program.args(text) else { continue };
                 let mut task = check::task("soak", program, &environment);
-                task.args = args.to_vec();
+                task.args = [&tests[..], args].concat();
                 task.label = format!("{} round {round}", task.label);
                 if let Some(limit) = limit {
                     task.environment.push(("EBB_TEST_LIMIT".to_owned(), limit.as_secs().to_string().into()));

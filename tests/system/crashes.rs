@@ -1,0 +1,222 @@
+//! Both promises with checkpoints, with real processes: a ps, the master, both, or everything is killed at random moments.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use crate::harness::oracle::Oracle;
+use crate::harness::{self, Cluster, ebb, events, fail, model, root, summary, text};
+use ebbflow::random::Keyed;
+
+/// Training events between two crashes at least; some come on top.
+const BETWEEN: usize = 30;
+
+/// What is killed, and started again without what it had in memory.
+#[derive(Clone, Copy, Debug)]
+enum Crash {
+    Ps,
+    Master,
+    Both,
+    Everything,
+}
+
+/// A job that is disturbed.
+struct Disturbed {
+    cluster: Cluster,
+    out: PathBuf,
+    child: Child,
+    dice: Keyed,
+    told: usize,
+}
+
+impl Disturbed {
+    fn start(cluster: Cluster, job: &Path, sets: &[String], seed: u64) -> Self {
+        let out = cluster.dir.path().join("out");
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let mut submission = cluster.submission(job, &out, &sets);
+        let child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Self { cluster, out, child, dice: Keyed::new(seed, "crashes", 0), told: 0 }
+    }
+
+    /// Waits for a checkpoint, or for more checkpoints than there are, and for some steps after it.
+    fn wait(&mut self) {
+        let more = BETWEEN + (self.dice.next_u64() % 40) as usize;
+        let saved = match self.out.join("metrics.jsonl").exists() {
+            true => events(&self.out, "checkpoint").len(),
+            false => 0,
+        };
+        let ready = |out: &Path, told: usize| {
+            out.join("metrics.jsonl").exists()
+                && events(out, "checkpoint").len() > saved
+                && events(out, "train").len() >= told
+        };
+        while !ready(&self.out, self.told + more) {
+            if self.child.try_wait().unwrap().is_some() {
+                let mut said = String::new();
+                let stdout = self.child.stdout.as_mut().unwrap();
+                std::io::Read::read_to_string(stdout, &mut said).unwrap();
+                panic!("the job ended before all crashes: {said}");
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        self.told = events(&self.out, "train").len();
+        // Anywhere in a step or a write, and not so long that the job could end.
+        std::thread::park_timeout(Duration::from_millis(self.dice.next_u64() % 30));
+    }
+
+    fn crash(&mut self, crash: Crash) {
+        let ps = self.dice.next_u64() as usize % self.cluster.ps.len();
+        match crash {
+            Crash::Ps => self.cluster.restart_ps(ps),
+            Crash::Master => self.cluster.restart_master(),
+            Crash::Both => {
+                self.cluster.master.signal("KILL");
+                self.cluster.restart_ps(ps);
+                self.cluster.restart_master();
+            }
+            Crash::Everything => self.cluster.restart_everything(),
+        }
+    }
+
+    /// Its folder, once it has succeeded.
+    fn end(mut self) -> (Cluster, PathBuf) {
+        let status = self.child.wait().unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(self.child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        assert!(status.success(), "{said}");
+        println!("{}", summary(&self.out));
+        (self.cluster, self.out)
+    }
+}
+
+/// The settings of a job that saves every `steps`.
+fn saving(folder: &Path, steps: u64) -> Vec<String> {
+    let url = folder.join("checkpoints").display().to_string();
+    vec![format!("checkpoint.url={url}"), format!("checkpoint.every_steps={steps}")]
+}
+
+/// An undisturbed run with one worker and one ps.
+fn calm(job: &Path, sets: &[String]) -> (Vec<u8>, serde_json::Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let output =
+        ebb(["run", "--workers", "1", "--ps", "1", "--out"]).arg(&out).args(sets).arg(job).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    (model(&out), summary(&out))
+}
+
+#[test]
+fn whatever_crashes_the_model_is_the_same() {
+    let job = root().join("examples/digits/job.toml");
+    for (mode, seed) in [("sync", 1), ("pipelined", 2)] {
+        let sets = vec!["epochs=60".to_owned(), format!("consistency.mode={mode}")];
+        let (bits, undisturbed) = calm(&job, &sets);
+        let cluster = Cluster::start(2, 2);
+        let sets = [sets, saving(cluster.dir.path(), 10)].concat();
+        let mut disturbed = Disturbed::start(cluster, &job, &sets, seed);
+        for crash in [Crash::Ps, Crash::Everything, Crash::Master, Crash::Both, Crash::Ps, Crash::Everything]
+        {
+            disturbed.wait();
+            disturbed.crash(crash);
+        }
+        let (_cluster, out) = disturbed.end();
+        assert!(model(&out) == bits, "{mode}: other bits than an undisturbed run");
+        assert_eq!(summary(&out)["samples_applied"], undisturbed["samples_applied"]);
+        let told: Vec<_> = events(&out, "train").iter().map(|event| event["step"].clone()).collect();
+        assert_eq!(
+            told.iter().filter(|step| **step == told[0]).count(),
+            1,
+            "{mode}: it began again from version 0"
+        );
+        let epochs = |out: &Path| {
+            let epoch = |event: &serde_json::Value| event["epoch"].as_u64().unwrap();
+            events(out, "eval").iter().map(epoch).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!(epochs(&out), 60, "{mode}: an epoch was not measured");
+    }
+}
+
+#[test]
+fn whatever_crashes_every_record_counts_once_an_epoch() {
+    let oracle = Oracle::new(50, Some(3));
+    for (mode, seed) in [("bounded", 3), ("async", 4)] {
+        let cluster = Cluster::of(&harness::example("oracle"), 3, 2);
+        let more = vec![format!("consistency.mode={mode}"), "fleet.ps=3".to_owned()];
+        let sets = [saving(cluster.dir.path(), 15), more].concat();
+        let mut disturbed = Disturbed::start(cluster, &oracle.job(), &sets, seed);
+        for crash in [Crash::Ps, Crash::Both, Crash::Everything, Crash::Ps] {
+            disturbed.wait();
+            disturbed.crash(crash);
+        }
+        let (_cluster, out) = disturbed.end();
+        oracle.check(&out, mode);
+    }
+}
+
+#[test]
+fn an_interrupted_run_resumes_with_any_number_of_ps_and_the_same_bits() {
+    let job = root().join("examples/digits/job.toml");
+    let sets = vec!["epochs=40".to_owned(), "consistency.mode=pipelined".to_owned()];
+    let (bits, undisturbed) = calm(&job, &sets);
+    let folder = tempfile::tempdir().unwrap();
+    let sets = [sets, saving(folder.path(), 50)].concat();
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let run = |out: &Path, more: &[&str]| {
+        let mut command = ebb(["run", "--workers", "2", "--out"]);
+        command.arg(out).args(&sets).args(more).arg(&job);
+        command
+    };
+    let nothing = fail(run(&folder.path().join("nothing"), &["--resume"]).get_args());
+    assert!(nothing.contains("nothing to resume from"), "{nothing}");
+
+    let out = folder.path().join("out");
+    let mut interrupted = run(&out, &["--ps", "3"]);
+    let mut child = interrupted.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !out.join("metrics.jsonl").exists() || events(&out, "train").len() < 130 {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before it was interrupted");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stopped = summary(&out);
+    assert_eq!(stopped["status"], "cancelled", "{}", text(&output));
+    let last = events(&out, "checkpoint").last().unwrap()["version"].as_u64().unwrap();
+    assert_eq!(stopped["steps"].as_u64(), Some(last), "it was saved where it stopped: {stopped}");
+
+    let again = fail(run(&folder.path().join("again"), &[]).get_args());
+    assert!(again.contains("go on from them with --resume"), "{again}");
+
+    let saved = folder.path().join("checkpoints");
+    for ps in ["1", "2", "5"] {
+        // Each goes on from the same checkpoint, not from that of the one before.
+        let kept = folder.path().join("kept");
+        if ps == "1" {
+            copy(&saved, &kept);
+        } else {
+            std::fs::remove_dir_all(&saved).unwrap();
+            copy(&kept, &saved);
+        }
+        let out = folder.path().join(format!("out-{ps}"));
+        let output = run(&out, &["--resume", "--ps", ps]).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(model(&out) == bits, "{ps} ps: other bits than an undisturbed run");
+        let first = events(&out, "train")[0]["step"].as_u64().unwrap();
+        assert!(first >= last, "{ps} ps: step {first} was trained again, {last} were saved");
+        assert_eq!(summary(&out)["samples_applied"], undisturbed["samples_applied"]);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Tests that start real processes on loopback, and checks of the repository's own files.
+//!
+//! They are one program, so that cargo compiles the harness once and links once. `cargo xtask test` runs each module as a process of
+//! its own, under the module's name.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod bad_input;
+mod chaos;
+mod checkpoint_faults;
+mod checkpoint_s3;
+mod checkpoints;
+mod compose;
+mod crashes;
+mod custom_model;
+mod deploy;
+mod full_journal;
+mod hosts;
+mod leaving;
+mod master_loss;
+mod matches_pytorch;
+mod mnist;
+mod numerics;
+mod observed;
+mod ps_loss;
+mod restore;
+mod resume;
+mod same_bits;
+mod scale;
+mod scratch;
+mod scripted;
+mod security;
+mod shared_memory;
+mod slurm;
+mod takeover;
+mod tidy;
+mod traced;
+mod upgrade;
+mod watched;

@@ -1,0 +1,128 @@
+//! Users scale, pause and resume a job of real processes, one of which dies on the way; the bits do not notice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::{Duration, Instant};
+
+use crate::harness::{Cluster, ebb, example, model, program, root, text};
+use serde_json::Value;
+
+/// Far more than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The settings of both runs. A microbatch takes 2 ms at least, so that no machine is done before the test is.
+const SETTINGS: [&str; 10] = [
+    "--set",
+    "epochs=100",
+    "--set",
+    "consistency.mode=pipelined",
+    "--set",
+    "fleet.ps=1",
+    "--set",
+    "model.builtin=paced",
+    "--set",
+    r#"model.options={ of = "mlp", millis = 2, hidden = [128] }"#,
+];
+
+/// A job on a cluster, as its user sees it.
+struct User {
+    cluster: Cluster,
+    job: String,
+}
+
+impl User {
+    fn submit(cluster: Cluster, settings: &[&str]) -> Self {
+        let mut user = Self { cluster, job: root().join("examples/digits/job.toml").display().to_string() };
+        user.job = user.ask("submit", settings)["job"].as_str().unwrap().to_owned();
+        user
+    }
+
+    /// The facts that a command prints, which must succeed.
+    fn ask(&self, verb: &str, more: &[&str]) -> Value {
+        let args = [verb, &self.job, "--json", "--master", &self.cluster.url];
+        let output = ebb(args).args(more).output().unwrap();
+        assert!(output.status.success(), "{verb}: {}", text(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Looks until the job is as it should be.
+    fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        #[expect(clippy::disallowed_methods, reason = "the deadline of a wait for real processes")]
+        let begin = Instant::now();
+        loop {
+            let status = self.ask("status", &[]);
+            if is_so(&status) {
+                return status;
+            }
+            assert!(begin.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}; the job is {status}");
+            let ended = ["succeeded", "failed", "cancelled"].iter().any(|end| status["status"] == *end);
+            assert!(!ended, "ended before {what}: {status}");
+        }
+    }
+
+    /// Lets a paused job train for a moment. What is asked of it in between takes no step from it, so that it is never done
+    /// before the test is.
+    fn train_some(&self) {
+        let before = self.ask("resume", &[])["steps_done"].as_u64();
+        self.until("some training", |status| status["steps_done"].as_u64() > before);
+        assert_eq!(self.ask("pause", &[])["status"], "paused");
+    }
+}
+
+/// How many take part and stand by.
+fn workers(status: &Value) -> (u64, u64) {
+    (status["workers"].as_u64().unwrap(), status["workers_standby"].as_u64().unwrap())
+}
+
+#[test]
+fn scaled_paused_and_resumed_it_trains_the_same_bits() {
+    let calm = tempfile::tempdir().unwrap();
+    let calm_out = calm.path().join("out");
+    let paced = example("oracle");
+    let mut run = program(&paced, ["run", "--workers", "8", "--out"]);
+    run.arg(&calm_out).arg(root().join("examples/digits/job.toml")).args(SETTINGS);
+    let output = run.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+
+    let settings = [&SETTINGS[..], &["--set", "fleet.workers.max=2"]].concat();
+    let mut user = User::submit(Cluster::of(&paced, 1, 0), &settings);
+    // Before there is a worker, so that nothing is done before everything is looked at.
+    assert_eq!(user.ask("pause", &[])["status"], "paused");
+    user.cluster.add_worker();
+    user.until("worker-0 takes part, as the first", |status| workers(status) == (1, 0));
+    user.cluster.add_worker();
+    user.cluster.add_worker();
+    let status = user.until("two take part, one stands by", |status| workers(status) == (2, 1));
+    assert_eq!((&status["workers_min"], &status["workers_max"]), (&1.into(), &2.into()));
+    assert_eq!(status["steps_done"], 0);
+    user.train_some();
+
+    assert_eq!(workers(&user.ask("scale", &["--workers", "3"])), (3, 0));
+    user.train_some();
+    assert_eq!(workers(&user.ask("scale", &["--workers", "1"])), (1, 2));
+    user.train_some();
+
+    // The only one that takes part dies while it trains.
+    let before = user.ask("resume", &[])["steps_done"].as_u64();
+    user.cluster.workers[0].signal("KILL");
+    let status = user.until("somebody takes over", |status| {
+        workers(status) == (1, 1) && status["steps_done"].as_u64() > before
+    });
+    assert!(status["workers_seen"].as_u64() >= Some(2), "{status}");
+
+    assert_eq!(workers(&user.ask("scale", &["--workers", "8"])), (2, 0));
+    let watched = ebb(["watch", &user.job, "--master", &user.cluster.url]).output().unwrap();
+    assert!(watched.status.success(), "{}", text(&watched));
+    let said = text(&watched);
+    // Who stands by is said with the progress, which is told from time to time only.
+    for part in ["paused: a user paused it", "a user scaled the job to 3 workers"] {
+        assert!(said.contains(part), "{part} missing in {said}");
+    }
+    let out = user.cluster.dir.path().join("out");
+    user.ask("fetch", &["--out", &out.display().to_string()]);
+    assert!(model(&out) == model(&calm_out), "other bits than an undisturbed run");
+
+    let refused =
+        ebb(["scale", &user.job, "--workers", "2", "--master", &user.cluster.url]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused).contains("cannot be scaled any more, it is succeeded"), "{}", text(&refused));
+}

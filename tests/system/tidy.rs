@@ -1,0 +1,266 @@
+//! Style that a machine can check: file headers, the dependency arrow, words, and documents that must follow the code.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All files of ours with one of these endings.
+fn files(endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.expect("a folder's entry").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // Links (libtorch) are not followed; hidden folders and build results are not ours.
+            if path.is_symlink() || name == "target" || name == ".git" {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() > 5, "only {} files end in {endings:?}: the walk is broken", found.len());
+    found
+}
+
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+#[test]
+fn every_source_file_says_first_why_it_exists() {
+    let bare: Vec<_> = files(&[".rs"])
+        .into_iter()
+        .filter(|path| !read(path).starts_with("//! "))
+        .map(|path| relative(&path))
+        .collect();
+    assert!(bare.is_empty(), "begin with a `//!` line: {bare:?}");
+}
+
+#[test]
+fn every_file_beside_this_one_is_compiled() {
+    let folder = root().join("tests/system");
+    let main = read(&folder.join("main.rs"));
+    let names = fs::read_dir(&folder).expect("its own folder").map(|entry| entry.expect("an entry").path());
+    let names = names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    let lost: Vec<_> =
+        names.filter(|name| name != "main" && !main.contains(&format!("\nmod {name};"))).collect();
+    assert!(lost.is_empty(), "tests/system/main.rs has no `mod` line of {lost:?}: their tests never run");
+}
+
+#[test]
+fn roles_meet_only_in_proto_and_only_the_worker_sees_libtorch() {
+    for (member, forbidden) in [
+        ("proto", &["ps", "master", "worker", "tch"][..]),
+        ("ps", &["master", "worker", "tch"]),
+        ("master", &["ps", "worker", "tch"]),
+        ("worker", &["ps", "master"]),
+    ] {
+        let manifest: toml::Table =
+            read(&root().join(member).join("Cargo.toml")).parse().expect("a manifest");
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(section) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+            for name in forbidden {
+                let package = format!("ebbflow-{name}");
+                assert!(!section.contains_key(*name), "{member} depends on {name}");
+                assert!(!section.contains_key(&package), "{member} depends on {package}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_undone_or_points_at_one_machine() {
+    // In two parts, so that this file passes its own test.
+    let words = [
+        ["TO", "DO"],
+        ["FIX", "ME"],
+        ["XX", "X:"],
+        ["/ro", "ot/"],
+        ["/wo", "rk/"],
+        ["black", "list"],
+        ["white", "list"],
+    ];
+    let words = words.map(|parts| parts.concat());
+    let mut found = Vec::new();
+    for path in files(&[".rs", ".md", ".proto", ".toml", ".py", ".cpp", ".txt"]) {
+        let text = read(&path);
+        for (number, line) in text.lines().enumerate() {
+            found.extend(
+                words
+                    .iter()
+                    .filter(|word| line.contains(*word))
+                    .map(|word| format!("{}:{}: {word}", relative(&path), number + 1)),
+            );
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn secrets_are_compared_in_constant_time() {
+    let tokens = read(&root().join("proto/src/security/tokens.rs"));
+    let (_, find) = tokens.split_once("pub fn find(").expect("tokens are looked up there");
+    let (find, _) = find.split_once("\n    }").expect("the end of a function");
+    assert!(
+        find.contains("ct_eq") && !find.contains("=="),
+        "another comparison tells where it ended:\n{find}"
+    );
+}
+
+#[test]
+fn only_config_reads_the_environment() {
+    let readers: Vec<_> = files(&[".rs"])
+        .iter()
+        .map(|path| (relative(path), read(path)))
+        .filter(|(name, _)| name.starts_with("src/") && name != "src/config.rs")
+        .filter(|(_, text)| text.contains("env::var"))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(readers.is_empty(), "move it to src/config.rs: {readers:?}");
+}
+
+/// The commands in a document's indented blocks: lines that start with four spaces and one of ours.
+fn commands(document: &str) -> Vec<Vec<String>> {
+    let text = read(&root().join(document));
+    let lines = text.lines().filter_map(|line| line.strip_prefix("    "));
+    let words = lines.map(|line| {
+        // An explanation follows after several spaces, or after `#`.
+        let line = line.trim().split("   ").next().unwrap_or_default().split(" #").next().unwrap_or_default();
+        line.split_whitespace()
+            .skip_while(|word| word.contains('=') && !word.starts_with('-'))
+            .map(str::to_owned)
+            .collect()
+    });
+    words
+        .filter(|words: &Vec<String>| matches!(words.first().map(String::as_str), Some("ebb" | "cargo")))
+        .collect()
+}
+
+#[test]
+fn commands_in_documents_exist_with_their_flags_and_files() {
+    let mut seen = 0;
+    for document in ["README.md", "CONTRIBUTING.md", "deploy/README.md", "docs/security.md"] {
+        for words in commands(document) {
+            for file in words.iter().filter(|word| word.starts_with("examples/")) {
+                assert!(root().join(file).exists(), "{document}: no {file}");
+            }
+            let [program, verb, flags @ ..] = &words[..] else { panic!("{document}: {words:?}") };
+            if program == "cargo" {
+                let chore = words.get(2).cloned().unwrap_or_default();
+                let source = read(&root().join("xtask/src/main.rs")).to_lowercase();
+                assert!(
+                    verb != "xtask" || source.contains(&format!("{chore}(")),
+                    "{document}: no chore {chore}"
+                );
+                continue;
+            }
+            // `ebb certs init --dir DIR`: its flags are those of `ebb certs init`.
+            let below = flags
+                .first()
+                .filter(|word| ["certs", "checkpoint"].contains(&verb.as_str()) && !word.starts_with('-'));
+            let asks = [Some(verb), below].into_iter().flatten();
+            let help = Command::new(crate::harness::ebb_path())
+                .args(asks)
+                .arg("--help")
+                .output()
+                .expect("ebb starts");
+            assert!(help.status.success(), "{document}: no verb `{verb}`");
+            let help = String::from_utf8_lossy(&help.stdout).into_owned();
+            for flag in flags.iter().filter(|word| word.starts_with("--")) {
+                let flag = flag.split_once('=').map_or(flag.as_str(), |(flag, _)| flag);
+                assert!(help.contains(flag), "{document}: `ebb {verb}` has no {flag}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "only {seen} commands of ours: the search is broken");
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    for path in files(&[".md"]) {
+        let text = read(&path);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") || target.starts_with('#') {
+                continue;
+            }
+            let file = target.split('#').next().unwrap_or_default();
+            let place = path.parent().unwrap_or(root()).join(file);
+            assert!(place.exists(), "{}: no {target}", relative(&path));
+        }
+    }
+}
+
+#[test]
+fn the_job_file_reference_names_every_setting_and_every_choice() {
+    let reference = read(&root().join("docs/job.md"));
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for file in [
+        "proto/src/spec.rs",
+        "proto/src/spec/checkpoint.rs",
+        "proto/src/optimizer.rs",
+        "proto/src/optimizer/schedule.rs",
+    ] {
+        for name in names(&read(&root().join(file))) {
+            count += 1;
+            // The folder of the job file is filled in, never written by a user.
+            if name != "base"
+                && !reference.contains(&format!("`{name}`"))
+                && !reference.contains(&format!("[{name}]"))
+            {
+                missing.push(format!("{file}: {name}"));
+            }
+        }
+    }
+    assert!(count > 60, "only {count} names: the search is broken");
+    assert!(missing.is_empty(), "docs/job.md lacks {missing:#?}");
+}
+
+/// Fields and variants of all types that a job file is read into, as they are written in it.
+fn names(source: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut derives = false;
+    let mut inside = false;
+    for line in source.lines() {
+        if line.starts_with("#[derive(") {
+            derives = line.contains("Deserialize");
+        } else if line.starts_with("pub struct") || line.starts_with("pub enum") {
+            inside = derives;
+        } else if line == "}" {
+            (inside, derives) = (false, false);
+        } else if inside {
+            let field = line.strip_prefix("    pub ").and_then(|rest| rest.split(':').next());
+            let variant = line.strip_prefix("    ").and_then(|rest| rest.strip_suffix(','));
+            let variant = variant.filter(|name| name.chars().all(char::is_alphanumeric)).map(snake_case);
+            names.extend(field.map(str::to_owned).or(variant));
+        }
+    }
+    names
+}
+
+/// `BceWithLogits` -> `bce_with_logits`; `AdamW` -> `adamw`, as its serde name.
+fn snake_case(name: &str) -> String {
+    let mut text = String::new();
+    for (index, letter) in name.char_indices() {
+        if letter.is_uppercase() && index > 0 && name != "AdamW" {
+            text.push('_');
+        }
+        text.extend(letter.to_lowercase());
+    }
+    text
+}

@@ -1,0 +1,156 @@
+//! One trace follows a microbatch through three processes: from the lease over pull, compute and push to the step that is applied.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::harness::collector::{Collector, Span};
+use crate::harness::{Cluster, root, summary, text};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+
+/// As many as the example's job asks for.
+const PS: usize = 2;
+
+/// What the processes send, by trace.
+struct Traces {
+    spans: Vec<Span>,
+    by_id: BTreeMap<(Vec<u8>, Vec<u8>), usize>,
+}
+
+impl Traces {
+    fn new(spans: Vec<Span>) -> Self {
+        let id = |(index, span): (usize, &Span)| ((span.trace.clone(), span.id.clone()), index);
+        let by_id = spans.iter().enumerate().map(id).collect();
+        Self { spans, by_id }
+    }
+
+    fn get(&self, trace: &[u8], id: &[u8]) -> Option<&Span> {
+        self.by_id.get(&(trace.to_vec(), id.to_vec())).map(|&index| &self.spans[index])
+    }
+
+    /// In the same trace: a parent is never elsewhere.
+    fn parent(&self, span: &Span) -> Option<&Span> {
+        (!span.parent.is_empty()).then(|| self.get(&span.trace, &span.parent)).flatten()
+    }
+
+    fn children<'a>(
+        &'a self,
+        of: &'a Span,
+        service: &'a str,
+        name: &'a str,
+    ) -> impl Iterator<Item = &'a Span> {
+        let below = move |span: &&Span| span.trace == of.trace && span.parent == of.id;
+        self.named(service, name).filter(below)
+    }
+
+    fn named<'a>(&'a self, service: &'a str, name: &'a str) -> impl Iterator<Item = &'a Span> {
+        self.spans.iter().filter(move |span| span.service == service && span.name == name)
+    }
+}
+
+#[test]
+fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
+    let collector = Collector::start();
+    // A process says what it has left when it ends; before that the queue must not overflow.
+    let traced =
+        [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "100")];
+    let mut cluster = Cluster::with_environment(&crate::harness::ebb_path(), PS, 0, &traced);
+    (0..2).for_each(|_| cluster.add_worker_with(&traced));
+    let out = cluster.dir.path().join("out");
+    let output = cluster.submit(&root().join("examples/digits/job.toml"), &out, &["--set", "epochs=1"]);
+    assert!(output.status.success(), "{}", text(&output));
+    // Workers before those that they call.
+    let Cluster { master, ps, workers, .. } = &mut cluster;
+    for process in workers.iter_mut().chain(ps).chain([master]) {
+        process.signal("TERM");
+        assert!(process.child.wait().unwrap().success(), "{}", process.log());
+    }
+    let traces = Traces::new(collector.take());
+    let steps = summary(&out)["steps"].as_u64().unwrap() as usize;
+    let microbatches = summary(&out)["microbatches_applied"].as_u64().unwrap() as usize;
+
+    // Nothing hangs in the air, across processes as within them.
+    for span in traces.spans.iter().filter(|span| !span.parent.is_empty()) {
+        assert!(traces.parent(span).is_some(), "no parent of {span:?}");
+        assert!(span.begin_ns <= span.end_ns, "{span:?}");
+    }
+
+    // Every microbatch: asked for, granted, loaded and computed in one trace. Or it came after the report of another lease.
+    let computed: Vec<_> = traces.named("ebb-worker", "compute").collect();
+    assert!(computed.len() >= microbatches, "{} of {microbatches}", computed.len());
+    for compute in &computed {
+        let task = traces.parent(compute).unwrap();
+        assert_eq!((task.name.as_str(), task.parent.len()), ("task", 0), "{task:?}");
+        assert!(task.number("lease").is_some(), "{task:?}");
+        if let Some(lease) = traces.children(task, "ebb-worker", "lease").next() {
+            let grant = traces.children(lease, "ebb-master", "grant").next().unwrap();
+            assert_eq!((lease.kind, grant.kind), (SpanKind::Client, SpanKind::Server));
+        } else {
+            let after = task.number("after");
+            let mut tasks = traces.named("ebb-worker", "task");
+            assert!(after.is_some() && tasks.any(|other| other.number("lease") == after), "{task:?}");
+        }
+        assert!(traces.children(task, "ebb-worker", "load").next().is_some());
+    }
+
+    // Each step's weights and gradients went to every ps, below what the worker did. One call may be given up on the way: a worker that
+    // has more urgent work, or was slower than a copy.
+    let everywhere = (0..PS as i64).map(Some).collect::<BTreeSet<_>>();
+    for name in ["pull", "push"] {
+        let mut whole = BTreeSet::new();
+        for sent in traces.named("ebb-worker", name) {
+            let served: Vec<_> = traces.children(sent, "ebb-ps", name).collect();
+            assert!(sent.kind == SpanKind::Client && served.iter().all(|span| span.kind == SpanKind::Server));
+            if served.iter().map(|span| span.number("partition")).collect::<BTreeSet<_>>() == everywhere {
+                whole.extend(sent.number("step"));
+            }
+        }
+        assert_eq!(whole, (0..steps as i64).collect(), "{name}");
+    }
+
+    // Every push that brought something leads to the update of its step.
+    let applied: Vec<_> = traces.named("ebb-ps", "apply").collect();
+    assert_eq!(applied.len(), PS * steps);
+    let mut linked = BTreeSet::new();
+    for apply in applied {
+        let last = traces.parent(apply).unwrap();
+        let contributed: Vec<_> = apply
+            .links
+            .iter()
+            .map(|(trace, id)| traces.get(trace, id).expect("a link leads somewhere"))
+            .collect();
+        assert!(contributed.iter().any(|push| push.id == last.id), "{apply:?}");
+        for push in contributed {
+            let at = |span: &Span| (span.number("job"), span.number("partition"), span.number("step"));
+            assert_eq!((push.name.as_str(), at(push)), ("push", at(apply)), "{push:?} of {apply:?}");
+            linked.insert(push.id.clone());
+        }
+    }
+    for push in traces.named("ebb-ps", "push").filter(|push| push.number("step").is_some()) {
+        match push.text("outcome") {
+            Some("Merged" | "Completed") => assert!(linked.contains(&push.id), "{push:?}"),
+            Some("Duplicate") => assert!(!linked.contains(&push.id), "{push:?}"),
+            // Given up by the worker, and perhaps taken up all the same.
+            _ => {}
+        }
+    }
+
+    // And some trace has the whole way in it.
+    let way = |trace: &[u8]| {
+        let of_trace = traces.spans.iter().filter(|span| span.trace == trace);
+        of_trace.map(|span| (span.service.as_str(), span.name.as_str())).collect::<BTreeSet<_>>()
+    };
+    let whole = BTreeSet::from([
+        ("ebb-worker", "task"),
+        ("ebb-worker", "lease"),
+        ("ebb-master", "grant"),
+        ("ebb-worker", "pull"),
+        ("ebb-ps", "pull"),
+        ("ebb-worker", "load"),
+        ("ebb-worker", "compute"),
+        ("ebb-worker", "push"),
+        ("ebb-ps", "push"),
+        ("ebb-ps", "apply"),
+    ]);
+    assert!(computed.iter().any(|compute| way(&compute.trace).is_superset(&whole)));
+    assert!(collector.reports_of_numbers() >= 4, "each process tells its numbers when it ends");
+}
