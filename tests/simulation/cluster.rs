@@ -21,7 +21,7 @@ use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
 
 use crate::journal::Journal;
-use crate::plan::{BESIDE, Dice, JOB, Plan};
+use crate::plan::{BESIDE, Dice, JOB, Plan, SLOW_LINK};
 use crate::store::{Disk, Published};
 use crate::{ambient, checks, liar, model};
 
@@ -138,7 +138,7 @@ impl Cluster {
         sim.host(name, move || run_worker(options.clone(), class, shutdowns.clone()));
         if number < self.plan.slow_links {
             for peer in self.peers(name).filter(|peer| *peer != "master") {
-                sim.set_link_latency(name, peer, Duration::from_millis(10 * self.plan.latency_ms));
+                sim.set_link_latency(name, peer, Duration::from_millis(SLOW_LINK * self.plan.latency_ms));
             }
         }
     }

@@ -12,8 +12,10 @@ pub(crate) const JOB: &str = "simulated";
 /// Name of the job beside it.
 pub(crate) const BESIDE: &str = "beside";
 
-/// Longest time that a worker computes alone at an eighth of its speed, but for rare runs: simulated time costs processor time, also when
-/// nothing happens.
+/// How many times longer messages of a slow link travel.
+pub(crate) const SLOW_LINK: u64 = 10;
+
+/// Longest time that a slow worker trains alone, but for rare runs: simulated time costs processor time, also when nothing happens.
 const ALONE_MAX: Duration = Duration::from_secs(200);
 
 /// Values of the tensor `bits` in a large model, so that a partition has more than 1 MiB, and more than one chunk.
@@ -194,7 +196,7 @@ impl Plan {
         }
         let mut plan = plan.with_faults_at_the_edges(seed).with_faults_of_members(seed);
         if plan.workers == 1 && plan.alone() > ALONE_MAX && !seed.is_multiple_of(50) {
-            plan.slow_compute_ms = plan.compute_ms;
+            (plan.slow_compute_ms, plan.slow_links) = (plan.compute_ms, 0);
         }
         plan
     }
@@ -368,10 +370,13 @@ impl Plan {
         }
     }
 
-    /// How long its slowest worker would compute alone; twice, because some of it may be computed again.
+    /// How long its slowest worker would need alone: in each microbatch it computes, and waits for a message to a ps and the answer.
+    /// Twice, because some of it may be done again.
     pub(crate) fn alone(&self) -> Duration {
         let microbatches = self.epochs * self.records.div_ceil(self.micro);
-        Duration::from_millis(2 * microbatches * self.slow_compute_ms.max(self.compute_ms))
+        let compute_ms = self.slow_compute_ms.max(self.compute_ms);
+        let latency_ms = if self.slow_links > 0 { SLOW_LINK * self.latency_ms } else { self.latency_ms };
+        Duration::from_millis(2 * microbatches * (compute_ms + 2 * latency_ms))
     }
 
     /// Values of the tensor `bits`.
