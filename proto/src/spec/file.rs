@@ -177,6 +177,15 @@ learning_rate = 1e-3
     }
 
     #[test]
+    fn a_step_has_at_most_65536_microbatches_the_last_smaller_one_included() {
+        let job =
+            |effective| read(&JOB.replace("micro = 32", "micro = 2").replace("128", &format!("{effective}")));
+        assert_eq!(job(131_072).unwrap().batch.microbatches_per_step(), 65_536);
+        let message = job(131_073).unwrap_err().to_string();
+        assert!(message.contains("65537 microbatches per step, at most 65536"), "{message}");
+    }
+
+    #[test]
     fn other_frameworks_names_lead_to_ours() {
         for (from, to, hint) in [
             ("learning_rate = 1e-3", "lr = 0.1", "did you mean `learning_rate`?"),

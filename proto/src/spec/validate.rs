@@ -58,6 +58,7 @@ impl JobSpec {
         );
         self.data.validate(&mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
+        let microbatches = effective.div_ceil(micro.max(1));
         check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());
         check(
             effective >= micro,
@@ -66,11 +67,8 @@ impl JobSpec {
             ),
         );
         check(
-            micro == 0 || effective / micro.max(1) <= 65_536,
-            format!(
-                "batch: effective / micro = {} microbatches per step, at most 65536",
-                effective / micro.max(1)
-            ),
+            micro == 0 || microbatches <= 65_536,
+            format!("batch: effective / micro = {microbatches} microbatches per step, at most 65536"),
         );
         for message in self.optimizer.validate().err().map(|invalid| invalid.violations).unwrap_or_default() {
             check(false, message);
