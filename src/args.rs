@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use proto::security::Role as TokenRole;
+use net::security::Role as TokenRole;
 use proto::spec::WORKERS_MAX;
 use worker::device::Choice;
 

@@ -16,8 +16,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use proto::security::Role;
-use proto::security::tokens::{entry, is_name, written};
+use net::security::Role;
+use net::security::tokens::{entry, is_name, written};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose,
@@ -231,8 +231,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use proto::security::tokens::Tokens;
-    use proto::security::{Keys, Options};
+    use net::security::tokens::Tokens;
+    use net::security::{Keys, Options};
 
     use super::*;
     use crate::fake::app;
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    fn keys(dir: &Path, of: &Path, name: &str) -> Result<Keys, proto::security::Error> {
+    fn keys(dir: &Path, of: &Path, name: &str) -> Result<Keys, net::security::Error> {
         let file = |end: &str| Some(of.join(format!("{name}.{end}")));
         Keys::load(Options {
             ca: Some(dir.join("ca.pem")),

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use proto::artifact;
-use proto::checkpoint::file::{DataFile, weights};
-use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::{Manifest, Script};
-use proto::checkpoint::store::{Folder, Stores};
 use proto::checkpoint::{Error, folder_name, version_of};
 use proto::ids::{PartitionId, Version};
 use proto::tensor::Values;
 use serde_json::json;
+use store::data_file::{DataFile, weights};
+use store::found::Found;
+use store::{Folder, Stores};
 
 use crate::App;
 use crate::args;

@@ -4,8 +4,8 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
-use proto::failover::Failover;
+use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::failover::Failover;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::retry::Retry;
@@ -154,7 +154,7 @@ impl Client {
             last = Some(failure.clone());
         };
         let (retry, seed) = (Retry::unlimited(), u64::from(std::process::id()));
-        let calls = retry.run(seed, on_retry, || attempt(self.jobs.clone()));
+        let calls = net::retry::repeat(retry, seed, on_retry, || attempt(self.jobs.clone()));
         match tokio::time::timeout(self.patience, calls).await {
             Ok(answer) => answer.map_err(anyhow::Error::new),
             Err(_) => Err(self.no_answer(last)),
@@ -223,7 +223,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(5)).await;
             let incoming = network.listen("127.0.0.1").unwrap();
             let service = pb::jobs_server::JobsServer::new(Fake::new());
-            tokio::spawn(proto::channel::server().add_service(service).serve_with_incoming(incoming));
+            tokio::spawn(net::channel::server().add_service(service).serve_with_incoming(incoming));
         };
         let (jobs, ()) = tokio::join!(client.list(), start);
         assert_eq!(jobs.unwrap()[0].name, "line-3");

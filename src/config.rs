@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use proto::channel::{Dialer, Listener};
-use proto::checkpoint::store::Stores;
-use proto::memory::Memory;
-use proto::security::{self, Keys};
+use net::channel::{Dialer, Listener};
+use net::memory::Memory;
+use net::security::{self, Keys};
+use store::Stores;
 
 use crate::args::KeyFiles;
 use crate::export::Batches;
@@ -221,7 +221,7 @@ pub(crate) fn urls(list: &str, scheme: &str) -> String {
         url if url.contains("://") => url.to_owned(),
         host => format!("{scheme}://{host}"),
     };
-    proto::failover::urls(list).map(written).collect::<Vec<_>>().join(",")
+    net::failover::urls(list).map(written).collect::<Vec<_>>().join(",")
 }
 
 /// URL where others reach a server that listens on `address`: what the user says, else that address.

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use net::timeline::{Mark, Place};
 use opentelemetry::trace::{Link, SpanContext, TraceState};
 use opentelemetry::{InstrumentationScope, SpanId, TraceFlags};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Config, SamplingDecision, SpanData, SpanExporter, SpanLinks};
-use proto::timeline::{Mark, Place};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tracing::{Metadata, info, warn};
@@ -204,10 +204,10 @@ fn cut<T>(list: &mut Vec<T>, max: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use net::timeline::{carry, follow, join};
     use opentelemetry::trace::{SpanKind, Status};
     use opentelemetry::{KeyValue, Value};
     use opentelemetry_sdk::error::OTelSdkResult;
-    use proto::timeline::{carry, follow, join};
     use tracing::field::Empty;
     use tracing::{debug_span, error, subscriber};
     use tracing_subscriber::layer::SubscriberExt as _;

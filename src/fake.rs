@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
+use net::metrics::Board;
 use proto::artifact;
-use proto::metrics::Board;
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::jobs_server::{Jobs, JobsServer};
@@ -93,7 +93,7 @@ impl Fake {
         let network = Network::new();
         let incoming = network.listen("127.0.0.1").expect("a new network");
         let service = JobsServer::new(self.clone());
-        tokio::spawn(proto::channel::server().add_service(service).serve_with_incoming(incoming));
+        tokio::spawn(net::channel::server().add_service(service).serve_with_incoming(incoming));
         app(&network)
     }
 

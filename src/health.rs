@@ -1,9 +1,9 @@
 //! `ebb health`: one question to one process by the gRPC health protocol, for whoever restarts it or sends it work.
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use proto::channel::Purpose;
-use proto::health::{LIVE, READY};
-use proto::security::{Keys, Options};
+use net::channel::Purpose;
+use net::health::{LIVE, READY};
+use net::security::{Keys, Options};
 use serde_json::json;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -72,14 +72,14 @@ mod tests {
         let network = Network::new();
         let (reporter, service) = tonic_health::server::health_reporter();
         let incoming = network.listen("127.0.0.1").unwrap();
-        tokio::spawn(proto::channel::server().add_service(service).serve_with_incoming(incoming));
+        tokio::spawn(net::channel::server().add_service(service).serve_with_incoming(incoming));
         let app = app(&network);
         // Nobody has said yet whether it is ready.
         assert!(run(ask(false), &app).await.unwrap());
         assert!(!run(ask(true), &app).await.unwrap());
-        proto::health::set_ready(&reporter, true).await;
+        net::health::set_ready(&reporter, true).await;
         assert!(run(ask(true), &app).await.unwrap());
-        proto::health::set_ready(&reporter, false).await;
+        net::health::set_ready(&reporter, false).await;
         assert!(!run(ask(true), &app).await.unwrap());
         let json = args::Health { json: true, ..ask(true) };
         assert!(!run(json, &app).await.unwrap());

@@ -5,9 +5,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use proto::artifact::{self, INITIAL, SCRIPT};
-use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::spec::{self, JobSpec};
+use store::Stores;
 
 use crate::args::{GoOn, JobFile};
 use crate::checkpoint;

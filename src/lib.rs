@@ -62,13 +62,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result as Anyhow};
 use clap::Parser as _;
+use net::channel::Dialer;
+use net::metrics::Board;
+use net::security::Keys;
 use opentelemetry::metrics::Meter;
-use proto::channel::Dialer;
-use proto::metrics::Board;
-use proto::security::Keys;
 use tracing::Instrument as _;
 
-pub use ::proto::{random, security, spec, tensor};
+pub use ::net::security;
+pub use ::proto::{random, spec, tensor};
 pub use ::worker::{Error, Result, data, device, model, weights};
 
 use crate::args::{Cli, Command, Reach};

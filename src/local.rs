@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use proto::channel::Dialer;
-use proto::checkpoint::store::Stores;
+use net::channel::Dialer;
 use proto::parameters::Parameters;
 use proto::status::{Failure, Kind};
+use store::Stores;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

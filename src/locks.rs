@@ -1,8 +1,8 @@
 //! The keys of a role and its door: read, followed while it runs, with as many connections as the system has files for.
 
 use anyhow::Result;
-use proto::security::door::{Door, Limits};
-use proto::security::{self, Keys};
+use net::security::door::{Door, Limits};
+use net::security::{self, Keys};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Open files that are no connections: the journal, artifacts, checkpoints, the log, connections to others.

@@ -15,10 +15,10 @@ use axum::routing::get;
 use axum::serve::{IncomingStream, Listener};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use net::channel::{Accepted, Io};
+use net::metrics::{Board, Kind, Reading, prometheus};
+use net::security::{Guest, Options};
 use opentelemetry::metrics::{AsyncInstrument, Meter};
-use proto::channel::{Accepted, Io};
-use proto::metrics::{Board, Kind, Reading, prometheus};
-use proto::security::{Guest, Options};
 
 use crate::App;
 use crate::config;

@@ -237,7 +237,7 @@ impl Out {
     /// another try.
     async fn download(
         &self,
-        mut jobs: pb::jobs_client::JobsClient<proto::failover::Failover>,
+        mut jobs: pb::jobs_client::JobsClient<net::failover::Failover>,
         status: &pb::JobStatus,
     ) -> Result<Result<Vec<String>>, Failure> {
         let request = pb::FetchRequest { job: status.name.clone() };

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use proto::channel::{Accepted, Dialer};
+use net::channel::{Accepted, Dialer};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
@@ -83,7 +83,7 @@ impl Stream for Incoming {
 
 #[cfg(test)]
 mod tests {
-    use proto::channel::Purpose;
+    use net::channel::Purpose;
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
 
@@ -98,7 +98,7 @@ mod tests {
         let incoming = network.listen(name).expect("a free name");
         tokio::spawn(async move {
             let (_reporter, health) = tonic_health::server::health_reporter();
-            let served = proto::channel::server().add_service(health).serve_with_incoming(incoming);
+            let served = net::channel::server().add_service(health).serve_with_incoming(incoming);
             served.await.expect("serves until it is aborted");
         })
     }

@@ -8,10 +8,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use net::timeline::{Place, TARGET};
 use opentelemetry::trace::{Event as Line, SpanKind, Status};
 use opentelemetry::{KeyValue, Value};
 use opentelemetry_sdk::trace::SpanEvents;
-use proto::timeline::{Place, TARGET};
 use tokio::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use net::timeline;
 use opentelemetry::metrics::{Meter, MeterProvider as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
-use proto::timeline;
 use tokio::runtime::Runtime;
 use tracing::Level;
 use tracing_subscriber::Layer as _;

@@ -133,7 +133,7 @@ impl Drop for Ending {
 mod tests {
     use std::fs;
 
-    use proto::timeline::TARGET;
+    use net::timeline::TARGET;
     use serde_json::Value;
     use tracing::{debug_span, subscriber};
     use tracing_subscriber::layer::SubscriberExt as _;

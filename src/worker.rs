@@ -39,7 +39,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
             let (listener, address) =
                 config::bind_to_show(listen, &files).await.context("--health-listen")?;
             app.screen.print(&format!("health of worker {} at http://{address}", options.name))?;
-            let serving = proto::channel::server().add_service(service);
+            let serving = net::channel::server().add_service(service);
             let serving = serving.serve_with_incoming(locks::watchers().open(listener, None));
             Some(AbortOnDrop(tokio::spawn(serving).abort_handle()))
         }

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use proto::channel::{Channel, Dialer, Purpose};
+use net::channel::{Channel, Dialer, Purpose};
+use net::session::{Secret, Shown};
 use proto::ids::IncarnationId;
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::lease::Work;
-use proto::session::{Secret, Shown};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Interceptor;

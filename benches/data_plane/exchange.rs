@@ -4,10 +4,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use proto::channel::Listener;
-use proto::checkpoint::store::Stores;
+use net::channel::Listener;
+use net::memory::{Memory, Regions};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
-use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Target, Want};
 use proto::pb::PartitionAddress;
 use proto::placement::Layout;
@@ -16,6 +15,7 @@ use proto::tensor::{TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Ps};
+use store::Stores;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use worker::ps_client::{Connector, PsClient};
@@ -167,7 +167,7 @@ impl Exchange {
     }
 
     fn ones(&self, len: usize) -> Values {
-        let Some(mut shared) = self.regions.as_ref().and_then(|regions| Values::shared(regions, len)) else {
+        let Some(mut shared) = self.regions.as_ref().and_then(|regions| regions.floats(len)) else {
             return Values::F32(vec![1.0; len]);
         };
         shared.as_f32_mut().expect("floats").fill(1.0);

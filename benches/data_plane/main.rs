@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use exchange::{ADAM, Exchange, NARROW, SUMS, TINY};
-use proto::channel::Dialer;
-use proto::memory::{Memory, Regions};
+use net::channel::Dialer;
+use net::memory::{Memory, Regions};
 use proto::parameters::Parameters;
 use report::{Figure, Target as Goal, median};
 use requests::Requests;

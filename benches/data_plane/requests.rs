@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::bulk::{self, Incoming};
-use proto::channel::{Channel, Dialer, Listener, Purpose};
+use net::bulk::{self, Incoming};
+use net::channel::{Channel, Dialer, Listener, Purpose};
 use proto::pb;
 use tonic::Status;
 use tonic::body::Body;
@@ -29,7 +29,7 @@ pub(crate) fn serve() -> ExitCode {
         let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
         println!("{}", listener.address()?);
         let answers = Answers(Bytes::from(vec![6; DOWN]));
-        proto::channel::server().add_service(answers).serve_with_incoming(listener.accept()?).await?;
+        net::channel::server().add_service(answers).serve_with_incoming(listener.accept()?).await?;
         Ok::<_, Box<dyn std::error::Error>>(())
     };
     crate::runtime().block_on(serving).expect("requests are served");

@@ -24,13 +24,13 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use master::{Batch, FileStore, Master, Options, Store as _};
+use net::channel::{Dialer, Purpose, accept};
 use prost::Message as _;
-use proto::channel::{Dialer, Purpose, accept};
-use proto::checkpoint::store::Stores;
 use proto::pb;
 use proto::pb::event::Kind;
 use proto::pb::jobs_client::JobsClient;
 use report::{Figure, Target};
+use store::Stores;
 use tokio_util::sync::CancellationToken;
 
 /// As `ebb` has it.

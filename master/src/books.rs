@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use net::session::Shown;
 use prost::Message as _;
 use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId};
@@ -14,7 +15,6 @@ use proto::numerics::Numerics;
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::event::Kind as Event;
-use proto::session::Shown;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 

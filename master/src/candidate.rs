@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
-use proto::channel::{Accepted, Dialer};
-use proto::checkpoint::store::Stores;
-use proto::metrics::Board;
+use net::channel::{Accepted, Dialer};
+use net::metrics::Board;
+use store::Stores;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -150,8 +150,8 @@ where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (reporter, health) = tonic_health::server::health_reporter();
-    proto::health::set_ready(&reporter, false).await;
-    let serving = proto::channel::server()
+    net::health::set_ready(&reporter, false).await;
+    let serving = net::channel::server()
         .layer(Gate::StandingBy(leader))
         .add_service(health)
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());

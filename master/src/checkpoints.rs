@@ -5,17 +5,17 @@ use std::fmt;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use proto::channel::Dialer;
-use proto::checkpoint::file::DataFile;
-use proto::checkpoint::found::Found;
+use net::channel::Dialer;
 use proto::checkpoint::manifest::{Manifest, Script};
-use proto::checkpoint::store::{Folder, Stores};
 use proto::checkpoint::trained_on::TrainedOn;
 use proto::checkpoint::{Error, MANIFEST, PROBE, Result, folder_name};
 use proto::ids::{PartitionId, Version};
 use proto::numerics::Since;
 use proto::pb;
 use proto::plan::Plan;
+use store::data_file::DataFile;
+use store::found::Found;
+use store::{Folder, Stores};
 
 use crate::job::PsAddress;
 use crate::ps_client;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proto::checkpoint::PATIENCE_MAX;
-use proto::checkpoint::location::Allowed;
-use proto::checkpoint::store::Stores;
 use serde::{Deserialize, Serialize};
+use store::PATIENCE_MAX;
+use store::Stores;
+use store::location::Allowed;
 
 use crate::error::{Error, Result};
 
@@ -63,7 +63,7 @@ impl Default for Options {
             death: Duration::from_secs(5),
             ps_grace: Duration::from_secs(30),
             stream_silence: Duration::from_secs(15),
-            store_patience: proto::checkpoint::PATIENCE,
+            store_patience: store::PATIENCE,
             checkpoints: Vec::new(),
             jobs_max: 1000,
             members_max: 4096,
@@ -103,7 +103,7 @@ impl ElectionOptions {
         };
         let Self { etcd, prefix, ttl, url } = self;
         check(
-            proto::failover::urls(etcd).next().is_some(),
+            net::failover::urls(etcd).next().is_some(),
             "etcd: empty; expected http://HOST:PORT[,..]".to_owned(),
         );
         check(

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use http_body::{Frame, SizeHint};
-use proto::failover::standing_by;
+use net::failover::standing_by;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;

@@ -1,6 +1,6 @@
 //! What a master counts: every name, unit and meaning in one list.
 
-use proto::metrics::Reading;
+use net::metrics::Reading;
 
 /// The counters of one master since it started, and the sizes of what it holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +99,6 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_of_one_form() {
-        proto::metrics::check_names("master", &Metrics::default().readings());
+        net::metrics::check_names("master", &Metrics::default().readings());
     }
 }

@@ -1,6 +1,6 @@
 //! Whose a job is, and what its owner may have at once.
 
-use proto::security::Caller;
+use net::security::Caller;
 use proto::status::{Failure, Kind};
 
 /// Who submits a job: the bearer of a token, or somebody who needs none and has no limits of his own.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use proto::security::Caller;
+use net::security::Caller;
 use proto::status::{Failure, Kind};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::try_join_all;
-use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::ids::{Era, JobId, Version};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
@@ -144,5 +144,5 @@ where
     let named = |failure: Failure| {
         Failure::new(failure.kind, format!("{what} on ps `{}` ({}): {}", ps.name, ps.url, failure.message))
     };
-    RETRY.run(seed, visible, attempt).await.map_err(named)
+    net::retry::repeat(RETRY, seed, visible, attempt).await.map_err(named)
 }

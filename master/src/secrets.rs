@@ -3,8 +3,8 @@
 //! A secret is a function of the incarnation and of a key that only this start of the master has. So nothing is kept for each member, and
 //! a secret of an earlier start is worth nothing.
 
+use net::session::{Secret, Shown};
 use proto::ids::IncarnationId;
-use proto::session::{Secret, Shown};
 use proto::status::{Failure, Kind};
 use sha2::{Digest, Sha256};
 

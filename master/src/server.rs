@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::Stream;
-use proto::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
+use net::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
+use net::metrics::Reading;
 use proto::checkpoint::manifest::Script;
-use proto::checkpoint::store::Stores;
 use proto::ids::{IncarnationId, JobId, LeaseId};
-use proto::metrics::Reading;
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
 use proto::status::{Failure, Kind};
+use store::Stores;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
@@ -222,7 +222,7 @@ impl Master {
     {
         let shared = &self.shared;
         let (reporter, health) = tonic_health::server::health_reporter();
-        proto::health::set_ready(&reporter, true).await;
+        net::health::set_ready(&reporter, true).await;
         let schema = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
@@ -232,7 +232,7 @@ impl Master {
         let reflection_alpha = schema().build_v1alpha().expect("our own schema is well-formed");
         let (jobs, fleet) = (JobsService::new(shared.clone()), FleetService::new(shared.clone()));
         let gate = shared.leadership.clone().map_or(Gate::Open, Gate::Leading);
-        let serving = proto::channel::server()
+        let serving = net::channel::server()
             .layer(gate)
             .add_service(health)
             .add_service(reflection)
@@ -242,7 +242,7 @@ impl Master {
             .serve_with_incoming_shutdown(incoming, shared.stopping.clone().cancelled_owned());
         let stopped = async {
             shutdown.cancelled().await;
-            proto::health::set_ready(&reporter, false).await;
+            net::health::set_ready(&reporter, false).await;
             shared.stopping.cancel();
             tokio::time::sleep(SHUTDOWN).await;
         };
@@ -461,7 +461,7 @@ async fn tick(shared: &Arc<Shared>, health: &HealthReporter) {
         let is_ready = shared.check_journal().is_ok();
         // At a shutdown somebody else has said that it is not.
         if is_ready != ready && !shared.stopping.is_cancelled() {
-            proto::health::set_ready(health, is_ready).await;
+            net::health::set_ready(health, is_ready).await;
             ready = is_ready;
         }
     }

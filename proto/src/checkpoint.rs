@@ -20,26 +20,17 @@
 //!   would cost a core more than the disk does.
 //! - Nothing in a data file depends on the clock, the era, or who was there: same tensors, same bytes.
 
-#[cfg(feature = "cloud")]
-mod cloud;
 pub mod data;
-mod direct;
 mod error;
-pub mod file;
-pub mod found;
-pub mod location;
 pub mod manifest;
-pub mod store;
 pub mod trained_on;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::error::{Error, Result};
 use crate::ids::{PartitionId, Step, Version};
-use crate::retry::Retry;
 
 /// Name of the manifest in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
@@ -49,21 +40,6 @@ pub const PROBE: &str = "probe-";
 
 /// Largest manifest that makes sense: it lists the tensors of a model.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
-
-/// How long a store that fails is tried again, unless a process is told otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(13);
-
-/// The longest time that makes sense for it.
-pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
-
-/// The wait before a store that failed is tried again for the first time. It doubles each time.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-
-/// As many waits as fit into `patience`.
-fn retry(patience: Duration) -> Retry {
-    let waits = (patience.as_millis() / FIRST_WAIT.as_millis() + 1).ilog2();
-    Retry { first: FIRST_WAIT, longest: Duration::from_secs(10), attempts_max: waits + 1 }
-}
 
 /// Folder of one checkpoint, below the store's URL.
 ///

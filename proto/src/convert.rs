@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::channel::PAYLOAD_BYTES;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use crate::parameters::{Address, Outcome, Pull, Pushed, Restore, Target, Want};
@@ -486,6 +485,9 @@ impl<'a> ChunkCheck<'a> {
         Error::WrongChunk { what: self.what, partition: self.partition.get(), expected, found }
     }
 }
+
+/// Payload bytes that one streamed message gathers: fewer waste headers and wake-ups, more defeat streaming.
+pub const PAYLOAD_BYTES: usize = 1 << 20;
 
 /// Gathers chunks into messages of up to [`PAYLOAD_BYTES`] (a larger single chunk is a message of its own).
 pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb::Chunks> {

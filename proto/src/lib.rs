@@ -1,23 +1,24 @@
-//! What two Ebbflow processes must agree on.
+//! What two Ebbflow processes must agree on. No socket, file, clock or thread.
 //!
-//! The wire schema ([`pb`]), the job's specification ([`spec`]), the numbering of its work ([`plan`]), the order of
-//! its sums ([`tree`]), where its parameters live ([`placement`]), how values travel ([`tensor`], [`wire`],
-//! [`channel`], [`convert`]), how a job's state rests ([`checkpoint`]), who may do what ([`security`]), and what errors mean ([`status`],
-//! [`retry`], [`failover`]). Roles meet here and nowhere else.
+//! | module | agreement |
+//! | --- | --- |
+//! | [`pb`], [`convert`] | the wire schema, and how its messages are checked |
+//! | [`spec`], [`optimizer`] | a job's specification |
+//! | [`plan`], [`random`] | the numbering of a job's work |
+//! | [`tree`], [`wire`] | the order and the rounding of sums |
+//! | [`placement`] | where parameters live |
+//! | [`tensor`], [`parameters`] | values, and the calls that exchange them |
+//! | [`checkpoint`] | how a job's state rests on a store |
+//! | [`status`], [`retry`] | what failures mean, and when to try again |
 
 pub mod artifact;
-pub mod bulk;
-pub mod channel;
 pub mod checkpoint;
 pub mod convert;
+pub mod dtype;
 pub mod duration;
 pub mod error;
-pub mod failover;
-pub mod health;
 pub mod hint;
 pub mod ids;
-pub mod memory;
-pub mod metrics;
 pub mod numerics;
 pub mod optimizer;
 pub mod parameters;
@@ -25,12 +26,9 @@ pub mod placement;
 pub mod plan;
 pub mod random;
 pub mod retry;
-pub mod security;
-pub mod session;
 pub mod spec;
 pub mod status;
 pub mod tensor;
-pub mod timeline;
 pub mod tree;
 pub mod wire;
 

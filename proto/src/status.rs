@@ -9,8 +9,6 @@ use std::io;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
-use crate::security::tls;
-
 /// Kinds of failure, as many as there are different reactions to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -99,8 +97,13 @@ impl Failure {
     }
 }
 
-/// The kind that a status of ours names.
-pub(crate) fn kind_named(status: &Status) -> Option<Kind> {
+/// One end of a connection refuses the other's certificate: trying again does not help. Transports put it inside an [`io::Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// The kind that a status of ours names; `None` for a status from elsewhere.
+pub fn kind_named(status: &Status) -> Option<Kind> {
     let name = status.metadata().get(KIND_KEY)?.to_str().ok()?;
     TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
 }
@@ -141,7 +144,7 @@ impl From<Status> for Failure {
 }
 
 /// What one end of a connection has against the other's certificate, if that is why there is none.
-fn refused(status: &Status) -> Option<&tls::Refused> {
+fn refused(status: &Status) -> Option<&Refused> {
     let mut cause = status.source();
     while let Some(error) = cause {
         let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

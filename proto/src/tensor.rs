@@ -4,54 +4,14 @@
 //! ps's versioned buffer or a receive buffer. Received bytes are rarely aligned, so they are read with unaligned
 //! loads ([`Values::from_bytes`], [`add_assign`]) and never reinterpreted.
 
+use std::fmt;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use crate::dtype::{DType, Role};
 use crate::ids::ChunkId;
-use crate::memory::{Recycled, Regions};
 use crate::wire::WireType;
-
-/// Type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// 32-bit IEEE float.
-    F32,
-    /// 64-bit signed integer.
-    I64,
-}
-
-impl DType {
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::I64 => 8,
-        }
-    }
-}
-
-/// What a step does to a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// The optimizer updates it from the mean gradient (f32).
-    Parameter,
-    /// Becomes the mean of the M values that the microbatches report (f32).
-    State,
-    /// Becomes the maximum of the M values that the microbatches report (i64).
-    Counter,
-}
-
-impl Role {
-    /// The only element type a tensor of this role may have.
-    pub const fn dtype(self) -> DType {
-        match self {
-            Self::Parameter | Self::State => DType::F32,
-            Self::Counter => DType::I64,
-        }
-    }
-}
 
 /// One named tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -101,6 +61,15 @@ impl TensorSpec {
     }
 }
 
+/// Memory of 32-bit floats that the caller brings, aligned for them.
+pub trait ExternalMemory: Send + Sync + fmt::Debug {
+    /// The floats as little-endian bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// The floats as little-endian bytes, for writing.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
 /// The values of one tensor or chunk.
 #[derive(Debug)]
 pub enum Values {
@@ -108,8 +77,8 @@ pub enum Values {
     F32(Vec<f32>),
     /// 64-bit integers.
     I64(Vec<i64>),
-    /// 32-bit floats in memory that another process of this host may read.
-    Shared(Recycled),
+    /// 32-bit floats in memory of another kind, such as memory that other processes read.
+    External(Box<dyn ExternalMemory>),
 }
 
 impl Values {
@@ -121,15 +90,10 @@ impl Values {
         }
     }
 
-    /// `len` floats of any content, in memory of `regions`. `None`: too few for that, or there is no room.
-    pub fn shared(regions: &Regions, len: usize) -> Option<Self> {
-        regions.take(len * DType::F32.size()).map(Self::Shared)
-    }
-
     /// Element type.
     pub const fn dtype(&self) -> DType {
         match self {
-            Self::F32(_) | Self::Shared(_) => DType::F32,
+            Self::F32(_) | Self::External(_) => DType::F32,
             Self::I64(_) => DType::I64,
         }
     }
@@ -149,7 +113,7 @@ impl Values {
         match self {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
-            Self::Shared(region) => Some(bytemuck::cast_slice(region)),
+            Self::External(memory) => Some(bytemuck::cast_slice(memory.bytes())),
         }
     }
 
@@ -158,7 +122,7 @@ impl Values {
         match self {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
-            Self::Shared(region) => Some(bytemuck::cast_slice_mut(region)),
+            Self::External(memory) => Some(bytemuck::cast_slice_mut(memory.bytes_mut())),
         }
     }
 
@@ -184,7 +148,7 @@ impl Values {
         match self {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::I64(values) => bytemuck::cast_slice(values),
-            Self::Shared(region) => region,
+            Self::External(memory) => memory.bytes(),
         }
     }
 
@@ -193,7 +157,7 @@ impl Values {
         match self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::I64(values) => bytemuck::cast_slice_mut(values),
-            Self::Shared(region) => region,
+            Self::External(memory) => memory.bytes_mut(),
         }
     }
 
@@ -246,7 +210,7 @@ impl Clone for Values {
         match self {
             Self::F32(values) => Self::F32(values.clone()),
             Self::I64(values) => Self::I64(values.clone()),
-            Self::Shared(region) => Self::F32(bytemuck::cast_slice(region).to_vec()),
+            Self::External(memory) => Self::F32(bytemuck::cast_slice(memory.bytes()).to_vec()),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tensor::Role;
+use crate::dtype::Role;
 use crate::tree::Node;
 
 /// Type in which the values of parameters are exchanged between workers and ps.

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::memory::Memory;
-use proto::memory::attach::Attachment;
+use net::memory::Memory;
+use net::memory::attach::Attachment;
 
 /// Attachments at once. One takes two descriptors and as much of the address space as the machine has memory.
 const ATTACHMENTS_MAX: usize = 1024;
@@ -64,7 +64,7 @@ impl Attachments {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use proto::memory::attach::Offer;
+    use net::memory::attach::Offer;
 
     use super::*;
 

@@ -19,11 +19,11 @@ mod write;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use proto::checkpoint::store::Stores;
 use proto::checkpoint::{self, folder};
 use proto::ids::{Era, Version};
 use proto::plan::Plan;
 use proto::spec::CheckpointSpec;
+use store::Stores;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::cut::Cut;

@@ -65,7 +65,7 @@ impl Default for Options {
             partition_bytes_max: 4 << 30,
             steps_in_progress_max: 1024,
             jobs_max: 64,
-            store_patience: proto::checkpoint::PATIENCE,
+            store_patience: store::PATIENCE,
             drain: Duration::from_secs(25),
             inline_bytes_max: 1 << 20,
         }
@@ -87,7 +87,7 @@ impl Options {
         let name = self.name.len();
         check((1..=128).contains(&name), format!("name: {name} bytes; expected 1 to 128"));
         let mut addresses = vec![("url", self.url.as_str())];
-        addresses.extend(proto::failover::urls(&self.master).map(|url| ("master", url)));
+        addresses.extend(net::failover::urls(&self.master).map(|url| ("master", url)));
         check(addresses.len() > 1, "master: empty; expected http://HOST:PORT[,..]".to_owned());
         addresses.reverse();
         for (key, url) in addresses {
@@ -111,7 +111,7 @@ impl Options {
         check(self.steps_in_progress_max > 0, "steps_in_progress_max: 0 would refuse every push".to_owned());
         check(self.pulled_versions_max > 0, "pulled_versions_max: 0 would refuse every pull".to_owned());
         check(self.jobs_max > 0, "jobs_max: 0 would refuse every job".to_owned());
-        let (patience, max) = (self.store_patience, proto::checkpoint::PATIENCE_MAX);
+        let (patience, max) = (self.store_patience, store::PATIENCE_MAX);
         check(patience <= max, format!("store_patience = {patience:?}: at most {max:?}"));
         if wrong.is_empty() { Ok(()) } else { Err(Error::Options(wrong)) }
     }

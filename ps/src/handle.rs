@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use proto::channel::Dialer;
+use net::channel::Dialer;
+use net::memory::Memory;
 use proto::checkpoint::PROBE;
-use proto::checkpoint::store::Stores;
 use proto::convert::ChunkCheck;
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
-use proto::memory::Memory;
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take, Target};
 use proto::status::{Failure, Kind};
 use proto::tensor::Chunk;
 use proto::wire::WireType;
+use store::Stores;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 

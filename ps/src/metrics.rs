@@ -1,6 +1,6 @@
 //! Everything a ps counts: names, units and meaning in one list.
 
-proto::metrics! {
+net::metrics! {
     /// The numbers of one ps.
     pushes_merged: counter "ebb_ps_push_merged_total", "Pushes that were added to a step that still lacks others.";
     pushes_completed: counter "ebb_ps_push_completed_total", "Pushes that completed their step, or version 0.";
@@ -29,6 +29,6 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_of_one_form() {
-        proto::metrics::check_names("ps", &Metrics::default().readings());
+        net::metrics::check_names("ps", &Metrics::default().readings());
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use proto::memory::{Memory, REGION_BYTES_MIN, Region};
+use net::memory::{Memory, REGION_BYTES_MIN, Region};
 use proto::tensor::{DType, Values};
 
 /// Recycled buffers of one partition; clones are the same pool.

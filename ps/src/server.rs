@@ -7,13 +7,13 @@ use std::io;
 use std::time::Duration;
 
 use futures::Stream;
+use net::channel::{Accepted, Dialer, Io, Listener, Purpose};
+use net::failover::Failover;
+use net::session::{Registered, Session};
 use proto::PROGRAM_VERSION;
-use proto::channel::{Accepted, Dialer, Io, Listener, Purpose};
-use proto::failover::Failover;
 use proto::ids::JobId;
 use proto::pb;
 use proto::pb::parameters_server::ParametersServer;
-use proto::session::{Registered, Session};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -91,7 +91,7 @@ where
         biased;
         served = serving(ps.clone(), health.clone(), stopping.clone()) => served,
         failure = driver => Err(refused(failure)),
-        never = proto::health::follow(&health, &session) => match never {},
+        never = net::health::follow(&health, &session) => match never {},
         never = leave(&ps, &session, &shutdown, &stopping) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},
         never = report_checkpoints(&ps, &session) => match never {},
@@ -105,7 +105,7 @@ where
 /// A thread cannot be started, or the server breaks.
 pub async fn serve_on_threads(ps: Ps, listener: Listener, shutdown: CancellationToken) -> Result<()> {
     let (health, _) = health_reporter();
-    proto::health::set_ready(&health, true).await;
+    net::health::set_ready(&health, true).await;
     serve_on_threads_with(ps, listener, health, shutdown).await
 }
 
@@ -146,7 +146,7 @@ where
     T: Io,
 {
     let (health, _) = health_reporter();
-    proto::health::set_ready(&health, true).await;
+    net::health::set_ready(&health, true).await;
     serve_with(ps, incoming, health, shutdown).await
 }
 
@@ -170,7 +170,7 @@ where
     // The second is what Python's grpcio-reflection and older grpcurl ask for.
     let (reflection, reflection_alpha) = (schema().build_v1()?, schema().build_v1alpha()?);
     let parameters = Bulk::new(Service::new(ps, shutdown.clone()));
-    let serving = proto::channel::server()
+    let serving = net::channel::server()
         .add_service(parameters)
         .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
         .add_service(reflection)
@@ -179,7 +179,7 @@ where
     let overdue = async {
         shutdown.cancelled().await;
         health.set_not_serving::<ParametersServer<Service>>().await;
-        proto::health::set_ready(&health, false).await;
+        net::health::set_ready(&health, false).await;
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {

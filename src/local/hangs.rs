@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use proto::channel::Purpose;
+use net::channel::Purpose;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::{self, JobState, Phase};
 use proto::spec;
@@ -146,7 +146,7 @@ impl Drop for Folders {
 /// A cluster with one job.
 struct World {
     local: Local,
-    jobs: JobsClient<proto::channel::Channel>,
+    jobs: JobsClient<net::channel::Channel>,
     job: String,
 }
 

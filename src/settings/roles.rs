@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use proto::security;
+use net::security;
 use serde::Serialize;
 use worker::device::Choice;
 

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use ebbflow::random::Keyed;
 use futures::Stream;
-use proto::channel::{Accepted, Channel, Dialer};
-use proto::checkpoint::store::Stores;
+use net::channel::{Accepted, Channel, Dialer};
 use proto::numerics::Numerics;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use proto::status::Failure;
+use store::Stores;
 use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 use turmoil::net::{TcpListener, TcpStream};
@@ -335,7 +335,7 @@ pub(crate) async fn run_user(
     disk: Disk,
     seen: Arc<Mutex<Seen>>,
 ) -> Result<(), Failed> {
-    let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
+    let channel = dialer().channel(&format!("http://master:{PORT}"), net::channel::Purpose::Control)?;
     let jobs = JobsClient::new(channel);
     let (mut resume, mut before) = (false, String::new());
     loop {
@@ -401,7 +401,7 @@ const HEARD_OF: Duration = Duration::from_secs(60);
 
 /// A member of the fleet that lies.
 pub(crate) async fn run_liar(seed: u64, plan: Plan) -> Result<(), Failed> {
-    let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
+    let channel = dialer().channel(&format!("http://master:{PORT}"), net::channel::Purpose::Control)?;
     liar::run(seed, plan, channel).await;
     Ok(())
 }
@@ -414,7 +414,7 @@ pub(crate) async fn run_other_user(
     beside: Option<String>,
     seen: Arc<Mutex<Seen>>,
 ) -> Result<(), Failed> {
-    let channel = dialer().channel(&format!("http://master:{PORT}"), proto::channel::Purpose::Control)?;
+    let channel = dialer().channel(&format!("http://master:{PORT}"), net::channel::Purpose::Control)?;
     let mut jobs = JobsClient::new(channel);
     let mut dice = Dice(Keyed::new(seed, "other user", 0));
     let mut submitted = None;

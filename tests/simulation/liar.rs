@@ -6,11 +6,11 @@ use std::ops::Not;
 use std::time::Duration;
 
 use ebbflow::random::Keyed;
-use proto::channel::Channel;
+use net::channel::Channel;
+use net::session::{Secret, Shown};
 use proto::ids::IncarnationId;
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;
-use proto::session::{Secret, Shown};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 

@@ -20,12 +20,12 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
-use proto::checkpoint::file::{self, DataFile};
-use proto::checkpoint::found::Found;
 use proto::checkpoint::manifest::Manifest;
-use proto::checkpoint::store::Stores;
 use proto::checkpoint::{MANIFEST, folder_name};
 use proto::ids::PartitionId;
+use store::Stores;
+use store::data_file::{self, DataFile};
+use store::found::Found;
 
 use crate::checks;
 use crate::plan::{CHECKPOINTS, Dice, JOB, Plan};
@@ -160,7 +160,7 @@ impl Disk {
         let (version, manifest) = written.expect("it was written just now");
         let folder = job.below(&folder_name(version));
         let weights =
-            file::weights(&folder, &manifest).now_or_never().expect("at once").expect("it is whole");
+            data_file::weights(&folder, &manifest).now_or_never().expect("at once").expect("it is whole");
         self.published.lock().unwrap().push(Published { manifest, weights });
     }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::harness::keys::{Fortress, environment, make};
 use crate::harness::{self, Lacks, Process, ebb, events, model, root, text};
+use net::channel::{Channel, Dialer, Purpose};
 use proto::artifact::describe;
-use proto::channel::{Channel, Dialer, Purpose};
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};

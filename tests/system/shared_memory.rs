@@ -8,12 +8,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::bulk::{self, PULL, PUSH};
-use proto::channel::{Channel, Dialer, Listener, Purpose};
-use proto::checkpoint::store::Stores;
+use net::bulk::{self, PULL, PUSH};
+use net::channel::{Channel, Dialer, Listener, Purpose};
+use net::memory::attach::{Attachment, Offer};
+use net::memory::{Memory, Regions};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
-use proto::memory::attach::{Attachment, Offer};
-use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Outcome, Parameters as _, Pull, Target, Want};
 use proto::pb;
 use proto::pb::PartitionAddress;
@@ -26,6 +25,7 @@ use proto::tensor::{Role, TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
+use store::Stores;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
@@ -345,7 +345,7 @@ async fn gradients_in_the_memory_are_lent_without_a_copy_and_come_back() {
             let mut values = values(1 + 7 * step as u32 + index);
             let mut shared = None;
             until(|| {
-                shared = Values::shared(&regions, LENS[0]);
+                shared = regions.floats(LENS[0]);
                 shared.is_some()
             })
             .await;

@@ -10,7 +10,7 @@ use crate::harness::etcd::Etcd;
 use crate::harness::{
     Cluster, LEADS, STANDS_BY, candidate, ebb, events, fail, model, root, succeed, summary, text,
 };
-use proto::channel::{Dialer, Purpose};
+use net::channel::{Dialer, Purpose};
 use proto::pb;
 use proto::status::{Failure, Kind};
 

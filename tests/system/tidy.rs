@@ -61,25 +61,36 @@ fn every_file_beside_this_one_is_compiled() {
     assert!(lost.is_empty(), "tests/system/main.rs has no `mod` line of {lost:?}: their tests never run");
 }
 
+/// The crates, lowest first: each sees only those of lower rows, so roles do not know each other.
+const LAYERS: [&[&str]; 3] = [&["proto"], &["net", "store"], &["master", "ps", "worker"]];
+
 #[test]
-fn roles_meet_only_in_proto_and_only_the_worker_sees_libtorch() {
-    for (member, forbidden) in [
-        ("proto", &["ps", "master", "worker", "tch"][..]),
-        ("ps", &["master", "worker", "tch"]),
-        ("master", &["ps", "worker", "tch"]),
-        ("worker", &["ps", "master"]),
-    ] {
-        let manifest: toml::Table =
-            read(&root().join(member).join("Cargo.toml")).parse().expect("a manifest");
-        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
-            let Some(section) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
-            for name in forbidden {
-                let package = format!("ebbflow-{name}");
-                assert!(!section.contains_key(*name), "{member} depends on {name}");
-                assert!(!section.contains_key(&package), "{member} depends on {package}");
+fn crates_see_only_lower_ones_and_only_the_worker_sees_libtorch() {
+    for (layer, members) in LAYERS.iter().enumerate() {
+        for member in *members {
+            let forbidden: Vec<_> = LAYERS[layer..].concat();
+            let manifest: toml::Table =
+                read(&root().join(member).join("Cargo.toml")).parse().expect("a manifest");
+            for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+                let Some(section) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+                for name in &forbidden {
+                    let package = format!("ebbflow-{name}");
+                    assert!(!section.contains_key(*name), "{member} depends on {name}");
+                    assert!(!section.contains_key(&package), "{member} depends on {package}");
+                }
+                assert!(*member == "worker" || !section.contains_key("tch"), "{member} depends on tch");
             }
         }
     }
+}
+
+#[test]
+fn every_crate_has_its_layer() {
+    let manifest: toml::Table = read(&root().join("Cargo.toml")).parse().expect("a manifest");
+    let members = manifest["workspace"]["members"].as_array().expect("a list");
+    let members: BTreeSet<_> = members.iter().filter_map(toml::Value::as_str).collect();
+    let layers: BTreeSet<_> = LAYERS.concat().into_iter().chain(["xtask"]).collect();
+    assert_eq!(members, layers);
 }
 
 #[test]
@@ -112,7 +123,7 @@ fn nothing_is_left_undone_or_points_at_one_machine() {
 
 #[test]
 fn secrets_are_compared_in_constant_time() {
-    let tokens = read(&root().join("proto/src/security/tokens.rs"));
+    let tokens = read(&root().join("net/src/security/tokens.rs"));
     let (_, find) = tokens.split_once("pub fn find(").expect("tokens are looked up there");
     let (find, _) = find.split_once("\n    }").expect("the end of a function");
     assert!(
@@ -263,4 +274,69 @@ fn snake_case(name: &str) -> String {
         text.extend(letter.to_lowercase());
     }
     text
+}
+
+/// What stands between backticks in a document and looks like a file or folder of ours, with `{a,b}` spelled out.
+fn paths_named(text: &str) -> Vec<String> {
+    let roots = [
+        "proto/",
+        "net/",
+        "store/",
+        "ps/",
+        "master/",
+        "worker/",
+        "xtask/",
+        "src/",
+        "tests/",
+        "benches/",
+        "examples/",
+        "deploy/",
+        "docs/",
+    ];
+    let of_ours = |word: &&str| roots.iter().any(|root| word.starts_with(root));
+    // `NAME` stands for a name of the reader's.
+    let of_names = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let plain = |word: &String| !word.contains("NAME") && word.chars().all(of_names);
+    let words = text.split('`').skip(1).step_by(2).filter(of_ours);
+    words.flat_map(spelled_out).filter(plain).collect()
+}
+
+/// `a/{b,c}.rs` is `a/b.rs` and `a/c.rs`.
+fn spelled_out(word: &str) -> Vec<String> {
+    let parts = word.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
+    let Some((before, (names, after))) = parts else { return vec![word.to_owned()] };
+    names.split(',').map(|name| format!("{before}{}{after}", name.trim())).collect()
+}
+
+#[test]
+fn every_path_that_a_document_names_exists() {
+    assert_eq!(
+        paths_named("`ps/src/{a,b}.rs` and `cargo run`, `src/c.rs`"),
+        ["ps/src/a.rs", "ps/src/b.rs", "src/c.rs"]
+    );
+    let mut lost = Vec::new();
+    for document in files(&[".md"]) {
+        let named = paths_named(&read(&document));
+        let gone = named.into_iter().filter(|path| !root().join(path).exists());
+        lost.extend(gone.map(|path| format!("{}: {path}", relative(&document))));
+    }
+    assert!(lost.is_empty(), "{lost:#?}");
+}
+
+#[test]
+fn prose_has_lines_of_100_columns_at_most() {
+    let mut long = Vec::new();
+    for document in files(&[".md"]) {
+        let mut in_code = false;
+        for (number, line) in read(&document).lines().enumerate() {
+            in_code ^= line.starts_with("```");
+            // Tables, code, and what cannot be broken.
+            let is_prose =
+                !in_code && !line.starts_with('|') && !line.starts_with("    ") && line.contains(' ');
+            if is_prose && line.chars().count() > 100 {
+                long.push(format!("{}:{}", relative(&document), number + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{long:#?}");
 }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use net::session::{Registered, Session};
+use net::timeline::TARGET;
 use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
 use proto::pb::lease::Work as Wire;
 use proto::pb::{self, Phase};
-use proto::session::{Registered, Session};
-use proto::timeline::TARGET;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

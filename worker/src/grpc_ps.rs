@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use proto::bulk::{self, PULL, PUSH, Until};
-use proto::channel::Channel;
+use net::bulk::{self, PULL, PUSH, Until};
+use net::channel::Channel;
+use net::memory::REGION_BYTES_MIN;
 use proto::convert::{encode, pack_as, required};
 use proto::ids::{ChunkId, Version};
-use proto::memory::REGION_BYTES_MIN;
 use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
 use proto::pb;
 use proto::pb::pull_reply::Part as Reply;

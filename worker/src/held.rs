@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use net::session::Session;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
-use proto::session::Session;
 use tokio::sync::watch;
 
 use crate::progress::{Activity, Progress};

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use net::memory::Regions;
 use proto::artifact::INITIAL;
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
-use proto::memory::Regions;
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::plan::{Microbatch, Plan, RecordOrder};

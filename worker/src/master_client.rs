@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use net::session::AsMember;
+use net::timeline;
 use proto::convert;
 use proto::ids::{IncarnationId, JobId, LeaseId, PartitionId};
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;
 use proto::retry::Retry;
-use proto::session::AsMember;
 use proto::status::Failure;
-use proto::timeline;
 
 use crate::artifact::{Artifact, Writing};
 use crate::error::{Error, Result};
@@ -209,7 +209,8 @@ impl MasterClient {
             let answer = call(self.fleet.clone());
             async move { Ok(answer.await?.into_inner()) }
         };
-        Retry::unlimited().run(self.seed, visible, attempt).await.map_err(|failure| self.error(what, failure))
+        let reply = net::retry::repeat(Retry::unlimited(), self.seed, visible, attempt).await;
+        reply.map_err(|failure| self.error(what, failure))
     }
 
     fn error(&self, what: &str, failure: Failure) -> Error {

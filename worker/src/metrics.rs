@@ -1,6 +1,6 @@
 //! Everything a worker counts: names, units and meaning in one list.
 
-proto::metrics! {
+net::metrics! {
     /// The numbers of one worker.
     microbatches: counter "ebb_worker_microbatches_total", "Microbatches whose gradient was computed.";
     samples: counter "ebb_worker_samples_total", "Records of the microbatches whose gradient was computed.";
@@ -20,6 +20,6 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_of_one_form() {
-        proto::metrics::check_names("worker", &Metrics::default().readings());
+        net::metrics::check_names("worker", &Metrics::default().readings());
     }
 }

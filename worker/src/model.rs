@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use proto::memory::Regions;
+use net::memory::Regions;
 use proto::spec::{JobSpec, Metrics};
 use proto::tensor::{Role, TensorSpec, Values};
 
@@ -45,7 +45,7 @@ pub trait Model: Send {
     }
 
     /// Memory that a ps of this host can read: what [`weighted_gradients`](Self::weighted_gradients) gives in it
-    /// ([`Values::shared`]) needs no copy on its way there. Default: not used.
+    /// ([`Regions::floats`]) needs no copy on its way there. Default: not used.
     fn lend(&mut self, _regions: Regions) {}
 
     /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::channel::Channel;
-use proto::memory::attach::{Attachment, Offer};
-use proto::memory::{Memory, Regions};
+use net::channel::Channel;
+use net::memory::attach::{Attachment, Offer};
+use net::memory::{Memory, Regions};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
 use proto::status::Failure;

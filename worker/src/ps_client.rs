@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
-use proto::channel::{Dialer, Purpose};
+use net::channel::{Dialer, Purpose};
+use net::memory::{Memory, Regions};
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
-use proto::memory::{Memory, Regions};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;

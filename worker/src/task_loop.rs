@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
-use proto::failover::Failover;
+use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::failover::Failover;
+use net::session::Session;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
 use proto::parameters::Target;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
-use proto::session::Session;
 use proto::status::{Failure, Kind};
 use proto::tensor::Values;
 use tokio::sync::mpsc;
@@ -163,7 +163,7 @@ pub async fn run(
         biased;
         failure = driver => Err(Error::Call { what: format!("register with master {master_url}"), failure }),
         error = master_lost(&session, master_url, options.master_timeout) => Err(error),
-        never = proto::health::follow(&health, &session) => match never {},
+        never = net::health::follow(&health, &session) => match never {},
         result = body => result,
     }
 }
@@ -196,7 +196,7 @@ macro_rules! part {
     };
     ($name:literal, $kind:literal, $lease:expr, $step:expr) => {
         tracing::debug_span!(
-            target: proto::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get()
+            target: net::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get()
         )
     };
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::channel::{Dialer, Purpose};
-use proto::failover::Failover;
+use net::channel::{Dialer, Purpose};
+use net::failover::Failover;
 use proto::status::{Failure, Kind};
 use tonic::{Response, Status};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::channel::Dialer;
+use net::channel::Dialer;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

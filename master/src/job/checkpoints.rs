@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
-use proto::checkpoint::location::Location;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
 use proto::pb;
@@ -21,6 +20,7 @@ use proto::pb::event::Kind as Event;
 use proto::plan::Plan;
 use proto::spec::{CheckpointSpec, JobSpec, Order};
 use proto::status::Failure;
+use store::location::Location;
 
 use super::closing::Closing;
 use super::ending::{Salvage, failed};

@@ -3,16 +3,16 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use net::security::Caller;
+use net::session::Shown;
+use net::timeline;
 use proto::convert::{artifact_name, required};
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::fleet_server::Fleet;
 use proto::pb::upload_request::Part;
-use proto::security::Caller;
-use proto::session::Shown;
 use proto::status::{Failure, Kind};
-use proto::timeline;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;

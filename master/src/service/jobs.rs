@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use net::security::Caller;
 use proto::artifact::{INITIAL, SCRIPT};
 use proto::convert::required;
 use proto::ids::JobId;
 use proto::pb;
 use proto::pb::jobs_server::Jobs;
 use proto::pb::submit_request::Part;
-use proto::security::Caller;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use tokio::sync::watch;

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::Stream;
-use proto::channel::{Dialer, Purpose};
-use proto::checkpoint::store::Stores;
-use proto::failover::Failover;
+use net::channel::{Dialer, Purpose};
+use net::failover::Failover;
+use net::session::Session;
 use proto::pb;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
-use proto::session::Session;
 use proto::status::{Failure, Kind};
+use store::Stores;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status, Streaming};
@@ -55,9 +55,8 @@ impl FakePs {
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let accounts = Arc::new(Mutex::new(Accounts::default()));
         let service = ParametersServer::new(Service(accounts.clone()));
-        let serving = proto::channel::server()
-            .add_service(service)
-            .serve_with_incoming(proto::channel::accept(listener));
+        let serving =
+            net::channel::server().add_service(service).serve_with_incoming(net::channel::accept(listener));
         let masters = Failover::new(&Dialer::tcp(), master, Purpose::Control).expect("a URL");
         let register = pb::RegisterRequest {
             role: pb::ProcessRole::Ps.into(),

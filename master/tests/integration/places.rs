@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use net::channel::{Dialer, Purpose};
+use net::security::door::{Door, Limits};
+use net::security::{Keys, Options as KeyOptions, Role, tokens};
 use proto::artifact::describe;
-use proto::channel::{Dialer, Purpose};
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::submit_request;
-use proto::security::door::{Door, Limits};
-use proto::security::{Keys, Options as KeyOptions, Role, tokens};
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use tokio::sync::mpsc;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use master::{Batch, MemoryStore, Store};
-use proto::channel::Dialer;
-use proto::checkpoint::store::Stores;
+use net::channel::Dialer;
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 use proto::status::{Failure, Kind};
+use store::Stores;
 
 use crate::fake_ps::FakePs;
 use crate::harness::{Cluster, Worker, job};

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use proto::checkpoint::data::Section;
-use proto::checkpoint::file::DataFile;
 use proto::checkpoint::manifest::{Manifest, Needs, oldest};
-use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, found};
+use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result};
 use proto::ids::{ChunkId, PartitionId, Version};
 use proto::parameters::Restore;
 use proto::placement::Layout;
 use proto::tensor::Role;
+use store::data_file::DataFile;
+use store::{Folder, Stores, found};
 
 use crate::chunk::Slots;
 use crate::model::{Model, Opening, Weights};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::checkpoint::Result;
-use proto::checkpoint::store::Folder;
+use store::Folder;
 use tokio::time::Instant;
 
 use super::cut::{Cut, Header};

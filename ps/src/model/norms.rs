@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
-use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::ids::{ChunkId, Era, PartitionId, Step};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, PoisonError};
 
+use net::timeline::Mark;
 use proto::ids::{Era, Version};
 use proto::parameters::{Outcome, Pushed, Target};
 use proto::spec::{Consistency, Order};
 use proto::tensor::Chunk;
-use proto::timeline::Mark;
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 

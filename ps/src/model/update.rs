@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, PoisonError};
 
+use net::timeline;
 use proto::checkpoint::manifest::oldest;
 use proto::ids::{Step, Version};
 use proto::parameters::Address;
 use proto::spec::Consistency;
-use proto::timeline;
 use tokio::time::Instant;
 use tracing::Span;
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use proto::checkpoint::manifest::{File, Manifest, digest, oldest};
-use proto::checkpoint::store::Stores;
 use proto::checkpoint::{MANIFEST, folder};
 use proto::ids::{Era, PartitionId, Step, Version};
 use proto::parameters::{Outcome, Parameters, Restore, Want};
@@ -14,6 +13,7 @@ use proto::tree::Node;
 use ps::checkpoint::{Report, SaveFailed, Saved};
 use ps::{Opening, Ps};
 use serde_json::json;
+use store::Stores;
 
 use crate::faulty::Faulty;
 use crate::harness::{Job, Shape, options, soon};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use proto::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::convert::{ChunkCheck, encode, pack_as};
 use proto::ids::Version;
 use proto::parameters::{Pull, Pulled, Push, Pushed};
@@ -40,7 +40,7 @@ impl Served {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let stop = CancellationToken::new();
-        let serving = ps::server::serve(ps.clone(), proto::channel::accept(listener), stop.clone());
+        let serving = ps::server::serve(ps.clone(), net::channel::accept(listener), stop.clone());
         let task = tokio::spawn(serving);
         Self { ps, client: Client::new(address), address, stop, task }
     }

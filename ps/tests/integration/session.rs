@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use proto::channel::Dialer;
+use net::channel::Dialer;
 use proto::ids::{JobId, PartitionId, Step, Version};
 use proto::pb;
 use proto::pb::fleet_server::{Fleet, FleetServer};
@@ -138,12 +138,12 @@ async fn cluster_with(name: &str, drain: Duration) -> Cluster {
     let heard_rx = heard.subscribe();
     let service = FleetServer::new(Master { script: script_rx, registered: Arc::new(registered), heard });
     let serving =
-        proto::channel::server().add_service(service).serve_with_incoming(proto::channel::accept(master));
+        net::channel::server().add_service(service).serve_with_incoming(net::channel::accept(master));
     tokio::spawn(serving);
     let options = Options { name, master: master_url, url: own_url, drain, ..options() };
     let ps = Ps::new(options).expect("valid options");
     let stop = CancellationToken::new();
-    let running = ps::run(ps.clone(), proto::channel::accept(listener), Dialer::tcp(), stop.clone());
+    let running = ps::run(ps.clone(), net::channel::accept(listener), Dialer::tcp(), stop.clone());
     Cluster {
         ps,
         client,

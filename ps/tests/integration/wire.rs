@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::channel::{Dialer, Purpose};
+use net::channel::{Dialer, Purpose};
 use proto::convert::{encode, pack, pack_as};
 use proto::ids::{PartitionId, Step, Version};
 use proto::parameters::{Outcome, Parameters, Pull, Push, Target, Want};

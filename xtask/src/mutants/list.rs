@@ -138,7 +138,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a token is compared until the first wrong byte",
-        file: "proto/src/security/tokens.rs",
+        file: "net/src/security/tokens.rs",
         find: "token.sha256.ct_eq(&shown)",
         replace: "subtle::Choice::from(u8::from(token.sha256 == shown))",
         test: Test::Module("tidy", "secrets"),
@@ -152,7 +152,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a job has its checkpoints anywhere",
-        file: "proto/src/checkpoint/location.rs",
+        file: "store/src/location.rs",
         find: "if self.0.is_empty() || self.0.iter().any(|(_, allowed)| allowed.holds(location)) {",
         replace: "let _ = location;\n        if !url.is_empty() {",
         test: Test::Integration("master", "places"),
@@ -250,7 +250,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a token is shown to whoever took the name of a server's socket",
-        file: "proto/src/channel.rs",
+        file: "net/src/channel.rs",
         find: "if !within_host || !keys.encrypts() {\n        return Ok((keys.secure(host(to), io).await?, within_host));",
         replace: "if within_host || !keys.encrypts() {\n        let io = if within_host { io } else { keys.secure(host(to), io).await? };\n        return Ok((io, within_host));",
         test: Test::Module("security", "who_takes_the_name"),
@@ -355,7 +355,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a checkpoint that is to be kept is removed",
-        file: "proto/src/checkpoint/found.rs",
+        file: "store/src/found.rs",
         find: "skip(keep.saturating_sub(1) as usize)",
         replace: "skip(keep.saturating_sub(2) as usize)",
         test: Test::Seeds(40),

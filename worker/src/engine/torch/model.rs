@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::memory::Regions;
+use net::memory::Regions;
 use proto::spec::{Loss, Metric};
 use proto::tensor::{DType, Role, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
@@ -302,7 +302,7 @@ pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
 /// They must outlive it, nobody may write to it, and shape and strides must be of as many.
 unsafe fn view(values: &Values, shape: &[i64], strides: &[i64]) -> tch::Result<Tensor> {
     let kind = match values {
-        Values::F32(_) | Values::Shared(_) => Kind::Float,
+        Values::F32(_) | Values::External(_) => Kind::Float,
         Values::I64(_) => Kind::Int64,
     };
     // SAFETY: so many elements of this type lie there.
@@ -325,7 +325,7 @@ pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
 fn read_weighted(tensor: &Tensor, weight: f32, regions: Option<&Regions>) -> tch::Result<Values> {
     with_elements(tensor, |elements| {
         let weighted = elements.iter().map(|value| value * weight);
-        let Some(mut shared) = regions.and_then(|regions| Values::shared(regions, elements.len())) else {
+        let Some(mut shared) = regions.and_then(|regions| regions.floats(elements.len())) else {
             return Values::F32(weighted.collect());
         };
         if let Some(values) = shared.as_f32_mut() {

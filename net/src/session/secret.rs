@@ -9,7 +9,7 @@ use std::fmt;
 use http::{HeaderMap, HeaderValue};
 use subtle::ConstantTimeEq as _;
 
-use crate::ids::IncarnationId;
+use proto::ids::IncarnationId;
 
 /// Metadata of a call that proves who makes it.
 pub const KEY: &str = "ebb-session";
@@ -19,7 +19,7 @@ pub const KEY: &str = "ebb-session";
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// The secret of these bytes, as [`RegisterReply.secret`](crate::pb::RegisterReply) has them; `None` unless there are 16.
+    /// The secret of these bytes, as [`RegisterReply.secret`](proto::pb::RegisterReply) has them; `None` unless there are 16.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }

@@ -425,9 +425,9 @@ where
 mod tests {
     use futures::FutureExt as _;
     use proptest::prelude::*;
+    use proto::pb;
 
     use super::*;
-    use crate::pb;
 
     /// A body of these frames.
     struct Frames(VecDeque<Frame<Bytes>>);

@@ -9,11 +9,11 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use proto::error::Result;
+use proto::pb;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::{Memory, Theirs};
-use crate::error::Result;
-use crate::pb;
 
 /// Bytes of a name.
 const NAME_BYTES: usize = 16;

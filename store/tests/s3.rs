@@ -14,11 +14,11 @@ mod s3;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use proto::checkpoint::found::Found;
-use proto::checkpoint::store::{Folder, PART_BYTES, Stores};
 use proto::checkpoint::{Error, MANIFEST};
 use s3::{Fault, Proxy, S3};
 use skip::{Lacks, skipped};
+use store::found::Found;
+use store::{Folder, PART_BYTES, Stores};
 
 fn stores(proxy: &Proxy) -> Stores {
     let endpoint = format!("http://{}", proxy.address);

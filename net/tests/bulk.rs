@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use proto::bulk::{self, PULL, PUSH};
-use proto::channel::{Dialer, Listener, Purpose};
+use net::bulk::{self, PULL, PUSH};
+use net::channel::{Dialer, Listener, Purpose};
 use proto::pb;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
 use tonic::{Request, Response, Status, Streaming};
@@ -80,7 +80,7 @@ async fn exchange(dialer: Dialer) {
     let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap()).unwrap();
     let address = listener.address().unwrap();
     let keeper = Keeper::default();
-    let server = proto::channel::server().add_service(ParametersServer::new(keeper.clone()));
+    let server = net::channel::server().add_service(ParametersServer::new(keeper.clone()));
     let serving = tokio::spawn(server.serve_with_incoming(listener.accept().unwrap()));
     let channel = dialer.channel(&format!("http://{address}"), Purpose::Bulk).unwrap();
 

@@ -28,7 +28,7 @@ fn retry() -> RetryConfig {
 }
 
 /// The store and the path in it that a URL leads to, in a cloud or not.
-pub(super) fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
+pub(crate) fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
     // For the HTTPS client; whoever did it before did the same.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     // The builders share no trait. Settings of the other clouds are not theirs.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use http::{HeaderMap, Request, Response};
+use proto::status::{Failure, Kind};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::metadata::MetadataValue;
@@ -19,7 +20,6 @@ use tonic::{Code, Status};
 use tower::ServiceExt as _;
 
 use crate::channel::{Channel, Dialer, Purpose};
-use crate::status::{Failure, Kind};
 
 /// Metadata of a status: the leader's URL.
 const LEADER_KEY: &str = "ebb-leader";
@@ -167,7 +167,7 @@ impl Sign {
         let status = Status::from_header_map(headers).filter(|status| status.code() == Code::Unavailable);
         let Some(status) = status else { return Self::Serves };
         let leader = status.metadata().get(LEADER_KEY).and_then(|url| url.to_str().ok()).map(str::to_owned);
-        match (crate::status::kind_named(&status), leader) {
+        match (proto::status::kind_named(&status), leader) {
             (Some(Kind::StandingBy), Some(leader)) => Self::Leader(leader),
             (Some(Kind::StandingBy) | None, _) => Self::Away,
             (Some(_), _) => Self::Serves,

@@ -6,6 +6,8 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use proto::tensor::{DType, ExternalMemory, Values};
+
 use super::{Memory, REGION_BYTES_MIN, Region};
 
 /// Regions of one memory, kept for those who need as much; clones are the same ones.
@@ -84,6 +86,24 @@ impl Regions {
         let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).take(bytes);
         let region = spare.or_else(|| self.0.memory.take(bytes))?;
         Some(Recycled { region: ManuallyDrop::new(region), home: self.clone() })
+    }
+}
+
+impl Regions {
+    /// `len` floats of any content. `None`: too few for a region, or there is no room; use other memory.
+    pub fn floats(&self, len: usize) -> Option<Values> {
+        let region = self.take(len * DType::F32.size())?;
+        Some(Values::External(Box::new(region)))
+    }
+}
+
+impl ExternalMemory for Recycled {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
     }
 }
 

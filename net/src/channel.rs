@@ -20,6 +20,7 @@ use futures::Stream;
 use http::header::AUTHORIZATION;
 use http::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
+use proto::status::{Failure, Kind};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::body::Body;
@@ -31,16 +32,12 @@ use tower::layer::util::{Identity, Stack};
 use crate::channel::together::Together;
 use crate::security::door::Door;
 use crate::security::{Guard, Guest, Keys};
-use crate::status::{Failure, Kind};
 
 pub(crate) mod nearby;
 mod together;
 
 /// Largest message that anybody accepts: one chunk of counters (2 MiB) and its headers, with room.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
-
-/// Payload bytes that one streamed message gathers: fewer waste headers and wake-ups, more defeat streaming.
-pub const PAYLOAD_BYTES: usize = 1 << 20;
 
 /// Calls of one connection at once. A worker has a few pushes and pulls under way, a user's command one call.
 const CALLS_MAX: u32 = 256;

@@ -1,7 +1,7 @@
 //! Where checkpoints lie, in one spelling for each place, and the places that a master allows. Pure.
 //!
 //! Always true here: two spellings that lead to the same folder are equal, and no folder is below another by a prefix of its name, by
-//! `..`, or by an encoded `/`. The path is the one that [`Stores`](super::store::Stores) opens.
+//! `..`, or by an encoded `/`. The path is the one that [`Stores`](crate::Stores) opens.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use object_store::ObjectStoreScheme;
 use object_store::path::Path;
 use url::Url;
 
-use super::{Error, Result};
-use crate::spec::CHECKPOINT_SCHEMES;
+use proto::checkpoint::{Error, Result};
+use proto::spec::CHECKPOINT_SCHEMES;
 
 /// A folder on a local disk, in an object store, or in the memory of this process.
 ///
 /// ```
-/// use proto::checkpoint::location::Location;
+/// use store::location::Location;
 ///
 /// let of = |url: &str| Location::of(url).unwrap();
 /// assert_eq!(of("/data/my%20runs"), of("file:///data/my%2520runs/"));
@@ -59,7 +59,7 @@ impl Location {
     }
 
     /// Its path in its store.
-    pub(super) const fn path(&self) -> &Path {
+    pub(crate) const fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -88,7 +88,7 @@ impl Allowed {
     ///
     /// # Errors
     /// [`Error::NotAllowed`].
-    pub(super) fn check(&self, url: &str, location: &Location) -> Result<()> {
+    pub(crate) fn check(&self, url: &str, location: &Location) -> Result<()> {
         if self.0.is_empty() || self.0.iter().any(|(_, allowed)| allowed.holds(location)) {
             return Ok(());
         }

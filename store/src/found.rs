@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::manifest::Manifest;
-use super::store::Folder;
-use super::{Error, MANIFEST, MANIFEST_BYTES_MAX, Result, version_of};
-use crate::ids::Version;
+use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::{Error, MANIFEST, MANIFEST_BYTES_MAX, Result, version_of};
+use proto::ids::Version;
+
+use crate::stores::Folder;
 
 /// The checkpoints in a job's folder, by version.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +27,7 @@ impl Found {
     pub async fn look(job: &Folder) -> Result<Self> {
         let mut found = Self::default();
         for version in job.list().await?.iter().filter_map(|name| version_of(name)) {
-            let folder = job.below(&super::folder_name(version));
+            let folder = job.below(&proto::checkpoint::folder_name(version));
             match read(&folder, version).await {
                 Ok(manifest) => drop(found.manifests.insert(version, manifest)),
                 Err(Error::Missing { .. }) => drop(found.incomplete.insert(version)),
@@ -71,16 +72,37 @@ pub async fn read(folder: &Folder, version: Version) -> Result<Manifest> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::AppliedSteps;
-    use super::super::manifest::tests::manifest;
+    use proto::ids::Era;
+    use proto::optimizer::OptimizerKind;
+    use proto::plan::Plan;
+    use proto::spec::Order;
+
     use super::*;
-    use crate::spec::Order;
+
+    /// A complete checkpoint without files.
+    fn manifest(version: Version, run: &str) -> Manifest {
+        Manifest {
+            job: "digits".to_owned(),
+            run: run.to_owned(),
+            digest: String::new(),
+            version,
+            oldest: version,
+            era: Era(1),
+            order: Order::Canonical,
+            plan: Plan { records: 20, micro: 2, microbatches_per_step: 2, epochs: 4 },
+            tensors: Vec::new(),
+            optimizer: OptimizerKind::Adam,
+            slots: Vec::new(),
+            files: Vec::new(),
+            script: None,
+            numerics: Vec::new(),
+            trained_on: None,
+            created_unix_secs: 0,
+        }
+    }
 
     fn found(runs: &[(u64, &str)], incomplete: &[u64]) -> Found {
-        let manifest = |&(version, run): &(u64, &str)| {
-            let (version, run) = (Version(version), run.to_owned());
-            (version, Manifest { version, run, ..manifest(Order::Canonical, &[AppliedSteps::default()]) })
-        };
+        let manifest = |&(version, run): &(u64, &str)| (Version(version), manifest(Version(version), run));
         let incomplete = incomplete.iter().copied().map(Version).collect();
         Found { manifests: runs.iter().map(manifest).collect(), incomplete, ..Found::default() }
     }

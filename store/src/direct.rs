@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use super::ALIGNED;
+use proto::checkpoint::ALIGNED;
 
 /// Bytes of one write: enough for a disk to be busy while threads that train let nobody else run.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -27,7 +27,7 @@ const WRITING_MAX: usize = 3;
 
 /// A file that is being written. Dropped before it is finished, nothing of it stays.
 #[derive(Debug)]
-pub(super) struct Direct {
+pub(crate) struct Direct {
     staged: Staged,
     file: Arc<File>,
     /// Bytes at its beginning that come last.
@@ -61,7 +61,7 @@ impl Direct {
     ///
     /// # Panics
     /// If `head_bytes` is no multiple of [`ALIGNED`].
-    pub(super) fn create(path: &Path, head_bytes: usize) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path, head_bytes: usize) -> io::Result<Self> {
         assert!(head_bytes.is_multiple_of(ALIGNED), "{head_bytes} bytes, expected a multiple of {ALIGNED}");
         let (file, staged) = match stage(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -84,7 +84,7 @@ impl Direct {
     }
 
     /// Appends; waits while enough is being written.
-    pub(super) async fn put(&mut self, bytes: Bytes) -> io::Result<()> {
+    pub(crate) async fn put(&mut self, bytes: Bytes) -> io::Result<()> {
         let aligned = bytes.as_ptr().addr().is_multiple_of(ALIGNED) && bytes.len().is_multiple_of(ALIGNED);
         if aligned && self.filling.len == 0 {
             self.lying_bytes += bytes.len();
@@ -135,7 +135,7 @@ impl Direct {
     ///
     /// # Panics
     /// If `head` has not as many bytes as were left for it.
-    pub(super) async fn finish(mut self, name: &str, head: &[u8]) -> io::Result<()> {
+    pub(crate) async fn finish(mut self, name: &str, head: &[u8]) -> io::Result<()> {
         assert_eq!(head.len(), self.head_bytes, "the beginning has the room that was left for it");
         self.write_lying().await?;
         while !self.writing.is_empty() {

@@ -122,11 +122,6 @@ fn content(what: &'static str, path: &Path, reason: String) -> Error {
     Error::Content { what, path: path.to_owned(), reason }
 }
 
-/// The other end showed, or asked for, a certificate that is not good: trying again does not help.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Refused(String);
-
 /// A connection that is encrypted, and that both ends agreed to.
 ///
 /// # Errors

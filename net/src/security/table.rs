@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pb::ProcessRole;
-use crate::status::{Failure, Kind};
+use proto::pb::ProcessRole;
+use proto::status::{Failure, Kind};
 
 /// What a token is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(listed.len(), TABLE.len(), "a call is listed twice");
         let ours = |call: &&String| call.starts_with("/ebbflow.");
         let of_ours: BTreeSet<String> = listed.iter().filter(ours).cloned().collect();
-        let schema = calls_of(crate::pb::FILE_DESCRIPTOR_SET);
+        let schema = calls_of(proto::pb::FILE_DESCRIPTOR_SET);
         let missing: Vec<_> = schema.difference(&of_ours).collect();
         assert!(missing.is_empty(), "say in TABLE whose these calls are: {missing:?}");
         let gone: Vec<_> = of_ours.difference(&schema).collect();

@@ -10,16 +10,16 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proto::checkpoint::data::{Entry, Partition, Section};
-use proto::checkpoint::file::{DataFile, weights};
 use proto::checkpoint::manifest::{File, Manifest, Needs};
-use proto::checkpoint::store::{Folder, Stores};
-use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, file_name, found};
+use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result, file_name};
 use proto::ids::{Era, PartitionId, Step, Version};
 use proto::optimizer::OptimizerKind;
 use proto::placement::Layout;
 use proto::spec::{JobSpec, Order};
 use proto::tensor::{TensorSpec, Values};
 use serde_json::{Value, json};
+use store::data_file::{DataFile, weights};
+use store::{Folder, Stores, found};
 
 /// More than anything here needs in one piece.
 const PIECE_BYTES_MAX: usize = 1 << 20;

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use bytes::Bytes;
+use proto::checkpoint::data::{Entry, Partition, Section};
+use proto::checkpoint::manifest::{File, Manifest};
+use proto::checkpoint::{Error, MANIFEST, Result};
+use proto::ids::{ChunkId, PartitionId};
+use proto::placement::Layout;
+use proto::tensor::{TensorSpec, Values};
 
-use super::data::{Entry, Partition, Section};
-use super::manifest::{File, Manifest};
-use super::store::Folder;
-use super::{Error, MANIFEST, Result};
-use crate::ids::{ChunkId, PartitionId};
-use crate::placement::Layout;
-use crate::tensor::{TensorSpec, Values};
+use crate::stores::Folder;
 
 /// Bytes of a file that are read at first: most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -125,7 +125,7 @@ impl<'a> DataFile<'a> {
 /// A file is missing, damaged, or cannot be read now.
 pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>> {
     let damaged =
-        |error: crate::Error| Error::Damaged { file: folder.shown(MANIFEST), what: error.to_string() };
+        |error: proto::Error| Error::Damaged { file: folder.shown(MANIFEST), what: error.to_string() };
     let mut files = Vec::with_capacity(manifest.files.len());
     for partition in (0..manifest.files.len() as u32).map(PartitionId) {
         files.push(DataFile::open(folder, manifest, partition).await?);

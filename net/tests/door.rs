@@ -5,9 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use proto::channel::{Channel, Dialer, Purpose};
-use proto::security::door::{Door, Limits};
-use proto::security::{Keys, Options, Role, tokens};
+use net::channel::{Channel, Dialer, Purpose};
+use net::security::door::{Door, Limits};
+use net::security::{Keys, Options, Role, tokens};
 use proto::status::{Failure, Kind};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ async fn serve(keys: Keys, limits: Limits) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     let (_, health) = tonic_health::server::health_reporter();
     let incoming = Door::new(keys, limits).open(listener, None);
-    tokio::spawn(proto::channel::server().add_service(health).serve_with_incoming(incoming));
+    tokio::spawn(net::channel::server().add_service(health).serve_with_incoming(incoming));
     address
 }
 

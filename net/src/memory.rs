@@ -33,8 +33,8 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, Result};
-use crate::pb;
+use proto::error::{Error, Result};
+use proto::pb;
 use ranges::Ranges;
 pub use regions::{Recycled, Regions};
 use system::Mapping;

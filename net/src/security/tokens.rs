@@ -14,12 +14,12 @@
 
 use std::sync::Arc;
 
+use proto::artifact::sha256_hex;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 
 use super::table::Role;
-use crate::artifact::sha256_hex;
 
 /// Entries of one list at most.
 const TOKENS_MAX: usize = 10_000;
@@ -131,7 +131,7 @@ pub fn entry(name: &str, role: Role, token: &str, jobs_max: Option<u64>, bytes_m
 
 /// A token out of `random` bytes.
 pub fn written(random: [u8; 32]) -> String {
-    format!("ebb-{}", crate::artifact::hex(&random))
+    format!("ebb-{}", proto::artifact::hex(&random))
 }
 
 /// Whether a token may be called that.

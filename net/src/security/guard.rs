@@ -10,6 +10,8 @@ use std::task::{Context, Poll};
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Request, Response};
+use proto::pb::ProcessRole;
+use proto::status::{Failure, Kind, kind_named};
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
@@ -17,8 +19,6 @@ use tower::{Layer, Service};
 use super::door::Visit;
 use super::table::{self, Whose};
 use super::tokens::Token;
-use crate::pb::ProcessRole;
-use crate::status::{Failure, Kind, kind_named};
 
 /// Where a connection comes from.
 #[derive(Clone, Debug)]

@@ -12,6 +12,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
+use proto::ids::IncarnationId;
+use proto::pb;
+use proto::pb::fleet_client::FleetClient;
+use proto::retry::Retry;
+use proto::status::{Failure, Kind};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -19,11 +24,7 @@ use tonic::body::Body;
 
 pub use self::secret::{KEY, Secret, Shown};
 use crate::failover::Failover;
-use crate::ids::IncarnationId;
-use crate::pb;
-use crate::pb::fleet_client::FleetClient;
-use crate::retry::Retry;
-use crate::status::{Failure, Kind};
+use crate::retry;
 
 /// Longest wait for a master's first answers, where there is another one to ask.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -185,15 +186,13 @@ async fn live(
     };
     let mut fleet = FleetClient::new(masters.clone());
     let client = fleet.clone();
-    let reply = Retry::unlimited()
-        .run(seed, visible, || {
-            let mut fleet = client.clone();
-            let registering = async move {
-                Ok(fleet.register(register.clone()).await.map_err(Failure::from)?.into_inner())
-            };
-            answered(masters, registering)
-        })
-        .await?;
+    let reply = retry::repeat(Retry::unlimited(), seed, visible, || {
+        let mut fleet = client.clone();
+        let registering =
+            async move { Ok(fleet.register(register.clone()).await.map_err(Failure::from)?.into_inner()) };
+        answered(masters, registering)
+    })
+    .await?;
     let incarnation = IncarnationId(reply.incarnation);
     let secret = Secret::from_bytes(&reply.secret).ok_or_else(|| {
         let found = reply.secret.len();

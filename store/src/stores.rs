@@ -12,13 +12,28 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use proto::checkpoint::{Error, Result};
+use proto::retry::Retry;
 
 #[cfg(feature = "cloud")]
-use super::cloud::open;
-use super::direct::Direct;
-use super::location::{Allowed, Location};
-use super::{Error, PATIENCE, Result, retry};
-use crate::retry::Retry;
+use crate::cloud::open;
+use crate::direct::Direct;
+use crate::location::{Allowed, Location};
+
+/// How long a store that fails is tried again, unless a process is told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(13);
+
+/// The longest time that makes sense for it.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
+
+/// The wait before a store that failed is tried again for the first time. It doubles each time.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// As many waits as fit into `patience`.
+fn retry(patience: Duration) -> Retry {
+    let waits = (patience.as_millis() / FIRST_WAIT.as_millis() + 1).ilog2();
+    Retry { first: FIRST_WAIT, longest: Duration::from_secs(10), attempts_max: waits + 1 }
+}
 
 /// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
 pub const PART_BYTES: usize = 8 << 20;
@@ -420,7 +435,8 @@ impl OnDisk {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::ALIGNED;
+    use proto::checkpoint::ALIGNED;
+
     use super::*;
 
     async fn holds_what_was_written(stores: &Stores, url: &str) {

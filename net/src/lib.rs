@@ -1,0 +1,21 @@
+//! How Ebbflow processes reach each other: connections, who may call, and memory that two processes of a host share.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`channel`] | connections, and the server that takes them |
+//! | [`bulk`] | payloads past tonic's codec |
+//! | [`security`] | certificates, tokens, and the table of calls |
+//! | [`failover`], [`session`], [`retry`] | which master leads, registration and heartbeats, repeated calls |
+//! | [`memory`] | memory that other processes of this host read |
+//! | [`health`], [`metrics`], [`timeline`] | what a process tells of itself, and the trace a call belongs to |
+
+pub mod bulk;
+pub mod channel;
+pub mod failover;
+pub mod health;
+pub mod memory;
+pub mod metrics;
+pub mod retry;
+pub mod security;
+pub mod session;
+pub mod timeline;

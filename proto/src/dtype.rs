@@ -1,0 +1,45 @@
+//! Types of tensor elements, and what a step does to a tensor.
+
+use serde::{Deserialize, Serialize};
+
+/// Type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit IEEE float.
+    F32,
+    /// 64-bit signed integer.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// What a step does to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The optimizer updates it from the mean gradient (f32).
+    Parameter,
+    /// Becomes the mean of the M values that the microbatches report (f32).
+    State,
+    /// Becomes the maximum of the M values that the microbatches report (i64).
+    Counter,
+}
+
+impl Role {
+    /// The only element type a tensor of this role may have.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Parameter | Self::State => DType::F32,
+            Self::Counter => DType::I64,
+        }
+    }
+}

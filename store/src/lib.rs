@@ -1,0 +1,13 @@
+//! Where checkpoints lie: folders on local disks, in object stores, or in the memory of a process.
+//!
+//! What lies there is described in [`proto::checkpoint`]: this crate opens, lists, reads and writes.
+
+#[cfg(feature = "cloud")]
+mod cloud;
+pub mod data_file;
+mod direct;
+pub mod found;
+pub mod location;
+mod stores;
+
+pub use stores::{Folder, PART_BYTES, PATIENCE, PATIENCE_MAX, Stores};
