@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use model::device::Choice;
 use net::security::Role as TokenRole;
 use proto::spec::WORKERS_MAX;
-use worker::device::Choice;
 
 use crate::settings::{Flags, Role, roles};
 

@@ -104,8 +104,8 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
             let module = read_script(&folder, script).await?;
             refuse_to_replace(&args.out.with_extension(MODULE), script)?;
             // With libtorch this computes; nothing else is to be done meanwhile.
-            match ::worker::export::script(module.path(), &manifest.tensors, &values) {
-                Err(missing @ ::worker::Error::NoTorch(_)) => {
+            match ::model::engines::script_with_weights(module.path(), &manifest.tensors, &values) {
+                Err(missing @ ::model::Error::NoTorch(_)) => {
                     app.screen.line(&format!(
                         "note: the job has a TorchScript module, and {beside} is not written, nor are in {name} the tensors of the module \
                          that training never changes: {missing}"
@@ -118,7 +118,7 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
         None => None,
     };
     let constants = module.as_ref().map(|(_, constants)| &constants[..]).unwrap_or_default();
-    write_whole(dir, name, &::worker::export::safetensors(&manifest.tensors, &values, constants)?)?;
+    write_whole(dir, name, &::model::export::safetensors(&manifest.tensors, &values, constants)?)?;
     let tensors = count(manifest.tensors.len() as u64, "tensor", "tensors");
     let (version, job) = (manifest.version, &manifest.job);
     app.screen.print(&format!("{}: {tensors} of version {version} of {job}", args.out.display()))?;
@@ -221,7 +221,7 @@ pub(crate) async fn newest_weights(stores: &Stores, url: &str) -> Result<Vec<u8>
 
 async fn safetensors(folder: &Folder, manifest: &Manifest) -> Result<Vec<u8>> {
     let values = weights(&folder.below(&folder_name(manifest.version)), manifest).await?;
-    Ok(::worker::export::safetensors(&manifest.tensors, &values, &[])?)
+    Ok(::model::export::safetensors(&manifest.tensors, &values, &[])?)
 }
 
 /// The folder of one job, and what it has.

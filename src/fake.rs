@@ -131,7 +131,7 @@ impl Fake {
 pub(crate) fn app(network: &Network) -> App {
     App {
         environment: Environment::default(),
-        registry: worker::model::Registry::default(),
+        registry: model::Registry::default(),
         screen: Screen::default(),
         stop: Stop::default(),
         dialer: network.dialer(),

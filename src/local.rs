@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
+use model::Registry;
+use model::device::Choice;
 use net::channel::Dialer;
 use proto::parameters::Parameters;
 use proto::status::{Failure, Kind};
@@ -17,8 +19,6 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use worker::Connector;
-use worker::device::Choice;
-use worker::model::Registry;
 
 use crate::pipe::Network;
 

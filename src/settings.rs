@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use model::device::Choice;
 use serde::de::DeserializeOwned;
 use toml::Value;
-use worker::device::Choice;
 
 use crate::config::Environment;
 

@@ -4,12 +4,12 @@
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use data::Batch;
+use model::{Evaluation, Gradients, Model};
 use net::channel::Purpose;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::{self, JobState, Phase};
 use proto::spec;
-use worker::data::Batch;
-use worker::model::{Evaluation, Gradients, Model};
 
 use super::*;
 
@@ -72,15 +72,15 @@ impl Model for Gated {
         self.inner.tensors()
     }
 
-    fn initial(&mut self, seed: u64) -> worker::Result<Vec<proto::tensor::Values>> {
+    fn initial(&mut self, seed: u64) -> model::Result<Vec<proto::tensor::Values>> {
         self.inner.initial(seed)
     }
 
-    fn load(&mut self, weights: &[proto::tensor::Values]) -> worker::Result<()> {
+    fn load(&mut self, weights: &[proto::tensor::Values]) -> model::Result<()> {
         self.inner.load(weights)
     }
 
-    fn gradients(&mut self, batch: &Batch, key: u64) -> worker::Result<Gradients> {
+    fn gradients(&mut self, batch: &Batch, key: u64) -> model::Result<Gradients> {
         // Key 0 is the trial of whoever describes the model.
         if let Some(gate) = self.training.as_ref().filter(|_| key != 0) {
             gate.pass();
@@ -88,7 +88,7 @@ impl Model for Gated {
         self.inner.gradients(batch, key)
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> worker::Result<Evaluation> {
+    fn evaluate(&mut self, batch: &Batch) -> model::Result<Evaluation> {
         let tried = std::mem::replace(&mut self.measured, true);
         if let Some(gate) = self.measuring.as_ref().filter(|_| tried) {
             gate.pass();
@@ -103,7 +103,7 @@ fn gated(training: Option<&Gate>, measuring: Option<&Gate>) -> Registry {
     Registry::default().with("gated", move |context| {
         let mut spec = (*context.spec).clone();
         spec.model.builtin = Some("softmax".to_owned());
-        let inner = known.build(&worker::model::Context { spec: Arc::new(spec), ..context.clone() })?;
+        let inner = known.build(&model::Context { spec: Arc::new(spec), ..context.clone() })?;
         let (training, measuring) = (training.clone(), measuring.clone());
         Ok(Box::new(Gated { inner, training, measuring, measured: false }))
     })

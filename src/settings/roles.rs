@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use model::device::Choice;
 use net::security;
 use serde::Serialize;
-use worker::device::Choice;
 
 use super::{Kind, Of, Role, Setting, Settings};
 
@@ -436,7 +436,7 @@ impl Role for Worker {
 ///
 /// # Errors
 /// It is no device.
-pub(crate) fn device(settings: &Settings) -> Result<Choice, worker::Error> {
+pub(crate) fn device(settings: &Settings) -> Result<Choice, model::Error> {
     settings.text("device").unwrap_or("auto").parse()
 }
 

@@ -1,8 +1,8 @@
-"""Golden numbers for the pure-Rust engine: PyTorch 2.11 computes, `ebbflow-worker` must agree.
+"""Golden numbers for the pure-Rust engine: PyTorch 2.11 computes, `ebbflow-model` must agree.
 
     pip install torch==2.11.0 && python tests/golden/pure_engine.py
 
-writes `pure_engine.json` beside this file, for `worker/tests/pure_engine_matches_torch.rs`: for each network and loss the
+writes `pure_engine.json` beside this file, for `model/tests/pure_engine_matches_torch.rs`: for each network and loss the
 weights (by their `state_dict` names), a batch, and what PyTorch says of it: mean loss, metrics, gradients of the mean
 loss. Weights and features are f32 values; PyTorch computes with them in f64, so that the rounding that the test measures
 is ours alone.

@@ -127,7 +127,7 @@ fn scripted(folder: &Path) -> PathBuf {
     let pixels = (0..96 * 64u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(folder.join("images.idx4"), idx(&[96, 1, 8, 8], pixels)).unwrap();
     std::fs::write(folder.join("labels.idx1"), idx(&[96], (0..96).map(|at| at % 3).collect())).unwrap();
-    std::fs::copy(root().join("worker/tests/fixtures/batchnorm.pt"), folder.join("model.pt")).unwrap();
+    std::fs::copy(root().join("model/tests/fixtures/batchnorm.pt"), folder.join("model.pt")).unwrap();
     let job = r#"
 name = "scripted"
 epochs = 3

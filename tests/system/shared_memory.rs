@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use model::weights::Weights;
 use net::bulk::{self, PULL, PUSH};
 use net::channel::{Channel, Dialer, Listener, Purpose};
 use net::memory::attach::{Attachment, Offer};
@@ -32,7 +33,6 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use worker::Metrics;
 use worker::ps_client::{Connector, PsClient};
-use worker::weights::Weights;
 
 const JOB: JobId = JobId(1);
 const ADDRESS: Address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };

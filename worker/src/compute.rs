@@ -5,12 +5,12 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
+use model::Model;
+use model::weights::Weights;
 use tokio::sync::{Mutex, oneshot};
 
 use crate::config::Inline;
 use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::weights::Weights;
 
 type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 
@@ -117,5 +117,5 @@ impl Compute {
 }
 
 fn gone(reason: &str) -> Error {
-    Error::Engine { what: "the compute thread".to_owned(), reason: reason.to_owned() }
+    Error::Task { what: "the compute thread".to_owned(), reason: reason.to_owned() }
 }

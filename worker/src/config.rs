@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use model::device::Choice;
 use proto::numerics::Numerics;
 use serde::{Deserialize, Serialize};
-
-use crate::device::Choice;
 
 /// Options of one worker process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -37,103 +37,18 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
-    /// A data file is not what its format says.
-    #[error("{}: {reason}", path.display())]
-    Data {
-        /// Which.
-        path: PathBuf,
-        /// Where in it, expected against found, what to do.
-        reason: String,
-    },
-    /// The job's description and its data do not go together.
+    /// Data that cannot be read.
     #[error(transparent)]
-    Specification(proto::Error),
-    /// A record beyond the end of its data set.
-    #[error(
-        "record {record}: the data set has {records}; its files have changed since the job began, restore them or submit the job anew"
-    )]
-    NoRecord {
-        /// The record's number within its data set.
-        record: u64,
-        /// Records of the data set.
-        records: u64,
-    },
-    /// This worker's copy of the data is not the one that the job was indexed from.
-    #[error("{}: {found} records here, {expected} where the job was indexed; give this worker the same files", path.display())]
-    Records {
-        /// Which file.
-        path: PathBuf,
-        /// Records when it was indexed.
-        expected: u64,
-        /// Records here.
-        found: u64,
-    },
-    /// A record's label does not fit the network's outputs.
-    #[error(
-        "record {record}: label {label} is outside 0..{classes}; the network has {classes} outputs, give it more or mend the labels"
-    )]
-    Label {
-        /// The record within its data set.
-        record: u64,
-        /// Its label.
-        label: i64,
-        /// Outputs of the network.
-        classes: usize,
-    },
-    /// Outputs and loss do not go together.
-    #[error(
-        "the loss `{loss}` needs {expected}, found {found}; choose another loss or network, or mend the labels"
-    )]
-    Loss {
-        /// The job's loss.
-        loss: String,
-        /// Shape or type it needs.
-        expected: String,
-        /// What it was given.
-        found: String,
-    },
-    /// The data's shape does not fit the network.
-    #[error(
-        "the network `{model}` needs records of shape {expected}, the data has {found:?}; set data.shape or choose another network"
-    )]
-    Shape {
-        /// The network.
-        model: String,
-        /// What it takes.
-        expected: String,
-        /// What the data has.
-        found: Vec<usize>,
-    },
-    /// A builtin network that nobody registered.
-    #[error("model.builtin: no network `{name}`; known are {}", known.join(", "))]
-    UnknownModel {
-        /// The name.
-        name: String,
-        /// All names.
-        known: Vec<String>,
-    },
-    /// A builtin network's options are wrong.
-    #[error("model.options of `{model}`: {reason}")]
-    ModelOptions {
-        /// The network.
-        model: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A TorchScript file that is none, or does not do what the job needs.
-    #[error("model script `{name}`: {reason}")]
-    Script {
-        /// Its artifact name.
-        name: String,
-        /// What is wrong and what to do.
-        reason: String,
-    },
-    /// The compute engine failed.
+    Data(#[from] data::Error),
+    /// A model that cannot be built, or does not compute.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// A task that this worker could not do; another attempt may.
     #[error("{what}: {reason}")]
-    Engine {
+    Task {
         /// Doing what.
         what: String,
-        /// What it says.
+        /// What stopped it.
         reason: String,
     },
     /// The loss is not finite.
@@ -151,30 +66,12 @@ pub enum Error {
     /// Options that contradict themselves: every violation.
     #[error("worker options: {}", .0.join("; "))]
     Options(Vec<String>),
-    /// A device that no flag means.
-    #[error("device `{0}`: expected cpu, cuda:N or auto")]
-    UnknownDevice(String),
-    /// A CUDA device that is not there.
-    #[error(
-        "device cuda:{index}: this process sees {found} CUDA devices; use --device cpu, or check the driver and `cargo xtask libtorch --cuda`"
-    )]
-    NoSuchDevice {
-        /// The index asked for.
-        index: usize,
-        /// Devices there.
-        found: usize,
-    },
-    /// This program was built without libtorch.
-    #[error(
-        "{0} needs libtorch, and this program was built with --no-default-features; build it with the `torch` feature"
-    )]
-    NoTorch(String),
 }
 
 impl Error {
-    /// A task of ours that panicked.
+    /// The error of an asynchronous task of this worker that panicked.
     pub(crate) fn from_panic(what: &str, panic: &tokio::task::JoinError) -> Self {
-        Self::Engine { what: what.to_owned(), reason: panic.to_string() }
+        Self::Task { what: what.to_owned(), reason: panic.to_string() }
     }
 
     /// Whether the other side no longer wants what this worker does: it slept, or the job was rewound or ended. A ps that does not hold
@@ -200,13 +97,10 @@ impl Error {
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::Call { failure, .. } => matches!(failure.kind, proto::status::Kind::Malformed),
-            Self::File { .. }
-            | Self::NotHeld { .. }
-            | Self::Records { .. }
-            | Self::Engine { .. }
-            | Self::NoSuchDevice { .. }
-            | Self::NoTorch(_) => false,
-            _ => true,
+            Self::Data(error) => error.is_fatal(),
+            Self::Model(error) => error.is_fatal(),
+            Self::File { .. } | Self::NotHeld { .. } | Self::Task { .. } => false,
+            Self::Diverged { .. } | Self::Options(_) => true,
         }
     }
 }
@@ -224,5 +118,16 @@ mod tests {
         assert!(of_the_master.is_fenced(), "the job is gone");
         let of_a_ps = Error::NotHeld { what, partition: PartitionId(0), failure };
         assert!(!of_a_ps.is_fenced() && !of_a_ps.is_fatal() && !of_a_ps.is_unreachable());
+    }
+
+    #[test]
+    fn what_other_workers_can_do_is_not_fatal() {
+        let path = || PathBuf::from("x.npy");
+        let missing = data::Error::File { path: path(), source: std::io::ErrorKind::NotFound.into() };
+        let damaged = data::Error::Malformed { path: path(), reason: "cut off".to_owned() };
+        assert!(!Error::from(missing).is_fatal() && Error::from(damaged).is_fatal());
+        let no_gpu = model::Error::NoSuchDevice { index: 1, found: 1 };
+        let no_label = model::Error::Label { record: 7, label: 3, classes: 3 };
+        assert!(!Error::from(no_gpu).is_fatal() && Error::from(no_label).is_fatal());
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::{Device, Registry};
 use net::session::{Registered, Session};
 use net::timeline::TARGET;
 use proto::convert::required;
@@ -18,17 +19,15 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::config::Options;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::job::{self, Job};
 use crate::master_client::MasterClient;
-use crate::model::Registry;
 use crate::other_tasks::Index;
 use crate::progress::Progress;
 use crate::ps_client::Connector;
 use crate::reporter::Granted;
-use crate::task_loop::{Task, Train, Work};
+use crate::work::{Lease, OtherTask, Task, Train, Work};
 
 /// Wait before asking again after an answer that no retry mends (the session re-registers meanwhile).
 const PAUSE: Duration = Duration::from_millis(200);
@@ -148,7 +147,8 @@ impl Fetcher {
         match self.prepare(lease, &progress).await {
             Ok(task) => {
                 progress.queue();
-                drop(self.arrivals.send(Work { incarnation, lease: id, task, span, progress }).await);
+                let lease = Lease { incarnation, id, progress, span };
+                drop(self.arrivals.send(Work { lease, task }).await);
             }
             Err(error) => {
                 self.held.remove(id);
@@ -166,13 +166,22 @@ impl Fetcher {
         match required("Lease", "work", lease.work).map_err(wrong)? {
             Wire::Index(task) => {
                 let spec = job::specification(&self.master.job(id).await?)?;
-                Ok(Task::Index(Index::new(spec, &task, &self.options)?))
+                Ok(Task::Other(OtherTask::Index(Index::new(spec, &task, &self.options)?)))
             }
-            Wire::Init(task) => Ok(Task::Init(self.open(id, None, progress).await?, task)),
-            Wire::Evaluate(task) => Ok(Task::Evaluate(self.open(id, placement, progress).await?, task)),
-            Wire::Export(task) => Ok(Task::Export(self.open(id, placement, progress).await?, task)),
+            Wire::Init(task) => {
+                let job = self.open(id, None, progress).await?;
+                Ok(Task::Other(OtherTask::Init(job, task)))
+            }
+            Wire::Evaluate(task) => {
+                let job = self.open(id, placement, progress).await?;
+                Ok(Task::Other(OtherTask::Evaluate(job, task)))
+            }
+            Wire::Export(task) => {
+                let job = self.open(id, placement, progress).await?;
+                Ok(Task::Other(OtherTask::Export(job, task)))
+            }
             Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, progress).await?)),
-            Wire::Predict(_) => Err(Error::Engine {
+            Wire::Predict(_) => Err(Error::Task {
                 what: "predict".to_owned(),
                 reason: "this version has no prediction tasks".to_owned(),
             }),
@@ -189,7 +198,7 @@ impl Fetcher {
         let job = self.open(id, placement, progress).await?;
         let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
         if task.count == 0 || end.get() > job.plan.microbatches() {
-            return Err(Error::Engine {
+            return Err(Error::Task {
                 what: format!("lease of microbatches {next}..{end}"),
                 reason: format!(
                     "this worker counts {} in the job; its data differs",
@@ -208,7 +217,7 @@ impl Fetcher {
         job: Arc<Job>,
         next: MicrobatchId,
         end: MicrobatchId,
-    ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, crate::data::Batch)>> {
+    ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, data::Batch)>> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
         let ids = (next.get()..end.get()).map(MicrobatchId);
         if let Some(inline) = self.options.inline.clone() {
@@ -243,9 +252,9 @@ impl Fetcher {
         let job = match known {
             Some(job) => job,
             None => {
-                let (options, registry, regions) = (&self.options, &self.registry, self.connector.regions());
+                let (options, registry, connector) = (&self.options, &self.registry, &self.connector);
                 let (device, master) = (self.device, &self.master);
-                let open = Job::open(id, &reply, options, device, registry, master, regions, progress);
+                let open = Job::open(id, &reply, options, device, registry, master, connector, progress);
                 let job = Arc::new(open.await?);
                 self.jobs.insert(id, job.clone());
                 job

@@ -1,6 +1,7 @@
 //! The leases this worker holds: heartbeats name them and say how it gets on with each, and the master says which are lost.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -108,7 +109,7 @@ impl Held {
     }
 
     /// Drops the leases that the master says are lost, and says how this worker gets on, for ever.
-    pub(crate) async fn follow(&self) {
+    pub(crate) async fn follow(&self) -> Infallible {
         let mut replies = self.session.replies();
         while replies.changed().await.is_ok() {
             let lost = replies.borrow_and_update().leases_lost.clone();
@@ -116,7 +117,7 @@ impl Held {
             // For the next heartbeat: a place that hangs changes nothing that would say so.
             self.say(&self.leases.lock().unwrap_or_else(PoisonError::into_inner));
         }
-        std::future::pending::<()>().await;
+        std::future::pending().await
     }
 
     /// Ends when the leases are others than at this call.

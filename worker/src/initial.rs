@@ -15,7 +15,7 @@ const NAMED_MAX: usize = 8;
 /// # Errors
 /// No such file, or nothing in it fits.
 pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -> Result<String> {
-    let wrong = |reason: String| Error::Engine { what: format!("model.initial `{INITIAL}`"), reason };
+    let wrong = |reason: String| Error::Task { what: format!("model.initial `{INITIAL}`"), reason };
     let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
     let (mut fit, mut from_seed) = (0, Vec::new());
     for (tensor, values) in tensors.iter().zip(values) {
@@ -97,7 +97,7 @@ mod tests {
             Values::I64(vec![7]),
             Values::F32(vec![4.0]),
         ];
-        let file = crate::export::safetensors(&old, &values, &[]).expect("a file");
+        let file = model::export::safetensors(&old, &values, &[]).expect("a file");
         let mut values: Vec<_> = tensors().iter().map(TensorSpec::zeros).collect();
         let report = take(&file, &tensors(), &mut values).expect("some fit");
         assert_eq!(values[0], Values::F32(vec![1.0, 2.0]));
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_file_of_something_else_is_an_error() {
         let other = [TensorSpec::parameter("z", [2])];
-        let file = crate::export::safetensors(&other, &[Values::F32(vec![1.0, 2.0])], &[]).expect("a file");
+        let file = model::export::safetensors(&other, &[Values::F32(vec![1.0, 2.0])], &[]).expect("a file");
         let mut values: Vec<_> = tensors().iter().map(TensorSpec::zeros).collect();
         let error = take(&file, &tensors(), &mut values).unwrap_err().to_string();
         assert!(

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use net::memory::Regions;
+use data::{Batch, Dataset};
+use model::{Context, Device, Registry};
 use proto::artifact::INITIAL;
 use proto::convert;
 use proto::ids::{JobId, MicrobatchId};
@@ -17,11 +18,8 @@ use proto::spec::{Consistency, DataSet, JobSpec, Shuffle};
 use crate::artifact::Artifact;
 use crate::compute::Compute;
 use crate::config::{Inline, Options};
-use crate::data::{Batch, Dataset};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::master_client::MasterClient;
-use crate::model::{Context, Registry};
 use crate::progress::Progress;
 use crate::ps_client::{Connector, PsClient};
 
@@ -54,7 +52,7 @@ pub(crate) struct Placed {
 }
 
 impl Job {
-    /// Opens the data and builds the model, whose gradients may lie in `regions`.
+    /// Opens the data and builds the model, whose gradients may lie in memory of `connector`.
     #[allow(
         clippy::too_many_arguments,
         reason = "called once; a structure of the same fields would say it twice"
@@ -66,19 +64,19 @@ impl Job {
         device: Device,
         registry: &Registry,
         master: &MasterClient,
-        regions: Option<Regions>,
+        connector: &Connector,
         progress: &Progress,
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
-        same_records(&train, &reply.train_records)?;
+        train.check_records(&reply.train_records)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
-            same_records(data, &reply.validation_records)?;
+            data.check_records(&reply.validation_records)?;
         }
         let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;
         let files = Arc::new(files);
@@ -93,7 +91,7 @@ impl Job {
             device,
             threads: options.threads,
         };
-        let registry = registry.clone();
+        let (registry, memory) = (registry.clone(), connector.allocator());
         // The place that works has a handle of its own.
         let compiling = progress.clone();
         let build = move || {
@@ -101,7 +99,7 @@ impl Job {
             let name = model.builtin.as_deref().or(model.script.as_deref()).unwrap_or_default();
             compiling.enter(Phase::Compiling, format!("`{name}`"));
             let mut model = registry.build(&context)?;
-            regions.into_iter().for_each(|regions| model.lend(regions));
+            memory.into_iter().for_each(|memory| model.lend(memory));
             Ok(model)
         };
         // The model may read them again, and may outlive the job by one call.
@@ -152,7 +150,7 @@ impl Job {
 
     /// Where the model lives.
     pub(crate) fn placed(&self) -> Result<Arc<Placed>> {
-        let missing = || Error::Engine {
+        let missing = || Error::Task {
             what: format!("job {}", self.id),
             reason: "the master handed out work before the model was placed".to_owned(),
         };
@@ -182,12 +180,13 @@ pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
 }
 
 /// Runs `read` where it may block.
-pub(crate) async fn blocking<T, F>(inline: Option<&Inline>, read: F) -> Result<T>
+pub(crate) async fn blocking<T, E, F>(inline: Option<&Inline>, read: F) -> Result<T>
 where
     T: Send + 'static,
-    F: FnOnce() -> Result<T> + Send + 'static,
+    E: Into<Error> + Send + 'static,
+    F: FnOnce() -> Result<T, E> + Send + 'static,
 {
-    let panicked = |error| Error::Engine { what: "a reading thread".to_owned(), reason: format!("{error}") };
+    let panicked = |error| Error::Task { what: "a reading thread".to_owned(), reason: format!("{error}") };
     let reading = match inline.cloned() {
         None => tokio::task::spawn_blocking(read),
         // A task: it goes on when nobody waits for it any more, as a thread would.
@@ -196,17 +195,7 @@ where
             read()
         }),
     };
-    reading.await.map_err(panicked)?
-}
-
-/// Whether this worker's files have as many records as when the job was indexed: the record order depends on them.
-fn same_records(data: &Dataset, indexed: &[u64]) -> Result<()> {
-    for ((path, found), &expected) in data.files().zip(indexed) {
-        if found != expected {
-            return Err(Error::Records { path: path.to_owned(), expected, found });
-        }
-    }
-    Ok(())
+    reading.await.map_err(panicked)?.map_err(Into::into)
 }
 
 async fn open_data(
@@ -216,7 +205,7 @@ async fn open_data(
     progress: &Progress,
 ) -> Result<Arc<Dataset>> {
     let (spec, root, progress) = (spec.clone(), options.data_root.clone(), progress.clone());
-    let open = move || Dataset::open_saying(&spec, set, root.as_deref(), &progress);
+    let open = move || Dataset::open_observed(&spec, set, root.as_deref(), &progress);
     blocking(options.inline.as_ref(), open).await
 }
 

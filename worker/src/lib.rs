@@ -1,15 +1,11 @@
 //! The worker: leases pieces of the data, computes gradients, pushes them. It keeps nothing that it could not pull again.
 //!
-//! [`run`] is the whole role. [`model::Model`] is the seam to the compute engines, and where a user's own network goes.
+//! [`run`] is the whole role. What it computes with is in the crates `data` and `model`.
 
 mod artifact;
 mod compute;
 pub mod config;
-pub mod data;
-pub mod device;
-pub mod engine;
 pub mod error;
-pub mod export;
 mod fetcher;
 mod grpc_ps;
 mod held;
@@ -18,7 +14,6 @@ mod initial;
 mod job;
 mod master_client;
 pub mod metrics;
-pub mod model;
 mod near;
 mod other_tasks;
 mod progress;
@@ -26,7 +21,7 @@ pub mod ps_client;
 mod reporter;
 mod task_loop;
 mod trainer;
-pub mod weights;
+mod work;
 
 pub use config::Options;
 pub use error::{Error, Result};

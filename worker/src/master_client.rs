@@ -161,7 +161,7 @@ impl MasterClient {
         if found != artifact.sha256 {
             let reason =
                 format!("SHA-256 {found} arrived, {} was submitted; the transfer broke off", artifact.sha256);
-            return Err(Error::Engine { what, reason });
+            return Err(Error::Task { what, reason });
         }
         Ok(file)
     }

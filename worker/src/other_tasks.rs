@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use model::export;
+use model::weights::{Spare, Weights};
 use proto::ids::{Era, IncarnationId, LeaseId, MicrobatchId, Version};
 use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
@@ -11,16 +13,13 @@ use proto::pb::{self, Phase};
 use proto::spec::{DataSet, JobSpec};
 
 use crate::config::{Inline, Options};
-use crate::data;
 use crate::error::{Error, Result};
-use crate::export;
 use crate::initial;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
 use crate::progress::Progress;
 use crate::ps_client::Connector;
 use crate::trainer;
-use crate::weights::{Spare, Weights};
 
 /// Counts the records of one file (pair).
 pub(crate) struct Index {
@@ -39,7 +38,7 @@ impl Index {
         };
         let file = task.file as usize;
         if spec.data.files(set).is_none_or(|files| file >= files.features.len()) {
-            return Err(Error::Engine {
+            return Err(Error::Task {
                 what: "index".to_owned(),
                 reason: format!("the job has no {set:?} file {file}"),
             });
@@ -56,7 +55,7 @@ impl Index {
     pub(crate) async fn run(self, progress: Progress) -> Result<Report> {
         let inline = self.inline.clone();
         let index =
-            move || data::index_saying(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
+            move || data::index_observed(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
         let indexed = blocking(inline.as_ref(), index).await?;
         Ok(Report::Indexed(pb::Indexed {
             records: indexed.records,
@@ -103,7 +102,7 @@ pub(crate) async fn init(
             let missing =
                 spec.model.metrics.iter().find(|metric| !measured.metric_sums.contains_key(metric.name()));
             if let Some(metric) = missing {
-                return Err(Error::Engine {
+                return Err(Error::Task {
                     what: format!("metric `{}`", metric.name()),
                     reason: "this model does not report it; remove it from model.metrics".to_owned(),
                 });
@@ -127,7 +126,7 @@ pub(crate) async fn init(
 /// Measures a data shard of the validation set at a version.
 pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: &Progress) -> Result<Report> {
     let weights = pull(job, Era(task.era), Want::Exact(Version(task.version)), progress).await?;
-    let data = job.validation.clone().ok_or_else(|| Error::Engine {
+    let data = job.validation.clone().ok_or_else(|| Error::Task {
         what: "evaluate".to_owned(),
         reason: "the job has no validation records".to_owned(),
     })?;
@@ -179,7 +178,7 @@ pub(crate) async fn export(
 async fn pull(job: &Job, era: Era, want: Want, progress: &Progress) -> Result<Weights> {
     progress.enter(Phase::Pulling, format!("{want:?}"));
     let pulled = job.placed()?.ps.at(era).saying(progress).pull(want).await?;
-    pulled.ok_or_else(|| Error::Engine {
+    pulled.ok_or_else(|| Error::Task {
         what: format!("{want:?}"),
         reason: "the parameter servers no longer keep this version".to_owned(),
     })

@@ -3,6 +3,7 @@
 //!
 //! A place that cannot be broken off keeps its handle when its lease has ended, so the master still learns what it hangs in.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::pb::{self, Phase};
@@ -42,7 +43,7 @@ impl Default for Activity {
 }
 
 impl Progress {
-    /// Of a new lease of a worker.
+    /// The progress of a new lease of a worker.
     pub(crate) fn of(worker: &Activity) -> Self {
         Self { place: Arc::default(), worker: worker.clone() }
     }
@@ -88,7 +89,7 @@ impl Progress {
         *self.worker.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// As heartbeats say it.
+    /// Writes it as heartbeats say it.
     pub(crate) fn say(&self, said: &mut pb::LeaseProgress) {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let advanced = match place.phase {
@@ -104,6 +105,16 @@ impl Progress {
     pub(crate) fn lingers(&self) -> bool {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::strong_count(&self.place) > 1 && place.phase != Phase::Queued
+    }
+}
+
+impl data::Observer for Progress {
+    fn open(&self, file: &Path) {
+        self.enter(Phase::Reading, file.display().to_string());
+    }
+
+    fn advance(&self) {
+        self.edit(|_| {});
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
+use model::Allocator;
+use model::weights::{Spare, Weights};
 use net::channel::{Dialer, Purpose};
 use net::memory::{Memory, Regions};
 use proto::convert::ChunkCheck;
@@ -23,13 +25,12 @@ use crate::grpc_ps::GrpcPs;
 use crate::metrics::Metrics;
 use crate::near::Near;
 use crate::progress::Progress;
-use crate::weights::{Spare, Weights};
 
 /// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
 #[derive(Clone)]
 pub struct Connector {
     connect: Arc<Connect>,
-    /// That a ps of this host may read.
+    /// Memory that a ps of this host may read.
     memory: Option<Memory>,
 }
 
@@ -54,7 +55,7 @@ impl Connector {
         Self::new(move |url| Ok(Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, None))))
     }
 
-    /// The same, and by `memory` to a ps of this host and this user, where `dialer` finds that it is one.
+    /// As [`grpc`](Self::grpc), and by `memory` to a ps of this host and this user, where `dialer` finds that it is one.
     pub fn near(dialer: Dialer, memory: Memory, metrics: Arc<Metrics>) -> Self {
         let regions = Regions::new(memory.clone());
         let connect = move |url: &str| {
@@ -67,8 +68,18 @@ impl Connector {
     }
 
     /// Memory for a model's gradients that need no copy on their way to a ps of this host. What the model leaves goes back to the system.
-    pub(crate) fn regions(&self) -> Option<Regions> {
-        self.memory.clone().map(Regions::new)
+    pub(crate) fn allocator(&self) -> Option<Box<dyn Allocator>> {
+        let memory = self.memory.clone()?;
+        Some(Box::new(Shared(Regions::new(memory))))
+    }
+}
+
+/// Shared memory as a model sees it.
+struct Shared(Regions);
+
+impl Allocator for Shared {
+    fn floats(&self, len: usize) -> Option<Values> {
+        self.0.floats(len)
     }
 }
 

@@ -10,8 +10,7 @@ use tokio::sync::mpsc;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::master_client::MasterClient;
-use crate::progress::Progress;
-use crate::task_loop::Train;
+use crate::work::{Lease, Train};
 
 /// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
 /// knows none, so it reports only when nobody else has done so meanwhile.
@@ -40,13 +39,8 @@ impl Reporter {
     ///
     /// # Errors
     /// See [`report`](Self::report).
-    pub(crate) async fn finish(
-        self,
-        incarnation: IncarnationId,
-        lease: LeaseId,
-        mut train: Train,
-        progress: Progress,
-    ) -> Result<()> {
+    pub(crate) async fn finish(self, lease: Lease, mut train: Train) -> Result<()> {
+        let Lease { incarnation, id, progress, .. } = lease;
         let pushing = async {
             let mut result = Ok(());
             while let Some(pushed) = train.pushes.join_next().await {
@@ -69,14 +63,14 @@ impl Reporter {
         let result = tokio::select! {
             biased;
             result = result => result,
-            () = self.held.lost(lease) => return Ok(()),
+            () = self.held.lost(id) => return Ok(()),
         };
         // Whoever still has it is busy with the lease.
         drop(progress);
         let took_us = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let result =
             result.map(|took| Report::Trained(pb::Trained { microbatches: reports, took_us: took_us(took) }));
-        self.report(incarnation, lease, result).await
+        self.report(incarnation, id, result).await
     }
 
     /// Tells the master how a lease ended: done, or failed with the error. What is no longer wanted is nobody's failure.

@@ -7,28 +7,31 @@
 //! that waits.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
+use data::Batch;
+use model::weights::Weights;
+use model::{Registry, engines};
 use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use net::failover::Failover;
 use net::session::Session;
-use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Version};
-use proto::parameters::Target;
+use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Step, Version};
+use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
 use proto::status::{Failure, Kind};
-use proto::tensor::Values;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use crate::config::Options;
-use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::fetcher::Fetcher;
 use crate::held::Held;
@@ -36,13 +39,11 @@ use crate::in_flight::InFlight;
 use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
-use crate::model::Registry;
-use crate::progress::Progress;
+use crate::other_tasks;
 use crate::ps_client::Connector;
 use crate::reporter::Reporter;
-use crate::trainer::{self, Piece};
-use crate::weights::Weights;
-use crate::{engine, other_tasks};
+use crate::trainer::{self, Piece, Sum};
+use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};
 
 /// Between two times that a lease says that it waits for room.
 const SAID: Duration = Duration::from_secs(1);
@@ -82,12 +83,12 @@ pub async fn run(
 ) -> Result<()> {
     let Watched { metrics, health } = watched;
     options.validate().map_err(Error::Options)?;
-    let device = options.device.resolve(engine::cuda_devices())?;
+    let device = options.device.resolve(engines::cuda_devices())?;
     // Some threads of the process may compute it for a while; nobody waits for this worker yet.
     let threads = options.threads;
     let numerics = match options.inline.as_ref().and_then(|inline| inline.numerics.clone()) {
         Some(numerics) => numerics,
-        None => job::blocking(options.inline.as_ref(), move || engine::numerics(device, threads)).await?,
+        None => job::blocking(options.inline.as_ref(), move || engines::numerics(device, threads)).await?,
     };
     tracing::info!(%numerics, "numerics class");
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
@@ -142,7 +143,7 @@ pub async fn run(
                 () = fetcher.run() => {}
                 () = stop_fetching.cancelled() => {}
             }
-            std::future::pending::<()>().await;
+            std::future::pending::<Infallible>().await
         };
         let overdue = async {
             shutdown.cancelled().await;
@@ -155,8 +156,8 @@ pub async fn run(
                 tracing::warn!("not drained within {:?}; leaving, the rest of the leases expires", options.drain);
                 Ok(())
             }
-            () = fetching => unreachable!("never ends"),
-            () = held.follow() => unreachable!("never ends"),
+            never = fetching => match never {},
+            never = held.follow() => match never {},
         }
     };
     tokio::select! {
@@ -201,60 +202,14 @@ macro_rules! part {
     };
 }
 
-/// One lease with everything needed to work on it.
-pub(crate) struct Work {
-    pub(crate) incarnation: IncarnationId,
-    pub(crate) lease: LeaseId,
-    pub(crate) task: Task,
-    /// Of the lease, for whoever works on it.
-    pub(crate) progress: Progress,
-    /// All that happens for this lease, from asking for it on.
-    pub(crate) span: Span,
-}
-
-/// What the lease is for.
-pub(crate) enum Task {
-    Index(other_tasks::Index),
-    Init(Arc<Job>, pb::InitTask),
-    Evaluate(Arc<Job>, pb::EvaluateTask),
-    Export(Arc<Job>, pb::ExportTask),
-    Train(Train),
-}
-
-/// A run of microbatches, as far as it is not computed.
-pub(crate) struct Train {
-    pub(crate) job: Arc<Job>,
-    pub(crate) era: Era,
-    pub(crate) next: MicrobatchId,
-    pub(crate) end: MicrobatchId,
-    /// Records of `next` and the following, in order.
-    pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
-    pub(crate) reports: Vec<pb::MicrobatchReport>,
-    pub(crate) pushes: JoinSet<Result<()>>,
-    /// What gave way to more urgent work: it is of the step of `next`.
-    pub(crate) piece: Option<Piece>,
-    /// When this worker could begin: the job was open, and its first weights were there.
-    pub(crate) began: Instant,
-}
-
-impl Work {
-    /// Lower goes first.
-    fn urgency(&self) -> (bool, u64, LeaseId) {
-        match &self.task {
-            Task::Train(train) => (true, train.next.get(), self.lease),
-            _ => (false, 0, self.lease),
-        }
-    }
-}
-
-/// How a piece of training ended.
+/// Where a piece of training has left its lease.
 enum Ended {
-    /// On to the next piece, or to the report.
-    Done,
-    /// Something more urgent arrived while waiting for weights, or for room for gradients.
-    Yielded(Box<Work>),
-    /// The worker is asked to leave.
-    Draining,
+    /// Further: on to the next piece, or to the report.
+    Advanced,
+    /// Where it was: something more urgent arrived, or the worker is asked to leave.
+    Yielded,
+    /// With another worker, or with none.
+    Lost,
 }
 
 /// What becomes of a microbatch that is to be computed.
@@ -273,7 +228,7 @@ struct TaskLoop {
     connector: Connector,
     held: Held,
     arrivals: mpsc::Receiver<Work>,
-    ready: BTreeMap<(bool, u64, LeaseId), Work>,
+    ready: BTreeMap<Urgency, Work>,
     /// The newest weights for training, with the job, its era and the wish they answer.
     cache: Option<(JobId, Era, Version, Weights)>,
     /// Bounds the gradients in memory.
@@ -294,19 +249,19 @@ impl TaskLoop {
                 return Err(error);
             }
             while let Ok(work) = self.arrivals.try_recv() {
-                self.ready.insert(work.urgency(), work);
+                self.queue(work);
             }
             let Some((_, work)) = self.ready.pop_first() else {
                 tokio::select! {
                     biased;
-                    Some(work) = self.arrivals.recv() => drop(self.ready.insert(work.urgency(), work)),
+                    Some(work) = self.arrivals.recv() => self.queue(work),
                     Some(finished) = self.finishers.join_next() => self.note(finished),
                     () = shutdown.cancelled() => {}
                 }
                 continue;
             };
-            if !self.held.has(work.lease) {
-                tracing::debug!(lease = %work.lease, "lease ended meanwhile; dropping its work");
+            if !self.held.has(work.lease.id) {
+                tracing::debug!(lease = %work.lease.id, "lease ended meanwhile; dropping its work");
                 continue;
             }
             self.step(work, shutdown).await;
@@ -326,40 +281,44 @@ impl TaskLoop {
         }
     }
 
-    /// Works on one lease for a while.
-    async fn step(&mut self, work: Work, shutdown: &CancellationToken) {
-        let (incarnation, lease) = (work.incarnation, work.lease);
-        if let Task::Train(_) = work.task {
-            match self.train(work, shutdown).await {
-                Ok(Ended::Yielded(work)) => drop(self.ready.insert(work.urgency(), *work)),
-                Ok(Ended::Done | Ended::Draining) => {}
-                Err(error) => self.report(incarnation, lease, Err(error)).await,
-            }
-            return;
-        }
-        let (held, span) = (self.held.clone(), work.span.clone());
-        let result = tokio::select! {
-            biased;
-            result = self.other(work).instrument(span) => result,
-            () = held.lost(lease) => return,
-            // What is still held is handed back.
-            () = shutdown.cancelled() => return,
-        };
-        self.report(incarnation, lease, result).await;
+    /// Keeps work until it is the most urgent.
+    fn queue(&mut self, work: Work) {
+        self.ready.insert(work.urgency(), work);
     }
 
-    async fn other(&self, work: Work) -> Result<Report> {
-        let Work { incarnation, lease, progress, .. } = work;
-        match work.task {
-            Task::Train(_) => unreachable!("training goes piece by piece"),
-            Task::Index(index) => index.run(progress).await,
-            Task::Init(job, task) => {
-                let master = &self.reporter.master;
-                other_tasks::init(&job, &task, master, incarnation, lease, &self.connector, &progress).await
+    /// Works on one lease for a while.
+    async fn step(&mut self, Work { lease, task }: Work, shutdown: &CancellationToken) {
+        let (incarnation, id) = (lease.incarnation, lease.id);
+        let result = match task {
+            Task::Train(train) => match self.train(lease, train, shutdown).await {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+            Task::Other(task) => {
+                let (held, span) = (self.held.clone(), lease.span.clone());
+                tokio::select! {
+                    biased;
+                    result = self.other(lease, task).instrument(span) => result,
+                    () = held.lost(id) => return,
+                    // What is still held is handed back.
+                    () = shutdown.cancelled() => return,
+                }
             }
-            Task::Evaluate(job, task) => other_tasks::evaluate(&job, &task, &progress).await,
-            Task::Export(job, task) => {
-                other_tasks::export(&job, &task, &self.reporter.master, incarnation, lease, &progress).await
+        };
+        self.report(incarnation, id, result).await;
+    }
+
+    async fn other(&self, lease: Lease, task: OtherTask) -> Result<Report> {
+        let Lease { incarnation, id, progress, .. } = lease;
+        let master = &self.reporter.master;
+        match task {
+            OtherTask::Index(index) => index.run(progress).await,
+            OtherTask::Init(job, task) => {
+                other_tasks::init(&job, &task, master, incarnation, id, &self.connector, &progress).await
+            }
+            OtherTask::Evaluate(job, task) => other_tasks::evaluate(&job, &task, &progress).await,
+            OtherTask::Export(job, task) => {
+                other_tasks::export(&job, &task, master, incarnation, id, &progress).await
             }
         }
     }
@@ -371,136 +330,166 @@ impl TaskLoop {
         }
     }
 
-    /// One piece: the microbatches of the lease that belong to one step.
-    async fn train(&mut self, mut work: Work, shutdown: &CancellationToken) -> Result<Ended> {
-        let Task::Train(train) = &work.task else { unreachable!("called with training work only") };
-        let (job, metrics) = (train.job.clone(), self.metrics.clone());
-        let (step, indices) = job.plan.by_step(train.next..train.end).swap_remove(0);
-        let want = trainer::want(job.consistency, step);
-        let weights = match self.cached(&job, train.era, want) {
-            Some(weights) => Some(weights),
-            None => {
-                work.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
-                let client = job.placed()?.ps.at(train.era).saying(&work.progress);
-                let _timer = metrics.pull_nanos.time();
-                let pull = client.pull_rounded(want).instrument(part!("pull", calls, work.span, step));
-                tokio::pin!(pull);
-                loop {
-                    tokio::select! {
-                        biased;
-                        () = shutdown.cancelled() => {
-                            work.progress.queue();
-                            self.ready.insert(work.urgency(), work);
-                            return Ok(Ended::Draining);
+    /// Works on one piece: the microbatches of the lease that belong to one step.
+    async fn train(&mut self, lease: Lease, mut train: Train, shutdown: &CancellationToken) -> Result<()> {
+        let (step, indices) = train.job.plan.by_step(train.next..train.end).swap_remove(0);
+        let ended = match self.weights(&lease, &train, step, shutdown).await? {
+            ControlFlow::Break(ended) => ended,
+            ControlFlow::Continue(weights) => {
+                if train.job.first_weights() {
+                    train.began = Instant::now();
+                }
+                match weights {
+                    Some(weights) => {
+                        self.compute(&lease, &mut train, (step, indices), &weights, shutdown).await?
+                    }
+                    // The version is gone, so the step is applied: somebody else was faster.
+                    None => {
+                        train.skip(indices).await;
+                        if train.is_computed() {
+                            lease.progress.computed();
                         }
-                        Some(arrived) = self.arrivals.recv() => {
-                            let more_urgent = arrived.urgency() < work.urgency();
-                            self.ready.insert(arrived.urgency(), arrived);
-                            if more_urgent {
-                                work.progress.queue();
-                                return Ok(Ended::Yielded(Box::new(work)));
-                            }
-                        }
-                        () = self.held.lost(work.lease) => return Ok(Ended::Done),
-                        Some(finished) = self.finishers.join_next() => {
-                            self.note(finished);
-                            if self.broken.is_some() {
-                                return Ok(Ended::Yielded(Box::new(work)));
-                            }
-                        }
-                        pulled = &mut pull => {
-                            metrics.pulls.add(1);
-                            break pulled?;
-                        }
+                        Ended::Advanced
                     }
                 }
             }
         };
-        let Task::Train(train) = &mut work.task else { unreachable!("called with training work only") };
-        if job.first_weights() {
-            train.began = Instant::now();
+        match ended {
+            Ended::Advanced => self.advance(lease, train),
+            Ended::Yielded => self.queue(Work { lease, task: Task::Train(train) }),
+            Ended::Lost => {}
         }
-        let Some(weights) = weights else {
-            // The version is gone, so the step is applied: somebody else was faster.
-            train.piece = None;
-            for _ in indices.clone() {
-                train.batches.recv().await;
-                train.reports.push(pb::MicrobatchReport::default());
+        Ok(())
+    }
+
+    /// Waits for the weights that a step is computed from, unless more urgent work arrives meanwhile. `None`: they are gone.
+    async fn weights(
+        &mut self,
+        lease: &Lease,
+        train: &Train,
+        step: Step,
+        shutdown: &CancellationToken,
+    ) -> Result<ControlFlow<Ended, Option<Weights>>> {
+        let (job, metrics) = (&train.job, self.metrics.clone());
+        let want = trainer::want(job.consistency, step);
+        if let Some(weights) = self.cached(job, train.era, want) {
+            return Ok(ControlFlow::Continue(Some(weights)));
+        }
+        lease.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
+        let client = job.placed()?.ps.at(train.era).saying(&lease.progress);
+        let _timer = metrics.pull_nanos.time();
+        let pull = client.pull_rounded(want).instrument(part!("pull", calls, lease.span, step));
+        tokio::pin!(pull);
+        let pulled = loop {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => {
+                    lease.progress.queue();
+                    return Ok(ControlFlow::Break(Ended::Yielded));
+                }
+                Some(arrived) = self.arrivals.recv() => {
+                    let more_urgent = arrived.urgency() < train.urgency(lease.id);
+                    self.queue(arrived);
+                    if more_urgent {
+                        lease.progress.queue();
+                        return Ok(ControlFlow::Break(Ended::Yielded));
+                    }
+                }
+                () = self.held.lost(lease.id) => return Ok(ControlFlow::Break(Ended::Lost)),
+                Some(finished) = self.finishers.join_next() => {
+                    self.note(finished);
+                    if self.broken.is_some() {
+                        return Ok(ControlFlow::Break(Ended::Yielded));
+                    }
+                }
+                pulled = &mut pull => {
+                    metrics.pulls.add(1);
+                    break pulled?;
+                }
             }
-            train.next = MicrobatchId(train.next.get() + u64::from(indices.end - indices.start));
-            if train.next == train.end {
-                work.progress.computed();
-            }
-            self.advance(work);
-            return Ok(Ended::Done);
         };
-        if let proto::parameters::Want::Exact(version) = want {
+        if let (Want::Exact(version), Some(weights)) = (want, &pulled) {
             self.cache = Some((job.id, train.era, version, weights.clone()));
         }
+        Ok(ControlFlow::Continue(pulled))
+    }
+
+    /// Computes the microbatches `indices` of a step, and pushes each sum of theirs that cannot grow any more.
+    async fn compute(
+        &mut self,
+        lease: &Lease,
+        train: &mut Train,
+        (step, indices): (Step, Range<u32>),
+        weights: &Weights,
+        shutdown: &CancellationToken,
+    ) -> Result<Ended> {
         let mut piece = match train.piece.take() {
             Some(piece) => piece,
-            None => Piece::new(&job, step, indices.clone())?,
+            None => Piece::new(&train.job, step, indices.clone())?,
         };
         for _ in indices {
-            if !self.held.has(work.lease) {
-                return Ok(Ended::Done);
+            if !self.held.has(lease.id) {
+                return Ok(Ended::Lost);
             }
-            match self.turn(&job, train.next, work.lease, &work.progress, shutdown).await {
+            match self.turn(lease, train, shutdown).await {
                 Turn::Now => {}
                 Turn::Later => {
                     train.piece = Some(piece);
-                    return Ok(Ended::Yielded(Box::new(work)));
+                    return Ok(Ended::Yielded);
                 }
-                Turn::Never => return Ok(Ended::Done),
+                Turn::Never => return Ok(Ended::Lost),
                 Turn::Draining => {
-                    self.send(&job, piece.take(true), train, &work.progress, &work.span)?;
+                    self.push(lease, train, piece.take(true))?;
                     break;
                 }
             }
-            let loading = metrics.load_nanos.time();
-            work.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
-            let load = train.batches.recv().instrument(part!("load", work.span, step));
-            let (microbatch, batch) = match load.await {
-                Some(read) => read?,
-                // The reader was stopped with everything else.
-                None if shutdown.is_cancelled() => break,
-                None => {
-                    return Err(Error::Engine {
-                        what: "reading".to_owned(),
-                        reason: "the reader ended early".to_owned(),
-                    });
-                }
-            };
-            drop(loading);
-            let compute = part!("compute", work.span, step);
-            work.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
-            let (computing, began) = (metrics.compute_nanos.time(), Instant::now());
-            let adding = piece.add(&job, &weights, microbatch, batch, &work.progress).instrument(compute);
-            let (added, report) = adding.await?;
-            self.held.computed(job.id, began.elapsed());
+            let Some((microbatch, batch)) = self.load(lease, train, step, shutdown).await? else { break };
+            lease.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
+            let (computing, began) = (self.metrics.compute_nanos.time(), Instant::now());
+            let adding = piece.add(&train.job, weights, microbatch, batch, &lease.progress);
+            let (added, report) = adding.instrument(part!("compute", lease.span, step)).await?;
+            self.held.computed(train.job.id, began.elapsed());
             drop(computing);
-            metrics.microbatches.add(1);
-            metrics.samples.add(report.samples);
+            self.metrics.microbatches.add(1);
+            self.metrics.samples.add(report.samples);
             piece = added;
             train.reports.push(report);
             train.next = train.next.next();
-            if train.next == train.end {
-                work.progress.computed();
+            if train.is_computed() {
+                lease.progress.computed();
             }
             let leaving = shutdown.is_cancelled();
-            self.send(&job, piece.take(leaving), train, &work.progress, &work.span)?;
-            self.held.progress(work.lease, train.reports.len() as u64);
+            self.push(lease, train, piece.take(leaving))?;
+            self.held.progress(lease.id, train.reports.len() as u64);
             if leaving {
                 break;
             }
         }
-        self.advance(work);
-        Ok(Ended::Done)
+        Ok(Ended::Advanced)
     }
 
-    fn cached(&self, job: &Job, era: Era, want: proto::parameters::Want) -> Option<Weights> {
+    /// Waits for the records of the next microbatch. `None`: the reader was stopped, as everything is when the worker leaves.
+    async fn load(
+        &self,
+        lease: &Lease,
+        train: &mut Train,
+        step: Step,
+        shutdown: &CancellationToken,
+    ) -> Result<Option<(Microbatch, Batch)>> {
+        let _timer = self.metrics.load_nanos.time();
+        lease.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
+        match train.batches.recv().instrument(part!("load", lease.span, step)).await {
+            Some(read) => read.map(Some),
+            None if shutdown.is_cancelled() => Ok(None),
+            None => {
+                Err(Error::Task { what: "reading".to_owned(), reason: "the reader ended early".to_owned() })
+            }
+        }
+    }
+
+    fn cached(&self, job: &Job, era: Era, want: Want) -> Option<Weights> {
         match (&self.cache, want) {
-            (Some((id, of, version, weights)), proto::parameters::Want::Exact(wanted))
+            (Some((id, of, version, weights)), Want::Exact(wanted))
                 if (*id, *of, *version) == (job.id, era, wanted) =>
             {
                 Some(weights.clone())
@@ -509,28 +498,22 @@ impl TaskLoop {
         }
     }
 
-    /// Pushes nodes of a lease's job, each when it is its turn.
-    fn send(
-        &self,
-        job: &Job,
-        nodes: Vec<(Target, Vec<Values>)>,
-        train: &mut Train,
-        progress: &Progress,
-        lease: &Span,
-    ) -> Result<()> {
-        for (target, values) in nodes {
-            let Target::Node { node, .. } = target else { unreachable!("a piece has nodes only") };
+    /// Pushes sums of a lease, each when it is its turn.
+    fn push(&self, lease: &Lease, train: &mut Train, sums: Vec<Sum>) -> Result<()> {
+        let Train { job, era, pushes, .. } = train;
+        for Sum { node, samples, values } in sums {
             let first = MicrobatchId(job.plan.first_of(node.step).get() + u64::from(node.node.begin));
-            let client = job.placed()?.ps.at(train.era).saying(progress);
-            let (metrics, lease, progress) = (self.metrics.clone(), lease.clone(), progress.clone());
+            let client = job.placed()?.ps.at(*era).saying(&lease.progress);
+            let (metrics, span, progress) =
+                (self.metrics.clone(), lease.span.clone(), lease.progress.clone());
             let pushing = self.in_flight.begin(job.id, first);
-            train.pushes.spawn(async move {
+            pushes.spawn(async move {
                 while tokio::time::timeout(SAID, pushing.turn()).await.is_err() {
                     progress.refused(OTHERS);
                 }
                 let _timer = metrics.push_nanos.time();
-                let push = client.push(target, values).instrument(part!("push", calls, lease, node.step));
-                let pushed = push.await.map(drop);
+                let push = client.push(Target::Node { node, samples }, values);
+                let pushed = push.instrument(part!("push", calls, span, node.step)).await.map(drop);
                 drop(pushing);
                 metrics.pushes.add(u64::from(pushed.is_ok()));
                 pushed
@@ -539,39 +522,32 @@ impl TaskLoop {
         Ok(())
     }
 
-    /// Waits until memory has room for the gradient of `next`, and nothing else is more urgent meanwhile.
-    async fn turn(
-        &mut self,
-        job: &Job,
-        next: MicrobatchId,
-        lease: LeaseId,
-        progress: &Progress,
-        shutdown: &CancellationToken,
-    ) -> Turn {
+    /// Waits until memory has room for the next gradient of a lease, and nothing else is more urgent meanwhile.
+    async fn turn(&mut self, lease: &Lease, train: &Train, shutdown: &CancellationToken) -> Turn {
         loop {
             let pushed = self.in_flight.changed();
-            if self.in_flight.has_room(job.id, next) {
+            if self.in_flight.has_room(train.job.id, train.next) {
                 return Turn::Now;
             }
-            progress.enter(Phase::WaitingForRoom, OTHERS);
+            lease.progress.enter(Phase::WaitingForRoom, OTHERS);
             // Pushes of a lost lease may wait for a ps that never comes back, and hold what this one needs.
             let held = self.held.clone();
             let changed = held.changed();
-            self.ready.retain(|_, work| held.has(work.lease));
-            if !held.has(lease) {
+            self.ready.retain(|_, work| held.has(work.lease.id));
+            if !held.has(lease.id) {
                 return Turn::Never;
             }
             while let Ok(work) = self.arrivals.try_recv() {
-                self.ready.insert(work.urgency(), work);
+                self.queue(work);
             }
             let most_urgent = self.ready.first_key_value().map(|(urgency, _)| *urgency);
-            if most_urgent.is_some_and(|urgency| urgency < (true, next.get(), lease)) {
+            if most_urgent.is_some_and(|urgency| urgency < train.urgency(lease.id)) {
                 return Turn::Later;
             }
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return Turn::Draining,
-                Some(arrived) = self.arrivals.recv() => drop(self.ready.insert(arrived.urgency(), arrived)),
+                Some(arrived) = self.arrivals.recv() => self.queue(arrived),
                 () = changed => {}
                 () = pushed => {}
                 () = tokio::time::sleep(SAID) => {}
@@ -580,18 +556,14 @@ impl TaskLoop {
     }
 
     /// Puts unfinished training back; reports finished training once its pushes are acknowledged.
-    fn advance(&mut self, work: Work) {
-        match work.task {
-            Task::Train(train) if train.next == train.end => {
-                self.metrics.leases.add(1);
-                let finishing =
-                    self.reporter.clone().finish(work.incarnation, work.lease, train, work.progress);
-                self.finishers.spawn(finishing.instrument(work.span));
-            }
-            _ => {
-                work.progress.queue();
-                self.ready.insert(work.urgency(), work);
-            }
+    fn advance(&mut self, lease: Lease, train: Train) {
+        if train.is_computed() {
+            self.metrics.leases.add(1);
+            let span = lease.span.clone();
+            self.finishers.spawn(self.reporter.clone().finish(lease, train).instrument(span));
+        } else {
+            lease.progress.queue();
+            self.queue(Work { lease, task: Task::Train(train) });
         }
     }
 
@@ -601,9 +573,9 @@ impl TaskLoop {
         while let Some(finished) = self.finishers.join_next().await {
             self.note(finished);
         }
-        for work in std::mem::take(&mut self.ready).into_values() {
+        for Work { lease, task } in std::mem::take(&mut self.ready).into_values() {
             let mut done = Vec::new();
-            if let Task::Train(mut train) = work.task {
+            if let Task::Train(mut train) = task {
                 // What gave way may have more than was pushed.
                 let mut acknowledged = train.piece.is_none();
                 while let Some(pushed) = train.pushes.join_next().await {
@@ -613,7 +585,7 @@ impl TaskLoop {
                     done = train.reports;
                 }
             }
-            self.release(work.incarnation, work.lease, done).await;
+            self.release(lease.incarnation, lease.id, done).await;
         }
         // Leases that were still being prepared.
         for (incarnation, lease) in self.held.all() {

@@ -7,8 +7,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use data::Batch;
+use model::weights::Weights;
+use model::{Gradients, Model};
 use proto::ids::{Step, Version};
-use proto::parameters::{Target, Want};
+use proto::parameters::Want;
 use proto::pb;
 use proto::plan::Microbatch;
 use proto::random;
@@ -17,12 +20,9 @@ use proto::tensor::{TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 
-use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::model::{Gradients, Model};
 use crate::progress::Progress;
-use crate::weights::Weights;
 
 /// Which weights a step is computed from.
 pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
@@ -44,6 +44,15 @@ pub(crate) struct Piece {
     tensors: Arc<[TensorSpec]>,
     /// Nodes left to right, none the sibling of the next.
     stack: Vec<(Node, u64, Vec<Values>)>,
+}
+
+/// The sum of the gradients below one node of the reduction tree.
+pub(crate) struct Sum {
+    pub(crate) node: StepNode,
+    /// Records that it is made of.
+    pub(crate) samples: u64,
+    /// One list of values for each of the model's tensors.
+    pub(crate) values: Vec<Values>,
 }
 
 impl Piece {
@@ -84,8 +93,8 @@ impl Piece {
             .await
     }
 
-    /// The nodes that cannot grow any more within this piece, ready to be pushed; `all`: also those that could.
-    pub(crate) fn take(&mut self, all: bool) -> Vec<(Target, Vec<Values>)> {
+    /// The sums that cannot grow any more within this piece, ready to be pushed; `all`: also those that could.
+    pub(crate) fn take(&mut self, all: bool) -> Vec<Sum> {
         let piece = Node::new(self.indices.start, self.indices.end);
         let grows = |node: Node| {
             let parent = node.parent_and_sibling(self.of).map(|(parent, _)| parent);
@@ -93,9 +102,9 @@ impl Piece {
         };
         let (keep, ready): (Vec<_>, Vec<_>) = self.stack.drain(..).partition(|entry| !all && grows(entry.0));
         self.stack = keep;
-        let target =
-            |node, samples| Target::Node { node: StepNode { step: self.step, node, of: self.of }, samples };
-        ready.into_iter().map(|(node, samples, values)| (target(node, samples), values)).collect()
+        let whole = |node| StepNode { step: self.step, node, of: self.of };
+        let sum = |(node, samples, values)| Sum { node: whole(node), samples, values };
+        ready.into_iter().map(sum).collect()
     }
 
     fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
@@ -131,7 +140,7 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
             .zip(&gradients.values)
             .all(|(tensor, values)| values.dtype() == tensor.dtype() && values.len() == tensor.len());
     if !fits {
-        return Err(Error::Engine {
+        return Err(Error::Task {
             what: "gradients".to_owned(),
             reason: "their number, types or lengths differ from the model's tensors; the model must return one for each, in order"
                 .to_owned(),
@@ -143,7 +152,7 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
 /// Measures batches with the loaded weights; sums in their order.
 pub(crate) fn evaluate(
     model: &mut dyn Model,
-    batches: impl Iterator<Item = Result<Batch>>,
+    batches: impl Iterator<Item = data::Result<Batch>>,
 ) -> Result<pb::Evaluated> {
     let mut total = pb::Evaluated::default();
     for batch in batches {
@@ -180,17 +189,13 @@ mod tests {
                 pushed.extend(piece.take(false));
             }
             prop_assert!(piece.stack.is_empty());
-            let nodes: Vec<Node> = pushed.iter().map(|(target, _)| match target {
-                Target::Node { node, .. } => node.node,
-                Target::Initial => unreachable!(),
-            }).collect();
+            let nodes: Vec<Node> = pushed.iter().map(|sum| sum.node.node).collect();
             prop_assert_eq!(&nodes, &proto::tree::cover(begin, end, of));
-            for (node, (target, values)) in nodes.iter().zip(&pushed) {
+            for (node, Sum { samples, values, .. }) in nodes.iter().zip(&pushed) {
                 let sum: u32 = (node.begin..node.end).sum();
                 let counter = Values::I64(vec![i64::from(node.end) - 1]);
                 prop_assert_eq!(values, &vec![Values::F32(vec![sum as f32]), counter]);
-                let same_samples = matches!(target, Target::Node { samples, .. } if *samples == u64::from(2 * node.len()));
-                prop_assert!(same_samples);
+                prop_assert_eq!(*samples, u64::from(2 * node.len()));
             }
         }
     }
@@ -211,10 +216,7 @@ mod tests {
                         pushed.extend(piece.take(false));
                     }
                     assert!(piece.stack.is_empty());
-                    let node = |(target, values): (Target, Vec<Values>)| match target {
-                        Target::Node { node, .. } => (node.node, values[0].as_f32().unwrap()[0]),
-                        Target::Initial => unreachable!(),
-                    };
+                    let node = |sum: Sum| (sum.node.node, sum.values[0].as_f32().unwrap()[0]);
                     pushed.into_iter().map(node).collect::<Vec<_>>()
                 };
                 let rounded = |value: f32| {

@@ -66,7 +66,7 @@ const COMMANDS: [(&str, &str); 3] = [
 const DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 
 /// Libraries and tests that run in both halves, because they do something else without libtorch.
-const BOTH: [&str; 3] = ["ebbflow/lib", "worker/lib", "checkpoints"];
+const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
 
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in both halves run without it: each process
 /// that loads libtorch computes for a third of a second before it begins, and tests start thousands of them.
@@ -507,10 +507,10 @@ total                 6 min 40 s
         let fetching = Fetching { libtorch: None, programs: None };
         let mut check = Check { fetching, environment: Vec::new(), places: 3, programs: programs.to_vec() };
         check.programs.insert(0, ("bench-smoke", program("adam")));
-        check.programs.push(("test-without-torch", program("worker/lib")));
+        check.programs.push(("test-without-torch", program("model/lib")));
         let tasks = check.tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]);
         let labels: Vec<_> = tasks.iter().map(|task| task.label.as_str()).collect();
-        assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "worker/lib without libtorch", "adam"]);
+        assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "model/lib without libtorch", "adam"]);
         assert_eq!(check.tasks(&["format"]).len(), 0);
     }
 }

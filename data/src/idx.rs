@@ -1,0 +1,120 @@
+//! MNIST's format (Y. LeCun, "The MNIST database", section "the IDX file format").
+//!
+//! ```text
+//! 0  0  type  dimensions | size of dimension, big-endian u32, each | values, big-endian, row-major
+//! ```
+
+use std::path::Path;
+
+use crate::array::{Array, Element, Endian};
+use crate::error::{Result, wrong};
+
+/// Reads a file's content.
+///
+/// # Errors
+/// It is no idx file, or shorter or longer than its header says.
+pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
+    let [0, 0, code, dimensions, sizes @ ..] = bytes.as_slice() else {
+        let found = &bytes[..bytes.len().min(4)];
+        return wrong(
+            path,
+            format!("no idx file: expected to start with the bytes 0, 0, type, dimensions, found {found:?}"),
+        );
+    };
+    let element = match code {
+        0x08 => Element::U8,
+        0x09 => Element::I8,
+        0x0B => Element::I16,
+        0x0C => Element::I32,
+        0x0D => Element::F32,
+        0x0E => Element::F64,
+        _ => {
+            return wrong(
+                path,
+                format!(
+                    "no idx file: element type {code:#04x}, expected 0x08, 0x09, 0x0b, 0x0c, 0x0d or 0x0e"
+                ),
+            );
+        }
+    };
+    let dimensions = usize::from(*dimensions);
+    let Some((sizes, _)) = sizes.as_chunks::<4>().0.split_at_checked(dimensions) else {
+        return wrong(
+            path,
+            format!(
+                "the header announces {dimensions} dimensions and the file ends within it; the file is cut off"
+            ),
+        );
+    };
+    let shape = sizes.iter().map(|&size| u32::from_be_bytes(size) as usize).collect();
+    Array::new(path, shape, element, Endian::Big, bytes, 4 + 4 * dimensions)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An idx file of bytes.
+    pub(crate) fn write(shape: &[u32], values: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0, 0x08, shape.len() as u8];
+        bytes.extend(shape.iter().flat_map(|size| size.to_be_bytes()));
+        bytes.extend(values);
+        bytes
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        read(Path::new("images.idx"), bytes.to_vec()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn files_that_are_no_idx_say_what_they_start_with() {
+        assert!(error(b"").contains("found []"));
+        assert!(
+            error(b"PK\x03\x04zip").contains("images.idx: no idx file")
+                && error(b"PK\x03\x04").contains("[80, 75, 3, 4]")
+        );
+        assert!(error(&[0, 0, 7, 1, 0, 0, 0, 0]).contains("element type 0x07"));
+    }
+
+    #[test]
+    fn truncated_and_padded_files_are_refused() {
+        let whole = write(&[2, 2, 2], &[7; 8]);
+        assert!(error(&whole[..9]).contains("announces 3 dimensions"));
+        assert!(error(&whole[..whole.len() - 1]).contains("needs 8 bytes of values, found 7"));
+        assert!(error(&[whole, vec![0]].concat()).contains("found 9"));
+        assert!(error(&write(&[], &[3])).contains("single value"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(records in 0u32..5, width in 1u32..7, seed in any::<u8>()) {
+            let values: Vec<u8> = (0..records * width).map(|i| seed.wrapping_add(i as u8)).collect();
+            let array = read(Path::new("a"), write(&[records, width], &values)).unwrap();
+            prop_assert_eq!((array.records(), array.width()), (records as usize, width as usize));
+            for (record, expected) in values.chunks(width as usize).enumerate() {
+                let mut found = vec![0; width as usize];
+                array.read(record, &mut found, |value| value as u8);
+                prop_assert_eq!(&found, expected);
+            }
+        }
+
+        #[test]
+        fn damaged_files_never_panic(
+            mut bytes in Just(write(&[3, 2, 2], &[9; 12])),
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+            length in 0usize..40,
+        ) {
+            for (at, value) in edits {
+                let at = at.index(bytes.len().min(16));
+                bytes[at] = value;
+            }
+            bytes.resize(length, 0);
+            if let Ok(array) = read(Path::new("a"), bytes) {
+                let mut out = vec![0.0; array.width()];
+                (0..array.records().min(50)).for_each(|record| array.read(record, &mut out, |value| value));
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! NumPy's array files (numpy.lib.format, versions 1.0 to 3.0).
+//!
+//! ```text
+//! \x93NUMPY  major  minor | header length, u16 (1.0) or u32 little-endian | header | values
+//! {'descr': '<f4', 'fortran_order': False, 'shape': (1797, 64), }
+//! ```
+//!
+//! The header is a Python literal. Reading this one dictionary takes a page; the crates for it bring a parser generator
+//! and big integers along.
+
+use std::path::Path;
+
+use crate::array::{Array, Element, Endian};
+use crate::error::{Result, malformed, wrong};
+
+/// Reads a file's content.
+///
+/// # Errors
+/// No such file, an element type that is no number, column-major order, or a size that contradicts the header.
+pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
+    let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
+        return wrong(path, "no npy file: expected to start with \\x93NUMPY; save it with numpy.save");
+    };
+    let (length, rest) = match rest {
+        [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
+        [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
+        [major, minor, ..] if !(1..=3).contains(major) => {
+            return wrong(path, format!("npy version {major}.{minor}, expected 1.0 to 3.0"));
+        }
+        _ => return wrong(path, "the file ends within its header; the file is cut off"),
+    };
+    let Some(text) = rest.get(..length) else {
+        return wrong(path, format!("a header of {length} bytes, found {}; the file is cut off", rest.len()));
+    };
+    let start = bytes.len() - rest.len() + length;
+    let header = Header::parse(text).ok_or_else(|| {
+        let text = String::from_utf8_lossy(&text[..text.len().min(200)]);
+        let text = text.trim();
+        malformed(path, format!("header `{text}`: not that of an array of numbers; save it with numpy.save"))
+    })?;
+    if header.fortran_order {
+        return wrong(path, "the array is in column-major order; save numpy.ascontiguousarray(array)");
+    }
+    let Some((element, endian)) = dtype(&header.descr) else {
+        let descr = header.descr;
+        return wrong(
+            path,
+            format!(
+                "dtype `{descr}`, expected bool, u1, i1, u2, i2, u4, i4, i8, f4 or f8; save array.astype(numpy.float32)"
+            ),
+        );
+    };
+    Array::new(path, header.shape, element, endian, bytes, start)
+}
+
+/// `<f4`: byte order, kind, bytes.
+fn dtype(descr: &str) -> Option<(Element, Endian)> {
+    let (order, kind) = descr.split_at_checked(1)?;
+    let endian = match order {
+        "<" | "|" => Endian::Little,
+        ">" => Endian::Big,
+        _ => return None,
+    };
+    let element = match kind {
+        "b1" | "u1" => Element::U8,
+        "i1" => Element::I8,
+        "u2" => Element::U16,
+        "i2" => Element::I16,
+        "u4" => Element::U32,
+        "i4" => Element::I32,
+        "i8" => Element::I64,
+        "f4" => Element::F32,
+        "f8" => Element::F64,
+        _ => return None,
+    };
+    Some((element, endian))
+}
+
+/// What the dictionary says.
+#[derive(Debug, PartialEq)]
+struct Header {
+    descr: String,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+impl Header {
+    /// The three keys in any order, as `numpy.lib.format` demands.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let mut at = Cursor(std::str::from_utf8(text).ok()?);
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        at.eat("{")?;
+        while at.eat("}").is_none() {
+            let key = at.string()?;
+            at.eat(":")?;
+            match key {
+                "descr" => descr = Some(at.string()?.to_owned()),
+                "fortran_order" => fortran_order = Some(at.boolean()?),
+                "shape" => shape = Some(at.tuple()?),
+                _ => return None,
+            }
+            if at.eat(",").is_none() && !at.0.trim_start().starts_with('}') {
+                return None;
+            }
+        }
+        let header = Self { descr: descr?, fortran_order: fortran_order?, shape: shape? };
+        at.0.trim().is_empty().then_some(header)
+    }
+}
+
+/// What is left of the text.
+struct Cursor<'a>(&'a str);
+
+impl<'a> Cursor<'a> {
+    fn eat(&mut self, token: &str) -> Option<()> {
+        self.0 = self.0.trim_start().strip_prefix(token)?;
+        Some(())
+    }
+
+    fn string(&mut self) -> Option<&'a str> {
+        let quote = if self.eat("'").is_some() { '\'' } else { self.eat("\"").map(|()| '"')? };
+        let (string, rest) = self.0.split_once(quote)?;
+        self.0 = rest;
+        Some(string)
+    }
+
+    fn boolean(&mut self) -> Option<bool> {
+        if self.eat("True").is_some() { Some(true) } else { self.eat("False").map(|()| false) }
+    }
+
+    fn tuple(&mut self) -> Option<Vec<usize>> {
+        self.eat("(")?;
+        let (inside, rest) = self.0.split_once(')')?;
+        self.0 = rest;
+        let inside = inside.trim().trim_end_matches(',');
+        // Python 2 wrote `3L`.
+        let size = |size: &str| size.trim().trim_end_matches('L').parse().ok();
+        if inside.is_empty() { Some(Vec::new()) } else { inside.split(',').map(size).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn write(version: u8, header: &str, values: &[u8]) -> Vec<u8> {
+        let mut bytes = b"\x93NUMPY".to_vec();
+        bytes.extend([version, 0]);
+        match version {
+            1 => bytes.extend((header.len() as u16).to_le_bytes()),
+            _ => bytes.extend((header.len() as u32).to_le_bytes()),
+        }
+        bytes.extend(header.as_bytes());
+        bytes.extend(values);
+        bytes
+    }
+
+    fn header(descr: &str, fortran_order: &str, shape: &str) -> String {
+        format!("{{'descr': '{descr}', 'fortran_order': {fortran_order}, 'shape': {shape}, }}          \n")
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        read(Path::new("x.npy"), bytes.to_vec()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn all_three_versions_are_read() {
+        for version in 1..=3 {
+            let bytes = write(version, &header("|u1", "False", "(2, 3)"), &[1, 2, 3, 4, 5, 6]);
+            let array = read(Path::new("x.npy"), bytes).unwrap();
+            let mut row = [0; 3];
+            array.read(1, &mut row, |value| value as u8);
+            assert_eq!((array.records(), row), (2, [4, 5, 6]), "version {version}");
+        }
+    }
+
+    #[test]
+    fn headers_are_read_as_python_writes_them() {
+        let parse = |text: &str| Header::parse(text.as_bytes());
+        let expected = Header { descr: "<f4".to_owned(), fortran_order: false, shape: vec![3] };
+        assert_eq!(
+            parse("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }  \n").as_ref(),
+            Some(&expected)
+        );
+        assert_eq!(
+            parse("{\"shape\":(3L,),\"fortran_order\":False,\"descr\":\"<f4\"}").as_ref(),
+            Some(&expected)
+        );
+        assert_eq!(
+            parse("{'descr': '<f4', 'fortran_order': False, 'shape': (), }").unwrap().shape,
+            [0usize; 0]
+        );
+        for text in ["", "{", "{'descr': '<f4'}", "{'descr' '<f4'}", "{'shape': (1 2)}", "{'shape': (-1,)}"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        assert_eq!(parse("{'descr': '<f4' 'fortran_order': False, 'shape': (3,)}"), None);
+        assert_eq!(parse("{'descr': '<f4', 'fortran_order': False, 'shape': (3,)} x"), None);
+    }
+
+    #[test]
+    fn every_number_type_of_numpy_has_its_element() {
+        for (descr, expected) in [
+            ("|b1", (Element::U8, Endian::Little)),
+            ("|i1", (Element::I8, Endian::Little)),
+            ("<u2", (Element::U16, Endian::Little)),
+            ("<i2", (Element::I16, Endian::Little)),
+            ("<u4", (Element::U32, Endian::Little)),
+            ("<i4", (Element::I32, Endian::Little)),
+            ("<i8", (Element::I64, Endian::Little)),
+            ("<f4", (Element::F32, Endian::Little)),
+            (">f8", (Element::F64, Endian::Big)),
+        ] {
+            assert_eq!(dtype(descr), Some(expected));
+        }
+        assert_eq!(
+            (dtype(""), dtype("é"), dtype("<f2"), dtype("|O"), dtype("=f4")),
+            (None, None, None, None, None)
+        );
+    }
+
+    #[test]
+    fn files_that_cannot_be_read_say_why() {
+        assert!(error(b"PK\x03\x04").contains("x.npy: no npy file"));
+        assert!(error(b"\x93NUMPY\x01\x00").contains("ends within its header"));
+        assert!(error(b"\x93NUMPY\x04\x00\x00\x00").contains("npy version 4.0"));
+        assert!(error(&write(1, &header("<f4", "False", "(1,)"), &[])[..40]).contains("cut off"));
+        assert!(error(&write(1, &header("<f4", "True", "(1, 1)"), &[0; 4])).contains("ascontiguousarray"));
+        assert!(error(&write(1, &header("<U3", "False", "(1,)"), &[0; 12])).contains("dtype `<U3`"));
+        assert!(error(&write(1, "{'descr': [('a', '<f4')]}", &[])).contains("header `{'descr': [('a'"));
+        assert!(
+            error(&write(2, &header("<f4", "False", "(2, 2)"), &[0; 15]))
+                .contains("needs 16 bytes of values, found 15")
+        );
+        assert!(error(&write(1, &header("<f4", "False", "()"), &[0; 4])).contains("single value"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(rows in proptest::collection::vec(any::<[i16; 3]>(), 0..6)) {
+            let values: Vec<u8> = rows.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
+            let shape = format!("({}, 3)", rows.len());
+            let array = read(Path::new("a"), write(1, &header("<i2", "False", &shape), &values)).unwrap();
+            prop_assert_eq!(array.records(), rows.len());
+            for (record, expected) in rows.iter().enumerate() {
+                let mut found = [0; 3];
+                array.read(record, &mut found, |value| value as i16);
+                prop_assert_eq!(&found, expected);
+            }
+        }
+
+        #[test]
+        fn damaged_files_never_panic(
+            version in 1u8..4,
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+            cut in 0usize..110,
+        ) {
+            let mut bytes = write(version, &header("<f4", "False", "(2, 2)"), &[1; 16]);
+            for (at, value) in edits {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            bytes.truncate(cut);
+            if let Ok(array) = read(Path::new("a"), bytes) {
+                let mut out = vec![0.0; array.width()];
+                (0..array.records().min(50)).for_each(|record| array.read(record, &mut out, |value| value));
+            }
+        }
+    }
+}

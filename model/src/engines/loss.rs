@@ -1,0 +1,319 @@
+//! Losses and metrics of one batch, for engines without automatic differentiation.
+//!
+//! Outputs are f32 `[n, k]` row-major. Every record is computed in f64 and rounded once, so that large logits, many classes
+//! and long sums cost no accuracy. Losses are PyTorch's (`torch.nn.functional`) with `reduction="mean"`.
+
+use data::Batch;
+use proto::spec::{Loss, Metric};
+use proto::tensor::Values;
+
+use crate::error::{Error, Result};
+use crate::model::Evaluation;
+
+/// What the outputs `[n, width]` of a batch are compared with: labels that were checked against loss and width.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target<'a> {
+    /// Logits against a class `[n]`.
+    CrossEntropy(&'a [i64]),
+    /// Log-probabilities against a class `[n]`.
+    Nll(&'a [i64]),
+    /// Values against values `[n, width]`.
+    Mse(&'a [f32]),
+    /// Logits against probabilities `[n, width]`.
+    BceWithLogits(&'a [f32]),
+}
+
+impl<'a> Target<'a> {
+    /// Checks the labels of a batch.
+    ///
+    /// # Errors
+    /// They are of another type or width than the loss and the outputs, or one is out of range.
+    pub(super) fn new(loss: Loss, batch: &'a Batch, width: usize) -> Result<Self> {
+        match loss {
+            Loss::CrossEntropy => classes(loss, batch, width).map(Self::CrossEntropy),
+            Loss::Nll => classes(loss, batch, width).map(Self::Nll),
+            Loss::Mse => values(loss, batch, width).map(Self::Mse),
+            Loss::BceWithLogits => {
+                let labels = values(loss, batch, width)?;
+                match labels.iter().position(|label| !(0.0..=1.0).contains(label)) {
+                    None => Ok(Self::BceWithLogits(labels)),
+                    Some(at) => {
+                        let (label, record) = (labels[at], batch.records[at / width]);
+                        Err(mismatch(loss, "labels in [0, 1]", format!("label {label} of record {record}")))
+                    }
+                }
+            }
+            Loss::Module => {
+                Err(mismatch(loss, "a script that returns its loss", "a builtin network".to_owned()))
+            }
+        }
+    }
+
+    /// Mean loss of the outputs `[n, width]`, and its gradient with respect to them.
+    pub(super) fn gradient(self, outputs: &[f32], width: usize) -> (f32, Vec<f32>) {
+        let samples = (outputs.len() / width) as f64;
+        let (mut sum, mut gradient) = (0.0, vec![0.0; outputs.len()]);
+        let rows = outputs.chunks_exact(width).zip(gradient.chunks_exact_mut(width));
+        for (record, (outputs, gradient)) in rows.enumerate() {
+            sum += self.loss(record, outputs);
+            self.differentiate(record, outputs, |output, slope| {
+                gradient[output] = (slope / samples) as f32;
+            });
+        }
+        ((sum / samples) as f32, gradient)
+    }
+
+    /// Sums over the records of their losses and metrics.
+    ///
+    /// # Errors
+    /// A metric compares values and the labels are classes.
+    pub(super) fn evaluate(self, metrics: &[Metric], outputs: &[f32], width: usize) -> Result<Evaluation> {
+        let rows = || outputs.chunks_exact(width).enumerate();
+        let mut evaluation = Evaluation {
+            samples: (outputs.len() / width) as u64,
+            loss_sum: rows().map(|(record, outputs)| self.loss(record, outputs)).sum(),
+            ..Evaluation::default()
+        };
+        for &metric in metrics {
+            let sum =
+                rows().map(|(record, outputs)| self.metric(metric, record, outputs)).sum::<Option<f64>>();
+            let sum = sum.ok_or_else(|| Error::Engine {
+                what: format!("metric `{}`", metric.name()),
+                reason: "it compares values and the labels are classes; remove it from model.metrics"
+                    .to_owned(),
+            })?;
+            evaluation.metric_sums.insert(metric.name().to_owned(), sum);
+        }
+        Ok(evaluation)
+    }
+
+    /// Loss of one record.
+    fn loss(self, record: usize, outputs: &[f32]) -> f64 {
+        let pairs = |labels: &'a [f32]| pairs(labels, record, outputs);
+        let mean = 1.0 / outputs.len() as f64;
+        match self {
+            Self::CrossEntropy(classes) => {
+                log_sum_exp(outputs) - f64::from(outputs[classes[record] as usize])
+            }
+            Self::Nll(classes) => -f64::from(outputs[classes[record] as usize]),
+            Self::Mse(labels) => {
+                mean * pairs(labels).map(|(output, label)| (output - label).powi(2)).sum::<f64>()
+            }
+            // -label ln(s) - (1 - label) ln(1 - s) with s = sigmoid(output), without overflow for large outputs.
+            Self::BceWithLogits(labels) => {
+                let one = |(output, label): (f64, f64)| {
+                    output.max(0.0) - output * label + libm::log1p(libm::exp(-output.abs()))
+                };
+                mean * pairs(labels).map(one).sum::<f64>()
+            }
+        }
+    }
+
+    /// Tells `put` the slope of one record's loss along each of its outputs.
+    fn differentiate(self, record: usize, outputs: &[f32], mut put: impl FnMut(usize, f64)) {
+        let mean = 1.0 / outputs.len() as f64;
+        match self {
+            Self::CrossEntropy(classes) => {
+                let total = log_sum_exp(outputs);
+                for (class, &output) in outputs.iter().enumerate() {
+                    let is_label = class as i64 == classes[record];
+                    put(class, libm::exp(f64::from(output) - total) - f64::from(u8::from(is_label)));
+                }
+            }
+            Self::Nll(classes) => put(classes[record] as usize, -1.0),
+            Self::Mse(labels) => {
+                let slopes =
+                    pairs(labels, record, outputs).map(|(output, label)| 2.0 * mean * (output - label));
+                slopes.enumerate().for_each(|(at, slope)| put(at, slope));
+            }
+            Self::BceWithLogits(labels) => {
+                let one = |(output, label): (f64, f64)| mean * (1.0 / (1.0 + libm::exp(-output)) - label);
+                pairs(labels, record, outputs).map(one).enumerate().for_each(|(at, slope)| put(at, slope));
+            }
+        }
+    }
+
+    /// One metric of one record; `None` where it has no meaning.
+    fn metric(self, metric: Metric, record: usize, outputs: &[f32]) -> Option<f64> {
+        let mean = 1.0 / outputs.len() as f64;
+        match (metric, self) {
+            (Metric::Accuracy, Self::CrossEntropy(classes) | Self::Nll(classes)) => {
+                Some(f64::from(u8::from(largest(outputs) as i64 == classes[record])))
+            }
+            (Metric::Accuracy, Self::Mse(labels) | Self::BceWithLogits(labels)) => {
+                let same_side = |pair: &(f64, f64)| (pair.0 > 0.0) == (pair.1 > 0.5);
+                Some(mean * pairs(labels, record, outputs).filter(same_side).count() as f64)
+            }
+            (Metric::Mae, Self::Mse(labels) | Self::BceWithLogits(labels)) => {
+                let distances = pairs(labels, record, outputs).map(|(output, label)| (output - label).abs());
+                Some(mean * distances.sum::<f64>())
+            }
+            (Metric::Mae, Self::CrossEntropy(_) | Self::Nll(_)) => None,
+        }
+    }
+}
+
+/// A record's outputs beside its labels.
+fn pairs<'a>(labels: &'a [f32], record: usize, outputs: &'a [f32]) -> impl Iterator<Item = (f64, f64)> + 'a {
+    let labels = &labels[record * outputs.len()..][..outputs.len()];
+    outputs.iter().zip(labels).map(|(&output, &label)| (f64::from(output), f64::from(label)))
+}
+
+/// `ln(sum(exp(outputs)))`, without overflow.
+fn log_sum_exp(outputs: &[f32]) -> f64 {
+    let max = f64::from(outputs[largest(outputs)]);
+    max + libm::log(outputs.iter().map(|&output| libm::exp(f64::from(output) - max)).sum::<f64>())
+}
+
+/// Index of the largest output, the first of equals.
+fn largest(outputs: &[f32]) -> usize {
+    (1..outputs.len()).fold(0, |best, at| if outputs[at] > outputs[best] { at } else { best })
+}
+
+fn classes(loss: Loss, batch: &Batch, width: usize) -> Result<&[i64]> {
+    let labels = match &batch.labels {
+        Values::I64(labels) if labels.len() == batch.samples => labels,
+        labels => return Err(mismatch(loss, "one class a record", describe(batch, labels))),
+    };
+    match labels.iter().position(|&label| !usize::try_from(label).is_ok_and(|label| label < width)) {
+        None => Ok(labels),
+        Some(at) => Err(Error::Label { record: batch.records[at], label: labels[at], classes: width }),
+    }
+}
+
+fn values(loss: Loss, batch: &Batch, width: usize) -> Result<&[f32]> {
+    match &batch.labels {
+        Values::F32(labels) if labels.len() == batch.samples * width => Ok(labels),
+        labels => Err(mismatch(
+            loss,
+            &format!("{width} values a record, as the network has outputs"),
+            describe(batch, labels),
+        )),
+    }
+}
+
+fn describe(batch: &Batch, labels: &Values) -> String {
+    format!("{} labels of type {:?} for {} records", labels.len(), labels.dtype(), batch.samples)
+}
+
+/// Labels or outputs that the loss is not made for.
+pub(super) fn mismatch(loss: Loss, expected: &str, found: String) -> Error {
+    Error::Loss { loss: name(loss), expected: expected.to_owned(), found }
+}
+
+/// What job files call a loss.
+pub(super) fn name(loss: Loss) -> String {
+    serde_json::to_value(loss).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(labels: Values, samples: usize) -> Batch {
+        let records = (0..samples as u64).map(|record| 100 + record).collect();
+        Batch { samples, features: Vec::new(), shape: Vec::new(), labels, records }
+    }
+
+    fn error(loss: Loss, labels: Values, width: usize) -> String {
+        Target::new(loss, &batch(labels, 2), width).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn losses_and_metrics_of_two_records() {
+        let outputs = [0.0, 0.0, 2.0, 0.0];
+        let close =
+            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found}, not {expected}");
+        let classes = batch(Values::I64(vec![0, 1]), 2);
+        let values = batch(Values::F32(vec![1.0, 0.0, 1.0, 0.0]), 2);
+        let evaluate = |loss, metrics: &[Metric]| {
+            let batch = if matches!(loss, Loss::CrossEntropy | Loss::Nll) { &classes } else { &values };
+            Target::new(loss, batch, 2).unwrap().evaluate(metrics, &outputs, 2).unwrap()
+        };
+        let found = evaluate(Loss::CrossEntropy, &[Metric::Accuracy]);
+        close(found.loss_sum, 2f64.ln() + (2f64.exp() + 1.0).ln());
+        assert_eq!((found.samples, found.metric_sums["accuracy"]), (2, 1.0));
+        close(evaluate(Loss::Nll, &[]).loss_sum, 0.0);
+        let found = evaluate(Loss::Mse, &[Metric::Mae]);
+        close(found.loss_sum, 1.0);
+        close(found.metric_sums["mae"], 1.0);
+        let found = evaluate(Loss::BceWithLogits, &[Metric::Accuracy, Metric::Mae]);
+        close(found.loss_sum, 1.5 * 2f64.ln() + 0.5 * (-2f64).exp().ln_1p());
+        assert_eq!(found.metric_sums["accuracy"], 1.5);
+    }
+
+    #[test]
+    fn large_logits_neither_overflow_nor_vanish() {
+        let classes = batch(Values::I64(vec![0, 0]), 2);
+        let (loss, gradient) =
+            Target::new(Loss::CrossEntropy, &classes, 2).unwrap().gradient(&[1e4, -1e4, -1e4, 1e4], 2);
+        assert_eq!((loss, gradient), (1e4, vec![0.0, 0.0, -0.5, 0.5]));
+        let values = batch(Values::F32(vec![1.0, 1.0]), 2);
+        let (loss, gradient) =
+            Target::new(Loss::BceWithLogits, &values, 1).unwrap().gradient(&[1e4, -1e4], 1);
+        assert_eq!((loss, gradient), (5e3, vec![0.0, -0.5]));
+    }
+
+    #[test]
+    fn outputs_that_are_not_finite_give_a_loss_that_is_not() {
+        let classes = batch(Values::I64(vec![0]), 1);
+        for outputs in [[f32::NAN, 0.0], [0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+            let (loss, _) = Target::new(Loss::CrossEntropy, &classes, 2).unwrap().gradient(&outputs, 2);
+            assert!(!loss.is_finite(), "{outputs:?} gave {loss}");
+        }
+    }
+
+    #[test]
+    fn labels_that_do_not_fit_are_named() {
+        let message = error(Loss::CrossEntropy, Values::I64(vec![2, 3]), 3);
+        assert!(message.contains("record 101: label 3 is outside 0..3"), "{message}");
+        assert!(error(Loss::Nll, Values::I64(vec![-1, 0]), 3).contains("record 100: label -1"));
+        let message = error(Loss::CrossEntropy, Values::F32(vec![0.0; 2]), 3);
+        assert!(
+            message.contains("`cross_entropy` needs one class a record, found 2 labels of type F32"),
+            "{message}"
+        );
+        assert!(error(Loss::Mse, Values::F32(vec![0.0; 2]), 3).contains("needs 3 values a record"));
+        assert!(
+            error(Loss::BceWithLogits, Values::F32(vec![0.0, 2.0]), 1)
+                .contains("found label 2 of record 101")
+        );
+        assert!(error(Loss::BceWithLogits, Values::F32(vec![0.0, f32::NAN]), 1).contains("label NaN"));
+        assert!(error(Loss::Module, Values::F32(vec![0.0; 2]), 1).contains("a script that returns its loss"));
+    }
+
+    #[test]
+    fn a_metric_without_meaning_is_refused() {
+        let classes = batch(Values::I64(vec![0]), 1);
+        let target = Target::new(Loss::CrossEntropy, &classes, 2).unwrap();
+        assert!(target.evaluate(&[Metric::Mae], &[0.0, 1.0], 2).unwrap_err().to_string().contains("`mae`"));
+    }
+
+    proptest! {
+        /// Central differences: the loss is computed in f64, so only the step's own error is left.
+        #[test]
+        fn gradients_are_the_slopes_of_the_loss(
+            outputs in proptest::collection::vec(-4f32..4.0, 6),
+            labels in proptest::collection::vec(0i64..3, 2),
+        ) {
+            let classes = batch(Values::I64(labels.clone()), 2);
+            let values = batch(Values::F32((0..6).map(|at| labels[at / 3] as f32 / 2.0 * (at % 2) as f32).collect()), 2);
+            for loss in [Loss::CrossEntropy, Loss::Nll, Loss::Mse, Loss::BceWithLogits] {
+                let target = Target::new(loss, if loss.wants_classes() { &classes } else { &values }, 3).unwrap();
+                let (mean, gradient) = target.gradient(&outputs, 3);
+                let at = |outputs: &[f32]| target.evaluate(&[], outputs, 3).unwrap().loss_sum / 2.0;
+                prop_assert!((f64::from(mean) - at(&outputs)).abs() < 1e-6);
+                for (index, slope) in gradient.iter().enumerate() {
+                    let (mut low, mut high) = (outputs.clone(), outputs.clone());
+                    low[index] -= 1e-2;
+                    high[index] += 1e-2;
+                    let step = f64::from(high[index]) - f64::from(low[index]);
+                    let expected = (at(&high) - at(&low)) / step;
+                    prop_assert!((f64::from(*slope) - expected).abs() < 2e-5, "{loss:?}: {slope} against {expected}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A stack of dense layers: what `linear`, `softmax` and `mlp` are.
+//!
+//! Weights have the layout of `torch.nn.Linear` (`[outputs, inputs]`) and the names that `torch.nn.Sequential` gives
+//! them, activations counted: the exported file loads strictly into the same network built in PyTorch. One thread
+//! computes; no random number is drawn after the initial weights.
+
+use data::Batch;
+use proto::random::Keyed;
+use proto::spec::{Loss, Metric};
+use proto::tensor::{TensorSpec, Values};
+
+use super::matrix;
+use crate::engines::loss::Target;
+use crate::engines::options::Activation;
+use crate::error::{Error, Result};
+use crate::model::{Context, Evaluation, Gradients, Model};
+
+impl Activation {
+    fn apply(self, values: &mut [f32]) {
+        match self {
+            // Not `max`, which would turn NaN into 0 and hide that the job diverged.
+            Self::Relu => values.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0),
+            Self::Tanh => values.iter_mut().for_each(|value| *value = libm::tanhf(*value)),
+        }
+    }
+
+    /// Multiplies the gradient by the slope, which both activations know from what they answered.
+    fn differentiate(self, gradient: &mut [f32], answers: &[f32]) {
+        for (gradient, answer) in gradient.iter_mut().zip(answers) {
+            match self {
+                Self::Relu if *answer > 0.0 => {}
+                Self::Relu => *gradient = 0.0,
+                Self::Tanh => *gradient *= 1.0 - answer * answer,
+            }
+        }
+    }
+}
+
+/// `y = x wᵗ + b`.
+#[derive(Debug)]
+struct Layer {
+    /// Before `weight` and `bias`, as in `state_dict`: empty, or `2.`.
+    prefix: String,
+    inputs: usize,
+    outputs: usize,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+/// The network, its loss and its metrics.
+#[derive(Debug)]
+pub(super) struct Network {
+    layers: Vec<Layer>,
+    activation: Activation,
+    loss: Loss,
+    metrics: Vec<Metric>,
+}
+
+impl Network {
+    /// One layer, named like a lone `torch.nn.Linear`.
+    pub(super) fn single(context: &Context, outputs: usize) -> Self {
+        Self::new(context, vec![Layer::new(String::new(), context.inputs(), outputs)], Activation::default())
+    }
+
+    /// Layers named as in `torch.nn.Sequential(Linear, activation, Linear, ..)`: `0.`, `2.`, ..
+    pub(super) fn sequential(
+        context: &Context,
+        hidden: &[usize],
+        outputs: usize,
+        activation: Activation,
+    ) -> Self {
+        let mut inputs = context.inputs();
+        let widths = hidden.iter().copied().chain([outputs]).enumerate();
+        let layers = widths.map(|(at, width)| {
+            let layer = Layer::new(format!("{}.", 2 * at), inputs, width);
+            inputs = width;
+            layer
+        });
+        let layers = layers.collect();
+        Self::new(context, layers, activation)
+    }
+
+    fn new(context: &Context, layers: Vec<Layer>, activation: Activation) -> Self {
+        let model = &context.spec.model;
+        Self { layers, activation, loss: model.loss, metrics: model.metrics.clone() }
+    }
+
+    /// Values of one record's outputs.
+    fn outputs(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.outputs)
+    }
+
+    /// What each layer is given, and the network's outputs.
+    fn forward(&self, batch: &Batch) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
+        let inputs = self.layers[0].inputs;
+        if batch.features.len() != batch.samples * inputs {
+            return Err(Error::Engine {
+                what: "forward".to_owned(),
+                reason: format!(
+                    "records of shape {:?}, the network was built for {inputs} values a record",
+                    batch.shape
+                ),
+            });
+        }
+        let mut given = vec![batch.features.clone()];
+        for (at, layer) in self.layers.iter().enumerate() {
+            if at > 0 {
+                self.activation.apply(&mut given[at]);
+            }
+            given.push(matrix::forward(&given[at], &layer.weight, &layer.bias));
+        }
+        let outputs = given.pop().expect("a network has a layer");
+        Ok((given, outputs))
+    }
+}
+
+impl Layer {
+    fn new(prefix: String, inputs: usize, outputs: usize) -> Self {
+        Self { prefix, inputs, outputs, weight: vec![0.0; inputs * outputs], bias: vec![0.0; outputs] }
+    }
+}
+
+impl Model for Network {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let specs = |layer: &Layer| {
+            let name = |part| format!("{}{part}", layer.prefix);
+            [
+                TensorSpec::parameter(name("weight"), [layer.outputs, layer.inputs]),
+                TensorSpec::parameter(name("bias"), [layer.outputs]),
+            ]
+        };
+        self.layers.iter().flat_map(specs).collect()
+    }
+
+    /// The distribution of `torch.nn.Linear`: uniform within `1 / sqrt(inputs)` of 0, weights and biases alike.
+    fn initial(&mut self, seed: u64) -> Result<Vec<Values>> {
+        let inputs = self.layers.iter().flat_map(|layer| [layer.inputs; 2]);
+        let draw = |(tensor, inputs): (&TensorSpec, usize)| {
+            let bound = (1.0 / (inputs as f64).sqrt()) as f32;
+            let mut keyed = Keyed::new(seed, &format!("init/{}", tensor.name), 0);
+            Values::F32((0..tensor.len()).map(|_| keyed.uniform(-bound, bound)).collect())
+        };
+        Ok(self.tensors().iter().zip(inputs).map(draw).collect())
+    }
+
+    fn load(&mut self, weights: &[Values]) -> Result<()> {
+        // Integers are nobody's weights here; as nothing they have a length that no tensor has.
+        let weights: Vec<&[f32]> = weights.iter().map(|values| values.as_f32().unwrap_or_default()).collect();
+        let found: Vec<usize> = weights.iter().map(|values| values.len()).collect();
+        let expected: Vec<usize> = self.tensors().iter().map(TensorSpec::len).collect();
+        if found != expected {
+            let reason = format!("tensors of {found:?} values, the network has {expected:?}");
+            return Err(Error::Engine { what: "load".to_owned(), reason });
+        }
+        let own = self.layers.iter_mut().flat_map(|layer| [&mut layer.weight, &mut layer.bias]);
+        own.zip(weights).for_each(|(own, values)| own.copy_from_slice(values));
+        Ok(())
+    }
+
+    fn gradients(&mut self, batch: &Batch, _key: u64) -> Result<Gradients> {
+        let (given, outputs) = self.forward(batch)?;
+        let width = self.outputs();
+        let (loss, mut slope) = Target::new(self.loss, batch, width)?.gradient(&outputs, width);
+        let mut values = Vec::new();
+        for (at, layer) in self.layers.iter().enumerate().rev() {
+            let (weight, bias) = matrix::weight_gradient(&slope, &given[at], layer.outputs, layer.inputs);
+            // From the last layer to the first, turned round below.
+            values.extend([bias, weight].map(Values::F32));
+            if at > 0 {
+                slope = matrix::input_gradient(&slope, &layer.weight, layer.outputs, layer.inputs);
+                self.activation.differentiate(&mut slope, &given[at]);
+            }
+        }
+        values.reverse();
+        Ok(Gradients { loss, values })
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
+        let (_, outputs) = self.forward(batch)?;
+        let width = self.outputs();
+        Target::new(self.loss, batch, width)?.evaluate(&self.metrics, &outputs, width)
+    }
+}

@@ -1,0 +1,374 @@
+//! One [`Model`] over any [`Network`]: loading weights, losses, gradients, metrics and state are the same for a script and
+//! for a network of ours.
+//!
+//! **Always true:** between calls the network's tensors hold exactly the loaded weights. A training forward updates running
+//! statistics in place; they are read out as the microbatch's contribution, and put back. A parameter's memory is the network's own, or
+//! that of weights in `shared`; a network never writes to its parameters.
+#![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
+
+use std::collections::BTreeMap;
+
+use data::Batch;
+use proto::spec::{Loss, Metric};
+use proto::tensor::{DType, Role, TensorSpec, Values};
+use tch::{Kind, TchError, Tensor};
+
+use super::{loss, settings};
+use crate::device::Device;
+use crate::engines::loss::mismatch;
+use crate::error::{Error, Result};
+use crate::export::Constant;
+use crate::model::{Allocator, Context, Evaluation, Gradients, Model};
+use crate::weights::Weights;
+
+/// A tensor of a network under its name.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) spec: TensorSpec,
+    /// The network's own tensor; parameters are leaves that require gradients.
+    pub(super) tensor: Tensor,
+}
+
+/// Whether a forward pass learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Every random number comes from `key`; running statistics are updated.
+    Train { key: u64 },
+    /// Nothing is random and nothing changes.
+    Evaluate,
+}
+
+/// What a forward pass gives.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// `[n, ..]`.
+    pub(super) outputs: Tensor,
+    /// The mean loss, when the network computes it itself.
+    pub(super) loss: Option<Tensor>,
+}
+
+/// What differs between a script and a network of ours.
+pub(super) trait Network: Send {
+    /// What a step changes, in the model's order.
+    fn tensors(&self) -> &[Named];
+
+    /// Values of version 0.
+    fn initial(&self, seed: u64) -> Result<Vec<Values>>;
+
+    /// Outputs for features `[n, shape..]`; `labels` are given when the loss is the network's own.
+    fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output>;
+
+    /// See [`Model::constants`].
+    fn constants(&self) -> Result<Vec<Constant>> {
+        Ok(Vec::new())
+    }
+
+    /// See [`Model::export`].
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+}
+
+/// A network with its loss and metrics.
+pub(super) struct TorchModel<N> {
+    network: N,
+    /// State and counters as loaded, by their place among the tensors.
+    loaded: Vec<(usize, Tensor)>,
+    /// Weights that parameters lie in.
+    shared: Vec<Weights>,
+    /// Memory for gradients.
+    memory: Option<Box<dyn Allocator>>,
+    loss: Loss,
+    metrics: Vec<Metric>,
+    device: tch::Device,
+    threads: usize,
+}
+
+impl<N: Network> TorchModel<N> {
+    /// Gives `network` the loss and the metrics of the job.
+    pub(super) fn new(network: N, context: &Context) -> Result<Self> {
+        let is_state = |named: &&Named| named.spec.role != Role::Parameter;
+        if network.tensors().iter().all(|named| is_state(&named)) {
+            return Err(Error::Engine {
+                what: "the network".to_owned(),
+                reason: "it has no parameters to train".to_owned(),
+            });
+        }
+        let state = network.tensors().iter().enumerate().filter(|(_, named)| is_state(named));
+        let keep = |(index, named): (usize, &Named)| {
+            let kept = named.tensor.f_zeros_like()?;
+            copy(&named.tensor, &kept)?;
+            Ok((index, kept))
+        };
+        Ok(Self {
+            loaded: state.map(keep).collect::<tch::Result<_>>().map_err(failed("copy state"))?,
+            shared: Vec::new(),
+            memory: None,
+            network,
+            loss: context.spec.model.loss,
+            metrics: context.spec.model.metrics.clone(),
+            device: device(context.device),
+            threads: context.threads,
+        })
+    }
+
+    fn forward(&mut self, batch: &Batch, mode: Mode) -> Result<(Tensor, Tensor)> {
+        let (features, labels) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let own_loss = (self.loss == Loss::Module).then_some(&labels);
+        let output = self.network.forward(&features, own_loss, mode)?;
+        let loss = loss::mean(self.loss, &output, &labels, batch)?;
+        Ok((loss, output.outputs))
+    }
+
+    /// One microbatch; the parameters' gradients are multiplied by `weight`.
+    fn train(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
+        let (loss, _) = self.forward(batch, Mode::Train { key })?;
+        if !loss.requires_grad() {
+            let found = "a value without gradients; does forward detach it?".to_owned();
+            return Err(mismatch(self.loss, "a value that depends on the parameters", found));
+        }
+        let failed = failed("gradients");
+        let parameters: Vec<&Tensor> = parameters(self.network.tensors()).collect();
+        let gradients = Tensor::f_run_backward(&[&loss], &parameters, false, false).map_err(failed)?;
+        let mut gradients = gradients.into_iter();
+        let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
+            Role::Parameter => match gradients.next().filter(Tensor::defined) {
+                Some(gradient) => read_weighted(&gradient, weight, self.memory.as_deref()),
+                // It took no part in the loss.
+                None => Ok(spec.zeros()),
+            },
+            Role::State | Role::Counter => read(tensor),
+        });
+        let values = values.collect::<tch::Result<_>>().map_err(failed)?;
+        Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
+    }
+
+    fn train_and_restore(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
+        settings::enter(self.threads)?;
+        let gradients = self.train(batch, key, weight);
+        self.restore()?;
+        gradients
+    }
+
+    /// Gives the network these values; with `share` parameters where they lie, if they can: then `shared` has them.
+    fn take_over(&mut self, weights: &[Values], share: bool) -> Result<()> {
+        settings::enter(self.threads)?;
+        let tensors = self.network.tensors();
+        let fits = |(named, values): (&Named, &Values)| {
+            (named.spec.dtype(), named.spec.len()) == (values.dtype(), values.len())
+        };
+        if tensors.len() != weights.len() || !tensors.iter().zip(weights).all(fits) {
+            return Err(Error::Engine {
+                what: "load weights".to_owned(),
+                reason: "their number, types or lengths differ from the model's tensors".to_owned(),
+            });
+        }
+        let failed = failed("load weights");
+        for (index, (Named { spec, tensor }, values)) in tensors.iter().zip(weights).enumerate() {
+            if share && spec.role == Role::Parameter && can_lie_in(tensor, values) {
+                // SAFETY: `shared` keeps them until the tensor has other memory.
+                unsafe { lay(tensor, values) }.map_err(failed)?;
+                continue;
+            }
+            let at = tensor.data_ptr().cast_const().cast();
+            let lies =
+                |weights: &Weights| weights.get(index).is_some_and(|values| values.bytes().as_ptr() == at);
+            if self.shared.iter().any(lies) {
+                let own = tensor.f_empty_like().map_err(failed)?;
+                tensor.shallow_clone().f_set_data(&own).map_err(failed)?;
+            }
+            fill(tensor, values).map_err(failed)?;
+        }
+        for (index, value) in &self.loaded {
+            copy(&tensors[*index].tensor, value).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        let put = |(index, value): &(usize, Tensor)| copy(value, &self.network.tensors()[*index].tensor);
+        self.loaded.iter().try_for_each(put).map_err(failed("restore state"))
+    }
+}
+
+impl<N: Network> Model for TorchModel<N> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.network.tensors().iter().map(|named| named.spec.clone()).collect()
+    }
+
+    fn initial(&mut self, seed: u64) -> Result<Vec<Values>> {
+        self.network.initial(seed)
+    }
+
+    fn load(&mut self, weights: &[Values]) -> Result<()> {
+        self.take_over(weights, false)?;
+        self.shared.clear();
+        Ok(())
+    }
+
+    fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        // Those before are let go when no parameter lies in them any more.
+        self.shared.push(weights.clone());
+        self.take_over(weights, true)?;
+        self.shared.drain(..self.shared.len() - 1);
+        Ok(())
+    }
+
+    fn lend(&mut self, memory: Box<dyn Allocator>) {
+        self.memory = Some(memory);
+    }
+
+    fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        self.train_and_restore(batch, key, 1.0)
+    }
+
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        self.train_and_restore(batch, key, batch.samples as f32)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
+        settings::enter(self.threads)?;
+        let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
+        let failed = failed("evaluation");
+        let loss = loss.f_double_value(&[]).map_err(failed)?;
+        let outputs = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
+        let outputs = outputs.map_err(failed)?;
+        loss::evaluate(self.loss, loss, &self.metrics, &outputs, batch)
+    }
+
+    fn constants(&self) -> Result<Vec<Constant>> {
+        self.network.constants()
+    }
+
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        self.network.export()
+    }
+}
+
+/// The tensors that the optimizer trains, in order.
+fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
+    tensors.iter().filter(|named| named.spec.role == Role::Parameter).map(|named| &named.tensor)
+}
+
+/// Features `[n, shape..]` and labels `[n]` or `[n, k]` on the device.
+fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> {
+    let n = batch.samples as i64;
+    let shape: Vec<i64> = [n].into_iter().chain(batch.shape.iter().map(|&size| size as i64)).collect();
+    let features = Tensor::f_from_slice(&batch.features)?.f_view(shape.as_slice())?;
+    let labels = match &batch.labels {
+        Values::I64(classes) => Tensor::f_from_slice(classes)?,
+        values => Tensor::f_from_slice(values.as_f32().unwrap_or_default())?.f_view([n, -1])?,
+    };
+    Ok((features.f_to_device(device)?, labels.f_to_device(device)?))
+}
+
+/// `target = source`, element by element, whatever their shapes.
+fn copy(source: &Tensor, target: &Tensor) -> tch::Result<()> {
+    tch::no_grad(|| target.shallow_clone().f_copy_(&source.f_view_as(target)?)).map(drop)
+}
+
+/// What libtorch aligns its own memory to. Code for vectors may take another path elsewhere, with other bits.
+const ALIGNMENT: usize = 64;
+
+/// Whether `values` can be the memory of a tensor like this one.
+fn can_lie_in(tensor: &Tensor, values: &Values) -> bool {
+    tensor.device() == tch::Device::Cpu
+        && tensor.is_contiguous()
+        && values.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT)
+        && !values.is_empty()
+}
+
+/// Makes `values` the memory of the tensor.
+///
+/// # Safety
+/// They must stay until the tensor has other memory, and nobody may write to it.
+unsafe fn lay(tensor: &Tensor, values: &Values) -> tch::Result<()> {
+    // SAFETY: the caller's promise.
+    let source = unsafe { view(values, &tensor.size(), &tensor.stride()) }?;
+    tensor.shallow_clone().f_set_data(&source)
+}
+
+/// `target = values`, which are as many.
+pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
+    // SAFETY: it is only read, and gone before they are.
+    let source = unsafe { view(values, &[values.len() as i64], &[1]) }?;
+    copy(&source, target)
+}
+
+/// A tensor whose memory are these values.
+///
+/// # Safety
+/// They must outlive it, nobody may write to it, and shape and strides must be of as many.
+unsafe fn view(values: &Values, shape: &[i64], strides: &[i64]) -> tch::Result<Tensor> {
+    let kind = match values {
+        Values::F32(_) | Values::External(_) => Kind::Float,
+        Values::I64(_) => Kind::Int64,
+    };
+    // SAFETY: so many elements of this type lie there.
+    unsafe { Tensor::f_from_blob(values.bytes().as_ptr(), shape, strides, kind, tch::Device::Cpu) }
+}
+
+/// The elements, row-major.
+pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
+    if tensor.kind() == Kind::Float {
+        return read_f32(tensor).map(Values::F32);
+    }
+    let mut values = Values::zeros(DType::I64, tensor.numel());
+    if let Values::I64(values) = &mut values {
+        tensor.f_copy_data(values, tensor.numel())?;
+    }
+    Ok(values)
+}
+
+/// The elements times `weight`, in lent `memory` where it has room: one pass, whose memory is not cleared before.
+fn read_weighted(tensor: &Tensor, weight: f32, memory: Option<&dyn Allocator>) -> tch::Result<Values> {
+    with_elements(tensor, |elements| {
+        let weighted = elements.iter().map(|value| value * weight);
+        let Some(mut shared) = memory.and_then(|memory| memory.floats(elements.len())) else {
+            return Values::F32(weighted.collect());
+        };
+        if let Some(values) = shared.as_f32_mut() {
+            values.iter_mut().zip(weighted).for_each(|(value, weighted)| *value = weighted);
+        }
+        shared
+    })
+}
+
+/// The elements of a tensor of floats, row-major.
+fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
+    with_elements(tensor, <[f32]>::to_vec)
+}
+
+/// What `of` makes of the elements of a tensor of floats, row-major.
+fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Result<T> {
+    let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
+    let len = tensor.numel();
+    if len == 0 {
+        return Ok(of(&[]));
+    }
+    if tensor.f_kind()? != Kind::Float {
+        return Err(TchError::Kind(format!("expected floats, found {:?}", tensor.kind())));
+    }
+    // SAFETY: contiguous floats on the CPU, as many, for as long as the tensor lives; nobody writes to them meanwhile.
+    let elements = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), len) };
+    Ok(of(elements))
+}
+
+/// libtorch's name of a device.
+pub(super) const fn device(device: Device) -> tch::Device {
+    match device {
+        Device::Cpu => tch::Device::Cpu,
+        Device::Cuda(index) => tch::Device::Cuda(index),
+    }
+}
+
+/// Names what libtorch failed at.
+pub(super) fn failed(what: &str) -> impl Fn(TchError) -> Error + Copy {
+    move |error| Error::Engine { what: what.to_owned(), reason: brief(&error.to_string()) }
+}
+
+/// libtorch's message without its C++ stack.
+pub(super) fn brief(message: &str) -> String {
+    let message = message.strip_prefix("Internal torch error: ").unwrap_or(message);
+    message.split("\nException raised from").next().unwrap_or(message).trim().to_owned()
+}

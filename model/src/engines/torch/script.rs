@@ -1,0 +1,257 @@
+//! TorchScript modules: what `torch.jit.script(model).save("model.pt")` wrote.
+//!
+//! Which of a script's tensors travel is read off its code, once, when it is loaded:
+//!
+//! | in the script | becomes |
+//! | --- | --- |
+//! | parameter (f32) | [`Role::Parameter`] |
+//! | f32 buffer that `forward` changes (running statistics) | [`Role::State`] |
+//! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`Role::Counter`] |
+//! | buffer that `forward` never changes, frozen parameter | [`Constant`]: exported, never sent |
+//! | anything else that `forward` changes | refused: it would be state that nobody keeps |
+//!
+//! A buffer is state if the code shows a way in which `forward` may change it. A parameter or another attribute is refused only when
+//! `forward` is seen to change it: in code that always runs, when the script is loaded; otherwise after the forward that did it.
+//!
+//! A constant must not travel as state: the mean of M equal values need not be that value in f32.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use proto::artifact::SCRIPT;
+use proto::spec::Loss;
+use proto::tensor::{TensorSpec, Values};
+use tch::{Kind, Tensor};
+
+use super::model::{Mode, Named, Network, Output, brief, device, failed, fill, read};
+use super::shim::{Entry, Script};
+use crate::engines::loss;
+use crate::error::{Error, Result};
+use crate::export::{Constant, Dtype};
+use crate::model::Context;
+
+/// A loaded module.
+#[derive(Debug)]
+pub(super) struct ScriptNetwork {
+    script: Script,
+    path: PathBuf,
+    tensors: Vec<Named>,
+    constants: Vec<(String, Tensor)>,
+    draws: bool,
+}
+
+impl ScriptNetwork {
+    /// Loads the job's script onto its device.
+    pub(super) fn new(context: &Context) -> Result<Self> {
+        let path = context
+            .artifacts
+            .get(SCRIPT)
+            .ok_or_else(|| wrong("the job came without this file; submit it again"))?;
+        let script = load(path, device(context.device))?;
+        check_inputs(&script, context.spec.model.loss)?;
+        let (mut tensors, mut constants) = (Vec::new(), Vec::new());
+        for entry in script.entries().map_err(|error| wrong(&brief(&error)))? {
+            match classify(entry)? {
+                Kept::Trained(named) => tensors.push(named),
+                Kept::Constant(name, tensor) => constants.push((name, tensor)),
+                Kept::No => {}
+            }
+        }
+        if !tensors.iter().any(|named| named.tensor.requires_grad()) {
+            return Err(wrong("it has no parameters that require gradients, so there is nothing to train"));
+        }
+        Ok(Self { draws: script.draws(), script, path: path.clone(), tensors, constants })
+    }
+}
+
+impl Network for ScriptNetwork {
+    fn tensors(&self) -> &[Named] {
+        &self.tensors
+    }
+
+    /// The file's values, whatever was loaded since.
+    fn initial(&self, _seed: u64) -> Result<Vec<Values>> {
+        let script = load(&self.path, tch::Device::Cpu)?;
+        let mut values = Vec::new();
+        for entry in script.entries().map_err(|error| wrong(&brief(&error)))? {
+            if let Kept::Trained(named) = classify(entry)? {
+                values.push(read(&named.tensor).map_err(failed("read initial values"))?);
+            }
+        }
+        Ok(values)
+    }
+
+    fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
+        let train = mode != Mode::Evaluate;
+        // Some code draws in evaluation too: there always the same. Held until the forward is done; backward draws nothing.
+        let key = if let Mode::Train { key } = mode { key } else { 0 };
+        let _generators = self.draws.then(|| seed(key));
+        let answer = self.script.forward(features, labels, train);
+        let (loss, outputs) = answer.map_err(|error| forward_failed(&error, features))?;
+        Ok(Output { outputs, loss })
+    }
+
+    fn constants(&self) -> Result<Vec<Constant>> {
+        self.constants.iter().map(|(name, tensor)| constant(name, tensor)).collect()
+    }
+
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok([(SCRIPT.to_owned(), saved(&mut self.script)?)].into())
+    }
+}
+
+/// The module in `file` with the `values` of `tensors` in it, as a file that `torch.jit.load` reads, and its constants.
+pub(super) fn with_weights(
+    file: &Path,
+    tensors: &[TensorSpec],
+    values: &[Values],
+) -> Result<(Vec<u8>, Vec<Constant>)> {
+    let mut script = load(file, tch::Device::Cpu)?;
+    let mut constants = Vec::new();
+    for entry in script.entries().map_err(|error| wrong(&brief(&error)))? {
+        match classify(entry)? {
+            Kept::Trained(Named { spec, tensor }) => {
+                let trained = tensors.iter().zip(values).find(|(trained, _)| **trained == spec);
+                let (_, values) = trained.ok_or_else(|| {
+                    let (name, shape) = (&spec.name, &spec.shape);
+                    wrong(&format!(
+                        "it has `{name}` {shape:?}, which is not among what was trained; it is another job's"
+                    ))
+                })?;
+                fill(&tensor, values).map_err(failed(&spec.name))?;
+            }
+            Kept::Constant(name, tensor) => constants.push(constant(&name, &tensor)?),
+            Kept::No => {}
+        }
+    }
+    Ok((saved(&mut script)?, constants))
+}
+
+fn saved(script: &mut Script) -> Result<Vec<u8>> {
+    script.save().map_err(|error| wrong(&format!("cannot be saved: {}", brief(&error))))
+}
+
+enum Kept {
+    Trained(Named),
+    Constant(String, Tensor),
+    No,
+}
+
+fn classify(entry: Entry) -> Result<Kept> {
+    let Entry { name, tensor, is_parameter, is_buffer, is_written } = entry;
+    let Some(tensor) = tensor else {
+        return Err(wrong(&format!(
+            "forward changes the attribute `{name}`, which is no tensor, so nobody would keep its value; \
+             make it a buffer (register_buffer) or leave it unchanged"
+        )));
+    };
+    let kind = tensor.f_kind().map_err(failed(&name))?;
+    let shape: Vec<usize> = tensor.size().into_iter().map(|size| size as usize).collect();
+    let trained = |spec| Ok(Kept::Trained(Named { spec, tensor: tensor.shallow_clone() }));
+    match (is_parameter, is_buffer, is_written) {
+        (true, _, true) => Err(wrong(&format!(
+            "forward changes the parameter `{name}` itself; only the optimizer may (for max_norm and the like, \
+             normalise a copy)"
+        ))),
+        (true, _, false) if tensor.requires_grad() && kind == Kind::Float => {
+            trained(TensorSpec::parameter(name, shape))
+        }
+        (true, _, false) if tensor.requires_grad() => Err(wrong(&format!(
+            "parameter `{name}` is {kind:?}; only 32-bit floats are trained: call model.float() before scripting it"
+        ))),
+        (false, true, true) if kind == Kind::Float => trained(TensorSpec::state(name, shape)),
+        (false, true, true) if kind == Kind::Int64 => trained(TensorSpec::counter(name, shape)),
+        (false, true, true) => Err(wrong(&format!(
+            "forward changes the buffer `{name}`, which is {kind:?}; state is float32 (averaged over a step's \
+             microbatches) or int64 (their maximum)"
+        ))),
+        (false, false, true) => Err(wrong(&format!(
+            "forward changes the attribute `{name}`, which is no buffer, so nobody would keep its value; \
+             use register_buffer"
+        ))),
+        (true, _, false) | (false, true, false) => Ok(Kept::Constant(name, tensor)),
+        (false, false, false) => Ok(Kept::No),
+    }
+}
+
+fn load(path: &Path, device: tch::Device) -> Result<Script> {
+    Script::load(path, device).map_err(|error| {
+        if !path.exists() {
+            return wrong(&format!("{} is gone; submit the job again", path.display()));
+        }
+        wrong(&format!(
+            "not a TorchScript file ({}); write it with torch.jit.script(model).save(\"{SCRIPT}\")",
+            brief(&error).lines().next().unwrap_or_default()
+        ))
+    })
+}
+
+fn check_inputs(script: &Script, loss: Loss) -> Result<()> {
+    let (min, max) = script.inputs().map_err(|error| wrong(&brief(&error)))?;
+    let (given, call) = match loss {
+        Loss::Module => (2, "forward(features, labels)"),
+        _ => (1, "forward(features)"),
+    };
+    if (min..=max).contains(&given) {
+        return Ok(());
+    }
+    let loss = loss::name(loss);
+    Err(wrong(&format!(
+        "forward takes {min} to {max} arguments, and the loss `{loss}` calls {call}; change forward, or model.loss \
+         (\"module\": forward(features, labels) returns the mean loss and the outputs)"
+    )))
+}
+
+/// Seeds libtorch's generators. They belong to the process, so a model on another thread must wait until this one has
+/// drawn what it draws.
+fn seed(key: u64) -> MutexGuard<'static, ()> {
+    static GENERATORS: Mutex<()> = Mutex::new(());
+    let guard = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
+    tch::manual_seed(key.cast_signed());
+    guard
+}
+
+fn constant(name: &str, tensor: &Tensor) -> Result<Constant> {
+    let kind = tensor.f_kind().map_err(failed(name))?;
+    let dtype = match kind {
+        Kind::Uint8 => Dtype::U8,
+        Kind::Int8 => Dtype::I8,
+        Kind::Int16 => Dtype::I16,
+        Kind::Int => Dtype::I32,
+        Kind::Int64 => Dtype::I64,
+        Kind::Half => Dtype::F16,
+        Kind::BFloat16 => Dtype::BF16,
+        Kind::Float => Dtype::F32,
+        Kind::Double => Dtype::F64,
+        Kind::Bool => Dtype::BOOL,
+        _ => {
+            return Err(wrong(&format!(
+                "buffer `{name}` is {kind:?}, which model.safetensors has no type for"
+            )));
+        }
+    };
+    let mut bytes = vec![0; tensor.numel() * kind.elt_size_in_bytes()];
+    tensor.f_copy_data_u8(&mut bytes, tensor.numel()).map_err(failed(name))?;
+    let shape = tensor.size().into_iter().map(|size| size as usize).collect();
+    Ok(Constant { name: name.to_owned(), shape, dtype, bytes })
+}
+
+/// What is wrong with memory or device may go better elsewhere; the rest is the script's or the data's fault.
+fn forward_failed(error: &str, features: &Tensor) -> Error {
+    let error = brief(error);
+    let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];
+    if elsewhere.iter().any(|text| error.contains(text)) {
+        return Error::Engine { what: format!("forward of {SCRIPT}"), reason: error };
+    }
+    if error.starts_with("forward changes ") {
+        return wrong(&error);
+    }
+    // The interpreter prints its stack first and the cause last.
+    let cause = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    wrong(&format!("forward fails on features of shape {:?}: {}", features.size(), cause.trim()))
+}
+
+fn wrong(reason: &str) -> Error {
+    Error::Script { name: SCRIPT.to_owned(), reason: reason.to_owned() }
+}

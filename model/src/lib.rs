@@ -1,0 +1,22 @@
+//! The seam to compute engines, and the engines: from a batch and weights to gradients.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `model.rs` | [`Model`], which a user's own network implements too, and what it is built from |
+//! | [`engines`] | Ebbflow's networks, the engines that compute them, and the [`Registry`] that a job chooses from |
+//! | [`device`] | where gradients are computed |
+//! | [`weights`] | weights in memory that the next pull uses again |
+//! | [`export`] | a model's tensors as one file that PyTorch reads |
+
+pub mod device;
+pub mod engines;
+pub mod error;
+pub mod export;
+mod model;
+pub mod weights;
+
+pub use device::Device;
+pub use engines::Registry;
+pub use error::{Error, Result};
+pub use model::{Allocator, Context, Evaluation, Gradients, Model};
+pub use weights::Weights;

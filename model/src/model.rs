@@ -1,0 +1,156 @@
+//! The seam to the compute engine: what Ebbflow needs to know about a model, and nothing else.
+//!
+//! A [`Model`] is used by one thread at a time and is told everything it may depend on: the weights, the batch, and a
+//! key for its random numbers. Given the same three it must answer with the same bits, whatever it computed before.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use data::Batch;
+use proto::spec::{JobSpec, Metrics};
+use proto::tensor::{Role, TensorSpec, Values};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::export::Constant;
+use crate::weights::Weights;
+
+/// A network, its loss and its metrics.
+pub trait Model: Send {
+    /// The model's tensors in a fixed order, named as in PyTorch's `state_dict`: parameters, and state that a step
+    /// changes (BatchNorm's running statistics). All other methods speak of tensors in this order.
+    fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// The values of version 0: a function of the job's seed (or of the model's file), never of process state.
+    ///
+    /// # Errors
+    /// The model cannot make them.
+    fn initial(&mut self, seed: u64) -> Result<Vec<Values>>;
+
+    /// Takes over the weights that the next calls compute with.
+    ///
+    /// # Errors
+    /// They do not fit, or the device refuses them.
+    fn load(&mut self, weights: &[Values]) -> Result<()>;
+
+    /// Takes over weights that a model may hold and compute with where they lie. Default: [`load`](Self::load), which copies them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        self.load(weights)
+    }
+
+    /// Lends the model memory for gradients: [`weighted_gradients`](Self::weighted_gradients) that lie in it need no copy on
+    /// their way to a ps of this host. Default: not used.
+    fn lend(&mut self, _memory: Box<dyn Allocator>) {}
+
+    /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of
+    /// the job's seed and the microbatch.
+    ///
+    /// # Errors
+    /// Labels or outputs do not fit the loss, or the device fails.
+    fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients>;
+
+    /// What the microbatch adds to its step: [`gradients`](Self::gradients) with those of parameters multiplied by the number of its
+    /// records. Default: another pass over them; override it to save that pass, with the same bits.
+    ///
+    /// # Errors
+    /// As [`gradients`](Self::gradients).
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        let mut gradients = self.gradients(batch, key)?;
+        let weight = batch.samples as f32;
+        for (tensor, values) in self.tensors().iter().zip(&mut gradients.values) {
+            if tensor.role == Role::Parameter {
+                values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= weight);
+            }
+        }
+        Ok(gradients)
+    }
+
+    /// Loss and metrics of records, in evaluation mode: no dropout, running statistics as they are.
+    ///
+    /// # Errors
+    /// Labels or outputs do not fit the loss, or the device fails.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation>;
+
+    /// Tensors that a `state_dict` of this model holds and that no step changes: exported, but neither trained nor sent.
+    /// Default: none.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn constants(&self) -> Result<Vec<Constant>> {
+        Ok(Vec::new())
+    }
+
+    /// Further files to export beside `model.safetensors`, by name, with the loaded weights in them. Default: none.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        Ok(BTreeMap::new())
+    }
+}
+
+/// Memory that a worker lends to its model.
+pub trait Allocator: Send {
+    /// `len` floats of any content. `None`: this memory has no room for them, or is not for so few; use other memory.
+    fn floats(&self, len: usize) -> Option<Values>;
+}
+
+/// What one microbatch contributes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// Mean loss over the records.
+    pub loss: f32,
+    /// For each tensor, in order: the gradient of the mean loss (parameters), or the new value (state, counters).
+    pub values: Vec<Values>,
+}
+
+/// What records measure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Records measured.
+    pub samples: u64,
+    /// Sum over the records of their losses.
+    pub loss_sum: f64,
+    /// Sums over the records of the job's metrics, by [`Metric::name`](proto::spec::Metric::name).
+    pub metric_sums: Metrics,
+}
+
+/// Everything a model is built from.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The job.
+    pub spec: Arc<JobSpec>,
+    /// Shape of one record's features.
+    pub features: Vec<usize>,
+    /// Largest class label in the data, when labels are classes.
+    pub label_max: Option<i64>,
+    /// Files that came with the job, by name.
+    pub artifacts: BTreeMap<String, PathBuf>,
+    /// Where to compute.
+    pub device: Device,
+    /// Threads of one gradient computation; at least 1. Another number gives other bits.
+    pub threads: usize,
+}
+
+impl Context {
+    /// Reads the `[model.options]` of the job into a structure of the network's own.
+    ///
+    /// # Errors
+    /// Unknown or ill-typed options, named.
+    pub fn options<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
+        let options = serde_json::Value::Object(self.spec.model.options.clone());
+        serde_json::from_value(options).map_err(|error| Error::ModelOptions {
+            model: self.spec.model.builtin.clone().unwrap_or_default(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Number of values in one record's features.
+    pub fn inputs(&self) -> usize {
+        self.features.iter().product()
+    }
+}

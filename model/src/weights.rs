@@ -1,0 +1,105 @@
+//! The weights that a worker has pulled, in memory that the next pull uses again.
+//!
+//! Always true here: at most one unused set of buffers is kept for each job. Memory fresh from the system costs a page fault every
+//! 4 KiB, which takes longer than the copy into it.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use proto::placement::Layout;
+use proto::tensor::{TensorSpec, Values};
+
+/// The whole model at one version (in arrival order, each partition at its newest), in the model's order of tensors.
+///
+/// Clones are the same weights; the last one gives the memory back.
+#[derive(Clone, Debug)]
+pub struct Weights(Arc<Held>);
+
+struct Held {
+    values: Vec<Values>,
+    home: Spare,
+}
+
+/// Memory for one set of weights, while nobody has it. Clones are the same memory.
+#[derive(Clone, Default)]
+pub struct Spare(Arc<Mutex<Option<Vec<Values>>>>);
+
+impl Weights {
+    /// Weights in buffers that go back to `home` when nobody needs them any more.
+    pub fn new(values: Vec<Values>, home: Spare) -> Self {
+        Self(Arc::new(Held { values, home }))
+    }
+
+    /// Whether `other` is a clone of these.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl From<Vec<Values>> for Weights {
+    /// Weights whose memory is used for nothing else.
+    fn from(values: Vec<Values>) -> Self {
+        Self::new(values, Spare::default())
+    }
+}
+
+impl Deref for Weights {
+    type Target = [Values];
+
+    fn deref(&self) -> &[Values] {
+        &self.0.values
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tensors", self.values.len())
+    }
+}
+
+impl fmt::Debug for Spare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Spare")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.home.put(std::mem::take(&mut self.values));
+    }
+}
+
+impl Spare {
+    /// Buffers for all tensors of `layout`, with any content. A `Spare` serves one layout only.
+    pub fn take(&self, layout: &Layout) -> Vec<Values> {
+        let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        spare.unwrap_or_else(|| layout.tensors().iter().map(TensorSpec::zeros).collect())
+    }
+
+    /// Keeps buffers for later; more than one set is given back to the system.
+    pub fn put(&self, values: Vec<Values>) {
+        let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(values);
+        drop(before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_only_when_the_last_clone_is_gone() {
+        let layout = Layout::new(vec![TensorSpec::parameter("w", [8])], 1).unwrap();
+        let home = Spare::default();
+        let first = Weights::new(home.take(&layout), home.clone());
+        let (address, clone) = (first[0].bytes().as_ptr(), first.clone());
+        assert!(first.is(&clone));
+        drop(first);
+        let second = Weights::new(home.take(&layout), home.clone());
+        assert_ne!(second[0].bytes().as_ptr(), address, "a clone still reads it");
+        assert!(!second.is(&clone));
+        drop(clone);
+        assert_eq!(home.take(&layout)[0].bytes().as_ptr(), address);
+    }
+}

@@ -1,0 +1,75 @@
+//! What the tests of the libtorch engine share: fixtures, contexts, batches, and comparing bits.
+#![expect(clippy::unwrap_used, reason = "test support: a panic is a failed test")]
+#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(unreachable_pub, reason = "a test program has no public items, its modules do")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::Batch;
+use model::Device;
+use model::{Context, Gradients, Model, Registry};
+use proto::tensor::Values;
+
+/// A file of `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A job whose model section is `model`, on the CPU with one thread.
+pub fn context(model: &str, features: &[usize]) -> Context {
+    let text = format!(
+        "name = \"test\"\nepochs = 1\nmodel = {{ {model} }}\nbatch = {{ micro = 6 }}\n\
+         data = {{ format = \"npy\", train = {{ features = [\"x\"], labels = [\"y\"] }} }}\n\
+         optimizer = {{ kind = \"sgd\", learning_rate = 0.1 }}\n"
+    );
+    let spec = proto::spec::parse(&text, Path::new("test.toml"), &[]).unwrap();
+    Context {
+        spec: Arc::new(spec),
+        features: features.to_vec(),
+        label_max: Some(2),
+        artifacts: BTreeMap::new(),
+        device: Device::Cpu,
+        threads: 1,
+    }
+}
+
+/// A job with the script `name` of the fixtures; `more` goes on in the model section, e.g. `, loss = "mse"`.
+pub fn script_context(name: &str, more: &str) -> Context {
+    let mut context = context(&format!("script = \"{name}\"{more}"), &[1, 8, 8]);
+    context.artifacts.insert("model.pt".to_owned(), fixture(name));
+    context
+}
+
+/// The model with its initial weights loaded.
+pub fn start(context: &Context) -> Box<dyn Model> {
+    let mut model = Registry::default().build(context).unwrap();
+    let initial = model.initial(7).unwrap();
+    model.load(&initial).unwrap();
+    model
+}
+
+/// Records whose features are the formula of `make.py`, labelled 0, 1, 2, 0, ...
+pub fn batch(samples: usize, shape: &[usize]) -> Batch {
+    let count = samples * shape.iter().product::<usize>();
+    Batch {
+        samples,
+        features: (0..count).map(|i| (((i * 37) % 101) as f64 / 50.0 - 1.0) as f32).collect(),
+        shape: shape.to_vec(),
+        labels: Values::I64((0..samples as i64).map(|i| i % 3).collect()),
+        records: (100..100 + samples as u64).collect(),
+    }
+}
+
+/// As [`batch`], labelled 0, 1, 2, ... divided by `divisor`, `width` a record.
+pub fn batch_of_values(samples: usize, shape: &[usize], width: usize, divisor: f32) -> Batch {
+    let labels = (0..samples * width).map(|i| i as f32 / divisor).collect();
+    Batch { labels: Values::F32(labels), ..batch(samples, shape) }
+}
+
+/// Everything a microbatch contributes, as bits.
+pub fn bits(gradients: &Gradients) -> Vec<Vec<u8>> {
+    let loss = gradients.loss.to_le_bytes().to_vec();
+    [loss].into_iter().chain(gradients.values.iter().map(|values| values.bytes().to_vec())).collect()
+}
