@@ -71,7 +71,7 @@ impl Stamp {
     }
 }
 
-/// A place for one table. Its lock is held while the table is loaded: whoever wants it too waits instead of loading.
+/// A place for one table. Its lock is held while the table is loaded, so that a second reader waits instead of loading.
 type Slot = Arc<Mutex<Weak<Table>>>;
 
 static LOADED: Mutex<Vec<(Key, Slot)>> = Mutex::new(Vec::new());
@@ -79,7 +79,7 @@ static LOADED: Mutex<Vec<(Key, Slot)>> = Mutex::new(Vec::new());
 /// The table of `key`: the one in memory, or else what `load` reads.
 ///
 /// # Errors
-/// Those of `load`; the next caller tries again.
+/// `load` fails; the next caller tries again.
 fn get(key: Key, load: impl FnOnce() -> Result<Table>) -> Result<Arc<Table>> {
     let slot = slot(key);
     let mut slot = lock(&slot);

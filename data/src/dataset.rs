@@ -16,7 +16,7 @@ use crate::table::Table;
 #[derive(Debug)]
 pub struct Dataset {
     pub(crate) tables: Vec<Arc<Table>>,
-    /// For each table, the number of its first record over all files.
+    /// The number of each table's first record over all files.
     starts: Vec<u64>,
     records: Records,
     shape: Vec<usize>,

@@ -13,7 +13,7 @@ pub enum Error {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
@@ -21,7 +21,7 @@ pub enum Error {
     /// A data file is not what its format says.
     #[error("{}: {reason}", path.display())]
     Malformed {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Where in it, expected against found, what to do.
         reason: String,
@@ -53,7 +53,7 @@ pub enum Error {
     /// This process's copy of the data is not the one that the job was indexed from.
     #[error("{}: {found} records here, {expected} where the job was indexed; give this worker the same files", path.display())]
     Records {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Records when it was indexed.
         expected: u64,

@@ -1,4 +1,4 @@
-//! From files to batches: a data set is the records of its files in order; a batch is any list of them.
+//! Makes batches of files: a data set is the records of its files in order; a batch is any list of them.
 //!
 //! All files of a data set are in memory, once per process, as compact as on disk. Every format is one file here that turns
 //! a file's bytes into arrays. What a record's features and labels are depends only on the specification and the files,

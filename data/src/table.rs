@@ -29,14 +29,14 @@ impl Content {
     }
 }
 
-/// As many features as labels; a record has at least one value of each.
+/// The records of a file (pair): as many features as labels, at least one value of each in a record.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// The file of features, for errors.
     pub(crate) path: PathBuf,
     pub(crate) features: Array,
     pub(crate) labels: Array,
-    /// What tells its content from another's.
+    /// What tells the content of this file (pair) from another.
     pub(crate) content: Content,
     /// The file of labels.
     labels_path: PathBuf,

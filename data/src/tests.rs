@@ -84,7 +84,7 @@ fn labels(n: u8) -> Vec<u8> {
     idx(&[n.into()], &(0..n).map(|record| record % 3).collect::<Vec<_>>())
 }
 
-/// Of files with these bytes without compression.
+/// The content of files that have these bytes without compression.
 fn content(files: &[&[u8]]) -> Content {
     let all = files.concat();
     Content { bytes: all.len() as u64, crc32c: crc32c::crc32c(&all) }

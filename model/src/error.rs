@@ -58,7 +58,7 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// A TorchScript file that is none, or does not do what the job needs.
+    /// A file that is no TorchScript module, or does not do what the job needs.
     #[error("model script `{name}`: {reason}")]
     Script {
         /// Its artifact name.

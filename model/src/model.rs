@@ -104,7 +104,7 @@ pub trait Allocator: Send {
 pub struct Gradients {
     /// Mean loss over the records.
     pub loss: f32,
-    /// For each tensor, in order: the gradient of the mean loss (parameters), or the new value (state, counters).
+    /// One entry per tensor, in order: the gradient of the mean loss (parameters), or the new value (state, counters).
     pub values: Vec<Values>,
 }
 

@@ -14,17 +14,17 @@ pub enum Error {
     /// A call to the master or a ps failed for good.
     #[error("{what}: {failure}")]
     Call {
-        /// Which call, to whom.
+        /// The call and its receiver.
         what: String,
         /// How it failed.
         failure: Failure,
     },
-    /// A ps says that it does not hold a partition which it holds by the master's placement.
+    /// A ps does not hold a partition that the master's placement gives to it.
     #[error("{what}: {failure}")]
     NotHeld {
-        /// Which call, to whom.
+        /// The call and its receiver.
         what: String,
-        /// Which partition.
+        /// The partition.
         partition: PartitionId,
         /// What the ps says.
         failure: Failure,
@@ -32,7 +32,7 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file or folder.
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,

@@ -17,7 +17,7 @@ use crate::progress::{Activity, Progress};
 pub(crate) struct Held {
     session: Session,
     leases: Arc<Mutex<BTreeMap<LeaseId, Lease>>>,
-    /// Of each job that it computed for.
+    /// The microbatches of each job that this worker computed for.
     computed: Arc<Mutex<BTreeMap<JobId, Computed>>>,
     /// Leases that have ended, with which a place may still be busy.
     lingering: Arc<Mutex<Vec<(LeaseId, Lease)>>>,
@@ -62,7 +62,7 @@ impl Held {
         });
     }
 
-    /// For the places that work for a lease to say how they get on. Of a lease that is lost nobody listens.
+    /// The progress of a lease, for the places that work on it. Nobody reads it once the lease is lost.
     pub(crate) fn progress_of(&self, lease: LeaseId) -> Progress {
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.get(&lease).map_or_else(|| Progress::of(&self.worker), |lease| lease.progress.clone())

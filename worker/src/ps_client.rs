@@ -95,13 +95,13 @@ pub struct PsClient {
     /// What the job exchanges.
     wire: WireType,
     spare: Spare,
-    /// Of the lease that it is used for.
+    /// The progress of the lease that this client is used for.
     progress: Progress,
 }
 
 struct Partition {
     id: PartitionId,
-    /// For messages: name and URL.
+    /// Name and URL, for messages.
     name: String,
     ps: Arc<dyn Parameters>,
 }
@@ -140,17 +140,17 @@ impl PsClient {
         Ok(Self { job, era, layout, partitions, limits, seed, wire, spare, progress })
     }
 
-    /// The same partitions, of a job that exchanges `wire`: what is pushed for a node and [pulled for training](Self::pull_rounded) travels in it.
+    /// This client for a job that exchanges `wire`: pushed nodes and weights [pulled for training](Self::pull_rounded) travel in it.
     pub fn exchanging(self, wire: WireType) -> Self {
         Self { wire, ..self }
     }
 
-    /// The same partitions, spoken to in `era`.
+    /// This client, calling in `era`.
     pub(crate) fn at(&self, era: Era) -> Self {
         Self { era, ..self.clone() }
     }
 
-    /// The same partitions, used for a lease: says how it gets on.
+    /// This client for one lease, telling `progress` how it gets on.
     pub(crate) fn saying(self, progress: &Progress) -> Self {
         Self { progress: progress.clone(), ..self }
     }
@@ -191,7 +191,7 @@ impl PsClient {
         self.pull_as(WireType::F32, want).await
     }
 
-    /// The same for training: the values of parameters are rounded to what the job exchanges.
+    /// Reads the whole model for training: the values of parameters are rounded to what the job exchanges. Else as [`pull`](Self::pull).
     ///
     /// # Errors
     /// As [`pull`](Self::pull).

@@ -21,7 +21,7 @@ const LOSSES_COME: Duration = Duration::from_millis(200);
 pub(crate) struct Reporter {
     pub(crate) master: MasterClient,
     pub(crate) held: Held,
-    /// For the fetcher.
+    /// The way of granted leases to the fetcher.
     pub(crate) granted: mpsc::UnboundedSender<Granted>,
 }
 

@@ -202,13 +202,13 @@ macro_rules! part {
     };
 }
 
-/// Where a piece of training has left its lease.
+/// What became of a lease while one of its pieces was worked on.
 enum Ended {
-    /// Further: on to the next piece, or to the report.
+    /// The piece is done: the next one follows, or the report.
     Advanced,
-    /// Where it was: something more urgent arrived, or the worker is asked to leave.
+    /// The lease waits again: something more urgent arrived, or the worker is asked to leave.
     Yielded,
-    /// With another worker, or with none.
+    /// This worker does not hold the lease any more.
     Lost,
 }
 

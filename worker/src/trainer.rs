@@ -1,4 +1,4 @@
-//! From a step's weights to pushed nodes: pull -> gradients -> reduce what is adjacent -> push.
+//! Makes nodes to push of a step's weights: pull -> gradients -> reduce what is adjacent -> push.
 //!
 //! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced on a stack along the
 //! canonical tree as they are computed; a node is pushed as soon as its parent reaches beyond the piece. In a job that exchanges a 16-bit type
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::progress::Progress;
 
-/// Which weights a step is computed from.
+/// The weights that a step is computed from.
 pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
     let Consistency { order, delay } = consistency;
     let ago = |steps: u32| Version(step.get().saturating_sub(u64::from(steps)));
