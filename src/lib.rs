@@ -68,10 +68,10 @@ use net::security::Keys;
 use opentelemetry::metrics::Meter;
 use tracing::Instrument as _;
 
+pub use ::{data, model};
 pub use ::model::{Error, Result, device, weights};
 pub use ::net::security;
 pub use ::proto::{random, spec, tensor};
-pub use ::{data, model};
 
 use crate::args::{Cli, Command, Reach};
 use crate::client::Client;

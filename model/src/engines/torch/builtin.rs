@@ -6,7 +6,7 @@ use proto::random::Keyed;
 use proto::tensor::{Role, TensorSpec, Values};
 use tch::{Kind, Tensor};
 
-use super::model::{Mode, Named, Network, Output, device, failed};
+use super::network::{Mode, Named, Network, Output, device, failed};
 use crate::error::{Error, Result};
 use crate::model::Context;
 

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::builtin::{self, Builtin, Weights};
 use super::layers::{Conv, Linear, dropout, halve};
-use super::model::failed;
+use super::network::failed;
 use crate::engines::options::{check_share, outputs};
 use crate::error::{Error, Result};
 use crate::model::Context;

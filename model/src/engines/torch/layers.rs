@@ -4,7 +4,7 @@ use proto::random::Keyed;
 use tch::{Kind, TchError, Tensor};
 
 use super::builtin::{Init, Weights};
-use super::model::Mode;
+use super::network::Mode;
 
 /// `torch.nn.Linear`: `x W^T + b`.
 #[derive(Debug)]

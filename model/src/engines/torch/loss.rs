@@ -5,7 +5,7 @@ use proto::spec::{Loss, Metric};
 use proto::tensor::Values;
 use tch::{Kind, Reduction, Tensor};
 
-use super::model::{Output, failed};
+use super::network::{Output, failed};
 use crate::engines::loss::{Target, mismatch};
 use crate::error::Result;
 use crate::model::Evaluation;

@@ -2,7 +2,7 @@
 
 use super::builtin::{Builtin, Weights};
 use super::layers::{Linear, dropout};
-use super::model::failed;
+use super::network::failed;
 use crate::engines::options::{Activation, Mlp};
 use crate::error::Result;
 use crate::model::Context;

@@ -9,6 +9,7 @@ mod layers;
 mod loss;
 mod mlp;
 mod model;
+mod network;
 mod numerics;
 mod resnet;
 mod script;

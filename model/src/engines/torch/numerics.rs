@@ -10,7 +10,7 @@ use proto::numerics::Numerics;
 use proto::random::Keyed;
 use tch::{Kind, Tensor};
 
-use super::model::device as place;
+use super::network::device as place;
 use super::{settings, shim};
 use crate::device::Device;
 use crate::error::{Error, Result};

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::builtin::{self, Builtin, Weights};
 use super::layers::{BatchNorm, Conv, Linear, mean_of_channels};
-use super::model::{Mode, failed};
+use super::network::{Mode, failed};
 use crate::engines::options::outputs;
 use crate::error::Result;
 use crate::model::Context;

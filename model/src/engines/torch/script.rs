@@ -24,7 +24,8 @@ use proto::spec::Loss;
 use proto::tensor::{TensorSpec, Values};
 use tch::{Kind, Tensor};
 
-use super::model::{Mode, Named, Network, Output, brief, device, failed, fill, read};
+use super::model::{fill, read};
+use super::network::{Mode, Named, Network, Output, brief, device, failed};
 use super::shim::{Entry, Script};
 use crate::engines::loss;
 use crate::error::{Error, Result};
