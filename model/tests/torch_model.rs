@@ -94,7 +94,7 @@ fn dropout_follows_the_key_and_nothing_else() {
 /// Where there is no CUDA device this checks nothing, and says so.
 #[test]
 fn cuda_gives_the_same_bits_each_time_and_nearly_those_of_the_cpu() {
-    if model::engine::cuda_devices() == 0 {
+    if model::engines::cuda_devices() == 0 {
         // Past the test runner, which shows what a passing test prints to nobody.
         skip::skipped(skip::Lacks::Machine, "no CUDA device");
         return;
