@@ -282,6 +282,8 @@ fn paths_named(text: &str) -> Vec<String> {
         "proto/",
         "net/",
         "store/",
+        "data/",
+        "model/",
         "ps/",
         "master/",
         "worker/",
