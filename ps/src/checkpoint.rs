@@ -1,5 +1,5 @@
 //! Checkpoints without a pause: a partition [cuts](cut), [writes](write) in the background, [reports](report), and
-//! [restores](restore).
+//! restores.
 //!
 //! Always true here:
 //!
@@ -13,7 +13,6 @@
 
 mod cut;
 mod report;
-pub(crate) mod restore;
 mod write;
 
 use std::fmt;

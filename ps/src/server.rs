@@ -21,7 +21,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 
 use crate::error::{Error, Result};
-use crate::handle::{MasterStart, Ps};
+use crate::partitions::{MasterStart, Ps};
 use crate::service::{Bulk, Service};
 
 /// How long calls in flight may go on after the shutdown was asked for.

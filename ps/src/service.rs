@@ -34,9 +34,9 @@ use tracing::field::{Empty, debug};
 use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
-use crate::handle::{MasterStart, Ps};
-use crate::model::{Applied, Opening};
 use crate::optim::norm::Squares;
+use crate::partition::{Applied, Opening};
+use crate::partitions::{MasterStart, Ps};
 
 /// Who has one reads something of a sender's memory.
 type Held = Arc<oneshot::Sender<()>>;

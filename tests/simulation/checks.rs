@@ -168,7 +168,7 @@ impl<S: Subscriber> Layer<S> for Watch {
             event.record(&mut Fields { digest: &mut state.digest, facts: &mut facts });
             match metadata.target() {
                 "ebbflow::checks" => state.on_ps(&facts),
-                "ps::handle" => state.on_handle(&facts),
+                "ps::partitions" => state.on_partitions(&facts),
                 target if target.starts_with("master::") => state.on_master(&facts),
                 _ => {}
             }
@@ -178,7 +178,7 @@ impl<S: Subscriber> Layer<S> for Watch {
 
 impl State {
     /// A ps takes or leaves a partition.
-    fn on_handle(&mut self, facts: &Facts) {
+    fn on_partitions(&mut self, facts: &Facts) {
         let held = || (self.host.clone(), facts.get("job"), facts.get("partition"));
         match facts.message.as_str() {
             "partition opened" => {

@@ -9,7 +9,7 @@ use proto::ids::{PartitionId, Version};
 use proto::placement::Layout;
 
 use crate::chunk::Slots;
-use crate::model::Weights;
+use crate::partition::Weights;
 use crate::pool::Buffer;
 
 /// A partition between two updates.

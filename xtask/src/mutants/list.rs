@@ -12,7 +12,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a ps obeys a close of an earlier master",
-        file: "ps/src/handle.rs",
+        file: "ps/src/partitions.rs",
         find: "sender.starts < here.starts",
         replace: "sender.starts > here.starts",
         test: Test::Integration("ps", "life"),
@@ -54,7 +54,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a push of another era is taken up",
-        file: "ps/src/model.rs",
+        file: "ps/src/partition.rs",
         find: "Life::Open if sender < here => Err",
         replace: "Life::Open if sender < here && place.job.get() == u64::MAX => Err",
         test: Test::Seeds(100),
@@ -292,14 +292,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "what pushes leave in memory is not counted",
-        file: "ps/src/handle.rs",
+        file: "ps/src/partitions.rs",
         find: "let held = metrics.push_bytes_held.get();",
         replace: "let held = 0;",
         test: Test::Integration("ps", "limits"),
     },
     Mutant {
         what: "versions that are read are kept without end",
-        file: "ps/src/model.rs",
+        file: "ps/src/partition.rs",
         find: "return Err(Error::PullsFull { place: self.place, versions: older });",
         replace: "let _ = older;",
         test: Test::Integration("ps", "limits"),
@@ -348,7 +348,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "pushes have no limit",
-        file: "ps/src/handle.rs",
+        file: "ps/src/partitions.rs",
         find: "let room = bytes_max.saturating_sub(held);",
         replace: "let room = u64::MAX - held;",
         test: Test::Seeds(40),
@@ -376,7 +376,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a full ps refuses what is applied",
-        file: "ps/src/model.rs",
+        file: "ps/src/partition.rs",
         find: "node.step < oldest\n",
         replace: "(node.step < oldest && node.node.begin == 0)\n",
         test: Test::Integration("ps", "limits"),

@@ -10,7 +10,7 @@ use proto::tensor::Chunk;
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 
-use super::{BreaksByPanic, Model, State, Sums, Weights};
+use super::{BreaksByPanic, Partition, State, Sums, Weights};
 use crate::aggregator::Offer;
 use crate::checks;
 use crate::chunk::{Merge, Slots, Sum, Total};
@@ -44,7 +44,7 @@ impl Arrived {
     }
 }
 
-impl Model {
+impl Partition {
     /// Checks everything about a push but its values. Nothing is changed.
     pub(crate) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
         proto::convert::check_push_wire(target, wire, self.wire)?;

@@ -11,6 +11,7 @@
 
 pub(crate) mod norms;
 mod push;
+pub(crate) mod restore;
 mod update;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -33,7 +34,6 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregator::Aggregator;
-use crate::checkpoint::restore::Restored;
 use crate::checkpoint::{Reports, Saver};
 use crate::checks;
 use crate::chunk::{Slots, Sum, Total};
@@ -41,10 +41,11 @@ use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use crate::model::norms::{Measured, Others};
-pub(crate) use crate::model::push::Arrived;
 use crate::optim::Optimizer;
 use crate::parallel;
+use crate::partition::norms::{Measured, Others};
+pub(crate) use crate::partition::push::Arrived;
+use crate::partition::restore::Restored;
 use crate::pool::{Buffer, Pool, Use};
 use crate::versions::{Kept, Versions};
 
@@ -93,7 +94,7 @@ type Totals = Vec<Total>;
 
 /// One job's partition on this ps.
 #[derive(Debug)]
-pub(crate) struct Model {
+pub(crate) struct Partition {
     place: Place,
     opening: Opening,
     /// The master that opened it, as its session numbers it.
@@ -174,7 +175,7 @@ pub(crate) enum Life {
 
 /// Held while the partition is worked on: a panic breaks it. Otherwise the step that was being worked on would be lost without a
 /// word, and with it every later one.
-struct BreaksByPanic<'a>(&'a Model);
+struct BreaksByPanic<'a>(&'a Partition);
 
 impl Drop for BreaksByPanic<'_> {
     fn drop(&mut self) {
@@ -186,7 +187,7 @@ impl Drop for BreaksByPanic<'_> {
     }
 }
 
-impl Model {
+impl Partition {
     /// An empty partition. The caller has compared the parts of `opening` with each other.
     pub(crate) fn new(
         opening: Opening,

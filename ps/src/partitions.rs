@@ -22,13 +22,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::attached::Attachments;
-use crate::checkpoint::{Reported, Reports, restore};
+use crate::checkpoint::{Reported, Reports};
 use crate::checks;
 use crate::config::Options;
 use crate::error::{Error, Place, Result};
 use crate::metrics::Metrics;
-use crate::model::norms::{Measured, Others};
-use crate::model::{Applied, Arrived, Life, Model, Opening, Surroundings};
+use crate::partition::norms::{Measured, Others};
+use crate::partition::{Applied, Arrived, Life, Opening, Partition, Surroundings, restore};
 
 /// A parameter server; clones are the same one.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ struct Inner {
     memory: Option<Memory>,
     attachments: Attachments,
     /// Few and seldom changed: written by open and close, read by everything else.
-    partitions: RwLock<BTreeMap<Place, Arc<Model>>>,
+    partitions: RwLock<BTreeMap<Place, Arc<Partition>>>,
     /// The master that this ps is registered with, or was last.
     master: Mutex<MasterStart>,
     /// Reaches the other ps of a job.
@@ -151,7 +151,7 @@ impl Ps {
         let place = Place { job, partition };
         let master = self.master().master;
         let mut partitions = self.partitions_mut();
-        let held = |model: &&Arc<Model>| model.master == master && !model.is_broken();
+        let held = |model: &&Arc<Partition>| model.master == master && !model.is_broken();
         let existing = partitions.get(&place).filter(held).cloned();
         if let Some(model) = &existing {
             let here = model.opening().address.era;
@@ -190,7 +190,7 @@ impl Ps {
             memory: memory.clone(),
             others,
         };
-        let model = Model::new(opening, master, options, surroundings)?;
+        let model = Partition::new(opening, master, options, surroundings)?;
         let model = Arc::new(model);
         checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = model.bytes(), "partition opened");
@@ -390,12 +390,12 @@ impl Ps {
         if bytes > bytes_max { Err(Error::PartitionTooLarge { place, bytes, bytes_max }) } else { Ok(()) }
     }
 
-    fn model(&self, address: Address) -> Result<Arc<Model>> {
+    fn model(&self, address: Address) -> Result<Arc<Partition>> {
         let place = Place { job: address.job, partition: address.partition };
         self.partitions().get(&place).cloned().ok_or(Error::Unknown { place })
     }
 
-    fn models(&self, job: JobId) -> Result<Vec<Arc<Model>>> {
+    fn models(&self, job: JobId) -> Result<Vec<Arc<Partition>>> {
         let partitions = self.partitions();
         let held =
             partitions.range(job_range(job)).map(|(_, model)| model).filter(|model| !model.is_broken());
@@ -403,11 +403,11 @@ impl Ps {
         if models.is_empty() { Err(Error::UnknownJob { job }) } else { Ok(models) }
     }
 
-    fn partitions(&self) -> RwLockReadGuard<'_, BTreeMap<Place, Arc<Model>>> {
+    fn partitions(&self) -> RwLockReadGuard<'_, BTreeMap<Place, Arc<Partition>>> {
         self.0.partitions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn partitions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Place, Arc<Model>>> {
+    fn partitions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Place, Arc<Partition>>> {
         self.0.partitions.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -438,7 +438,7 @@ impl Parameters for Ps {
 /// A push whose header was checked and whose memory is reserved.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    model: Arc<Model>,
+    model: Arc<Partition>,
     /// Of the sender.
     era: Era,
     target: Target,
@@ -500,7 +500,7 @@ pub(crate) enum Arriving {
     /// They are kept as they are, or added up on the spot.
     Here {
         /// Where they belong.
-        model: Arc<Model>,
+        model: Arc<Partition>,
         /// Those that came.
         arrived: Arrived,
     },
@@ -543,7 +543,7 @@ struct Reserved {
 }
 
 impl Reserved {
-    fn new(ps: &Ps, model: &Model, target: Target) -> Result<Self> {
+    fn new(ps: &Ps, model: &Partition, target: Target) -> Result<Self> {
         let (metrics, bytes) = (ps.0.metrics.clone(), model.bytes() as u64);
         let bytes_max = ps.0.options.push_bytes_max;
         let held = metrics.push_bytes_held.get();

@@ -26,12 +26,12 @@ use proto::tensor::Role;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::update::Begun;
-use super::{BreaksByPanic, Model, Opening};
+use super::{BreaksByPanic, Opening, Partition};
 use crate::error::{Error, Result};
-use crate::handle::asks_others;
 use crate::optim::Update;
 use crate::optim::norm::Squares;
 use crate::parallel;
+use crate::partitions::asks_others;
 
 /// Steps whose squares are kept: the one that is being applied, and the one before.
 const KEPT: usize = 2;
@@ -89,7 +89,7 @@ impl Others {
     }
 }
 
-impl Model {
+impl Partition {
     /// The other partitions, when it needs to know them.
     pub(crate) const fn others(&self) -> Option<&Others> {
         self.others.as_ref()

@@ -7,7 +7,7 @@ use proto::tree::StepNode;
 
 use super::*;
 
-fn model(consistency: &str) -> Arc<Model> {
+fn model(consistency: &str) -> Arc<Partition> {
     let spec = format!(
         r#"{{
             "name": "test", "epochs": 50, "model": {{ "builtin": "linear" }},
@@ -21,7 +21,7 @@ fn model(consistency: &str) -> Arc<Model> {
     let tensors = vec![TensorSpec::parameter("weight", [100]), TensorSpec::counter("count", [])];
     let opening =
         Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec, restore: None, homes: vec![] };
-    Arc::new(Model::new(opening, 0, &Options::default(), Surroundings::default()).unwrap())
+    Arc::new(Partition::new(opening, 0, &Options::default(), Surroundings::default()).unwrap())
 }
 
 /// Values that begin one byte off alignment, as from the wire.
@@ -37,7 +37,7 @@ fn arrived(target: Target) -> Arrived {
 }
 
 /// As from the wire, one chunk after the other.
-fn arrived_one_by_one(model: &Model, target: Target) -> Arrived {
+fn arrived_one_by_one(model: &Partition, target: Target) -> Arrived {
     let mut arrived = model.arriving(target, WireType::F32);
     chunks().into_iter().for_each(|chunk| model.arrive(&mut arrived, chunk));
     arrived
@@ -48,7 +48,7 @@ fn node(step: u64, begin: u32, end: u32) -> Target {
     Target::Node { node, samples: u64::from(end - begin) }
 }
 
-fn push(model: &Arc<Model>, step: u64, begin: u32, end: u32) -> Outcome {
+fn push(model: &Arc<Partition>, step: u64, begin: u32, end: u32) -> Outcome {
     let target = node(step, begin, end);
     model.check(Era(0), target, WireType::F32).unwrap();
     model.push(Era(0), arrived_one_by_one(model, target)).unwrap().outcome

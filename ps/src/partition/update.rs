@@ -10,7 +10,7 @@ use proto::spec::Consistency;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::{Life, Model, State, Totals, Weights};
+use super::{Life, Partition, State, Totals, Weights};
 use crate::checkpoint::{Cut, Saver};
 use crate::checks;
 use crate::chunk::Advance;
@@ -34,7 +34,7 @@ pub(super) struct Begun {
     pub(super) span: Span,
 }
 
-impl Model {
+impl Partition {
     /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
     pub(super) fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
         let mut state = self.state();

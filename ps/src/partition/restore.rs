@@ -19,7 +19,7 @@ use store::data_file::DataFile;
 use store::{Folder, Stores, found};
 
 use crate::chunk::Slots;
-use crate::model::{Model, Opening, Weights};
+use crate::partition::{Opening, Partition, Weights};
 use crate::pool::{Buffer, Use};
 
 /// Chunks that are read at once.
@@ -35,7 +35,7 @@ pub(crate) struct Restored {
 }
 
 /// Loads the checkpoint that a partition was opened with, or writes down why that cannot be done.
-pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
+pub(crate) async fn run(model: Arc<Partition>, stores: Stores, restore: Restore) {
     let loading = async {
         let folder = stores.open(&restore.url)?;
         let manifest = manifest(&model, &stores, &folder, restore.version).await?;
@@ -65,7 +65,7 @@ pub(crate) async fn run(model: Arc<Model>, stores: Stores, restore: Restore) {
 
 /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
 /// older checkpoint would be a loss for nothing.
-async fn manifest(model: &Model, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
+async fn manifest(model: &Partition, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
     let tell = |error: &Error| {
         tracing::warn!(place = %model.place(), %version, %error, "the store cannot be read; waiting for it");
     };
@@ -75,7 +75,7 @@ async fn manifest(model: &Model, stores: &Stores, folder: &Folder, version: Vers
     Ok(manifest)
 }
 
-async fn load(model: &Model, folder: &Folder, manifest: &Manifest) -> Result<Restored> {
+async fn load(model: &Partition, folder: &Folder, manifest: &Manifest) -> Result<Restored> {
     let Opening { address, partitions, tensors, spec, .. } = model.opening();
     let (name, version) = (folder.shown(MANIFEST), manifest.version);
     let applied = manifest.applied(&name, address.partition, *partitions)?;
