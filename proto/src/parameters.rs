@@ -114,14 +114,28 @@ pub type Take<'a> = dyn FnMut(ChunkId, WireType, &[u8]) -> Result<(), Failure> +
 /// A ps as a worker sees it.
 #[async_trait::async_trait]
 pub trait Parameters: Send + Sync + 'static {
-    /// Sends one node of a step's reduction tree, or version 0. Safe to repeat: a repeat is acknowledged and dropped.
+    /// Sends one node of a step's reduction tree, or version 0.
+    ///
+    /// Returns when the ps has taken the node up: a push that completes the next step returns after the update (before it,
+    /// when the update needs norms of other partitions), any other as soon as its sum waits for its sibling. It never waits for other
+    /// workers.
+    ///
+    /// The chunks are shared, not copied: the ps or the connection keeps them until their step is applied, they are added to others, or
+    /// they are sent. Clones that the caller keeps stay valid.
+    ///
+    /// A caller may drop the future. The push then counts whole or not at all, and may be repeated: the ps acknowledges a repeat and
+    /// drops it.
     ///
     /// # Errors
     /// [`Failure`] says whether trying again can help.
     async fn push(&self, push: Push) -> Result<Pushed, Failure>;
 
     /// Reads a partition at a version, waiting until it exists: hands every chunk to `take` as it comes, in increasing order
-    /// of the ids, then answers the version. After an error `take` may have seen some of them.
+    /// of the ids, then answers the version.
+    ///
+    /// Returns when `take` has seen all chunks, or after the wait that `pull` allows. The values belong to the ps: they are there only
+    /// during the call of `take`, which copies what the caller needs. After an error, or when the caller drops the future, `take` may
+    /// have seen some of them.
     ///
     /// # Errors
     /// [`Kind::NotYet`](crate::status::Kind::NotYet) when it did not come in time, [`Kind::Gone`](crate::status::Kind::Gone)
