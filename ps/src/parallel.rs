@@ -1,4 +1,4 @@
-//! The same work on many chunks, by a few threads.
+//! One piece of work on each of many chunks, by a few threads.
 //!
 //! Chunks are independent of each other, so the result does not depend on the number of threads or on who does what.
 

@@ -176,7 +176,7 @@ impl Buffer {
         self.block.as_ref().expect("not dropped").bytes()
     }
 
-    /// The same for writing.
+    /// The bytes of the elements, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.block.as_mut().expect("not dropped").bytes_mut()
     }
@@ -191,7 +191,7 @@ impl Buffer {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// The same for writing.
+    /// The floats, for writing.
     ///
     /// # Panics
     /// If they are integers.

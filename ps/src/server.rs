@@ -45,7 +45,7 @@ where
     take_part(ps, serving, dialer, shutdown).await
 }
 
-/// The same with threads of its own for the connections of `listener`; see [`serve_on_threads`].
+/// Runs a ps as [`run`] does, with threads of its own for the connections of `listener`; see [`serve_on_threads`].
 ///
 /// # Errors
 /// As [`run`], or a thread cannot be started.
@@ -109,7 +109,7 @@ pub async fn serve_on_threads(ps: Ps, listener: Listener, shutdown: Cancellation
     serve_on_threads_with(ps, listener, health, shutdown).await
 }
 
-/// The same; somebody else says whether this ps is ready.
+/// Serves on threads; the caller says by `health` whether this ps is ready.
 async fn serve_on_threads_with(
     ps: Ps,
     listener: Listener,
@@ -150,7 +150,7 @@ where
     serve_with(ps, incoming, health, shutdown).await
 }
 
-/// The same; somebody else says whether this ps is ready.
+/// Serves connections; the caller says by `health` whether this ps is ready.
 async fn serve_with<I, T>(
     ps: Ps,
     incoming: I,
