@@ -1,15 +1,14 @@
-//! Checkpoints without a pause: a partition [cuts](cut), [writes](write) in the background, [reports](report), and
-//! restores.
+//! Checkpoints without a pause: a [cut] of chunks is [written](write) in the background and [reported](report) to the master.
+//! A partition makes its cuts and loads its checkpoint itself; this folder knows chunks only.
 //!
 //! Always true here:
 //!
-//! - A cut is taken by whoever updates the partition, between two updates: weights, slots and ledger are of one version. It takes
+//! - The caller takes a cut between two updates of the partition: weights, slots and ledger are of one version. It takes
 //!   references, not copies, so it costs microseconds; updates that follow leave what it holds as it is.
 //! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported, but one that the master asked
 //!   for waits for its turn, because a job may end with it. So cuts cost at most two copies of the slots and of the weights that
 //!   they save, until they are written. All of it is held to the end, because a store that fails is tried again from the beginning.
 //! - Whatever the store does, training goes on.
-//! - A restored partition appears whole, after the last checksum was compared, or not at all.
 
 mod cut;
 mod report;
@@ -28,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::cut::Cut;
 pub(crate) use self::report::Reports;
 pub use self::report::{Report, Reported, SaveFailed, Saved};
-use crate::error::Place;
 use crate::metrics::Metrics;
+use crate::opening::Place;
 
 /// Saves one partition, once at a time.
 #[derive(Debug)]

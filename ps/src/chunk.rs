@@ -17,6 +17,9 @@ use crate::optim::norm::Squares;
 use crate::optim::{self, Optimizer, Slot, Update, state};
 use crate::pool::{Buffer, Pool, Use};
 
+/// The weights of one version: a buffer for each chunk of a partition, in the order of their ids.
+pub(crate) type Weights = Arc<[Arc<Buffer>]>;
+
 /// How the values of two nodes become those of their parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
@@ -64,7 +67,7 @@ impl Merge {
 pub enum Sum {
     /// As it was received.
     Received(Bytes),
-    /// Of two nodes that met here.
+    /// Added up here from two nodes, or widened.
     Merged(Arc<Buffer>),
 }
 
@@ -138,7 +141,7 @@ pub enum Total {
 }
 
 impl Total {
-    /// Makes it one sum, for whoever needs that before the update.
+    /// Makes it one sum, for callers that need the sum before the update.
     pub fn add_up(&mut self, dtype: DType, pool: &Pool) {
         if let Self::Halves(left, right) = self {
             *self = Self::Sum(Sum::of(left.bytes(), right.bytes(), Merge::root(dtype), pool));

@@ -1,30 +1,16 @@
 //! Everything that a ps refuses or that stops it, and what the other side should do about it.
 
-use std::fmt;
 use std::time::Duration;
 
-use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::ids::{Era, JobId, Step, Version};
 use proto::parameters::Want;
 use proto::status::{Failure, Kind};
 use tonic::Status;
 
+use crate::opening::Place;
+
 /// Result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Which partition of which job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// The job.
-    pub job: JobId,
-    /// The part of it.
-    pub partition: PartitionId,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "job {} partition {}", self.job, self.partition)
-    }
-}
 
 /// What is wrong.
 #[derive(Debug, thiserror::Error)]
@@ -393,6 +379,8 @@ impl From<Error> for Status {
 
 #[cfg(test)]
 mod tests {
+    use proto::ids::PartitionId;
+
     use super::*;
 
     #[test]

@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_order_of_arrival_ends_with_the_same_books(
+        fn any_order_of_arrival_ends_with_the_same_ledger(
             order in (1u64..60).prop_flat_map(|steps| Just((0..steps).collect::<Vec<_>>()).prop_shuffle()),
         ) {
             let plan = plan(order.len() as u64);

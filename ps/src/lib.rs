@@ -1,13 +1,14 @@
 //! The parameter server: holds partitions of any number of jobs and applies the optimizer to them.
 //!
-//! One gradient on its way through this crate: [`service`](server::serve) decodes and checks it, [`Ps`] finds its
-//! partition and reserves memory for it, the partition's model offers it to the [`aggregator`] (which only decides), makes the
-//! sums, writes them into the [`ledger`], and lets the [optimizer](optim) turn weights of version v into those of v + 1 in
-//! recycled [memory](pool). Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
+//! One gradient on its way through this crate: [`service`](server::serve) decodes it, [`Ps`] finds its partition, which checks the header
+//! and reserves memory. The partition takes the chunks as they come, offers their sums to the [`aggregator`] (which only decides), and
+//! lets the [optimizer](optim) turn weights of version v into those of v + 1 in recycled [memory](pool). The [`ledger`] writes down which
+//! steps are applied. Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
 //!
 //! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`], so that workers of the
 //! same process use it without a socket and without a copy.
 
+mod admission;
 pub mod aggregator;
 mod attached;
 pub mod checkpoint;
@@ -17,6 +18,7 @@ pub mod config;
 pub mod error;
 pub mod ledger;
 pub mod metrics;
+mod opening;
 pub mod optim;
 mod parallel;
 mod partition;
@@ -28,6 +30,6 @@ mod versions;
 
 pub use config::Options;
 pub use error::{Error, Result};
-pub use partition::{Applied, Opening};
+pub use opening::{Applied, Opening, Place};
 pub use partitions::{MasterStart, Ps};
 pub use server::run;

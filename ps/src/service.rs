@@ -14,7 +14,7 @@ use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
 use net::timeline;
 use proto::convert::{encode, pack_as, required, tensors, wire_type};
-use proto::ids::{Era, JobId, PartitionId, Step, Version};
+use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Pull, Pulled, Pushed, Target, Want};
 use proto::pb;
 use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
@@ -34,11 +34,12 @@ use tracing::field::{Empty, debug};
 use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
+use crate::opening::{Applied, Opening};
 use crate::optim::norm::Squares;
-use crate::partition::{Applied, Opening};
+use crate::partition::push::{Carrier, Header};
 use crate::partitions::{MasterStart, Ps};
 
-/// Who has one reads something of a sender's memory.
+/// Clones are held for as long as this ps reads any of a sender's memory.
 type Held = Arc<oneshot::Sender<()>>;
 
 /// The gRPC side of a ps.
@@ -54,8 +55,8 @@ impl Service {
         Self { ps, stopping }
     }
 
-    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks. `held` is let go of when nothing
-    /// of the sender's memory is read any more.
+    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks. The last clone of `held` is dropped
+    /// when nothing of the sender's memory is read any more.
     async fn receive(&self, mut stream: Incoming<Body>, held: Held) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
@@ -68,40 +69,43 @@ impl Service {
         if let Target::Node { node, .. } = target {
             Span::current().record("step", node.step.get());
         }
-        let admission = self.ps.admit(address, target, wire)?;
         let attachment = self.ps.attachments().get(&name);
+        let carrier = if attachment.is_some() { Carrier::Memory } else { Carrier::Socket };
+        let partition = self.ps.find(address)?;
+        let place = partition.place();
+        let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier })?;
         if attachment.is_none() && !name.is_empty() {
-            return Err(Error::NotAttached { place: admission.place() });
+            return Err(Error::NotAttached { place });
         }
         if wire.rounds() && !name.is_empty() {
             let expected = "f32 with an attachment".to_owned();
             let (message, field, found) = ("PushHeader", "wire", wire.to_string());
             return Err(Error::Message(proto::Error::Field { message, field, expected, found }));
         }
-        let mut check = admission.check();
-        let mut arriving = if attachment.is_some() { admission.kept() } else { admission.arriving() };
         let receiving = async {
             while let Some(message) = stream.message::<pb::PushRequest>().await? {
                 let Some(push_request::Part::Chunks(message)) = message.part else {
                     return Err(misplaced("chunks"));
                 };
-                for mut chunk in message.chunks {
-                    if let Some(region) = chunk.region {
-                        let attachment = attachment.as_ref();
-                        let attachment = attachment.ok_or(Error::NotAttached { place: admission.place() })?;
-                        chunk.values = attachment.share(region, held.clone())?;
-                        self.ps.metrics().push_bytes_shared.add(region.bytes);
-                    }
-                    arriving.take(check.accept(chunk, wire)?);
+                for chunk in message.chunks {
+                    let values = match chunk.region {
+                        Some(region) => {
+                            let attachment = attachment.as_ref().ok_or(Error::NotAttached { place })?;
+                            let values = attachment.share(region, held.clone())?;
+                            self.ps.metrics().push_bytes_shared.add(region.bytes);
+                            values
+                        }
+                        None => chunk.values,
+                    };
+                    arriving.take(ChunkId(chunk.id), values)?;
                 }
             }
-            check.finish()?;
             Ok(())
         };
         let waited = self.ps.options().push_timeout;
-        let timed_out = |_| Error::PushTimedOut { place: admission.place(), waited };
+        let timed_out = |_| Error::PushTimedOut { place, waited };
         tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
-        let pushed = admission.push(arriving.finish().await?).await?;
+        let pushed = arriving.finish().await?;
         Span::current().record("outcome", debug(pushed.outcome));
         Ok(pushed)
     }

@@ -8,8 +8,7 @@ use proto::checkpoint::{ALIGNED, AppliedSteps, file_name, file_stem};
 use proto::ids::{PartitionId, Version};
 use proto::placement::Layout;
 
-use crate::chunk::Slots;
-use crate::partition::Weights;
+use crate::chunk::{Slots, Weights};
 use crate::pool::Buffer;
 
 /// A partition between two updates.

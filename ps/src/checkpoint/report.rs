@@ -8,7 +8,7 @@ use proto::ids::{Era, JobId, Step, Version};
 use proto::pb;
 use tokio::sync::watch;
 
-use crate::error::Place;
+use crate::opening::Place;
 
 /// Most reports that wait; then the oldest are forgotten. A checkpoint that lacks one gets no manifest, the next one will.
 const REPORTS_MAX: usize = 256;

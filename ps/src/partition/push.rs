@@ -1,28 +1,81 @@
-//! How pushes come in: checked before memory is reserved, added up as they come, each node taken up once.
+//! How gradients come in: [`Partition::receive`] checks the header of a push and reserves memory for its values, [`Arriving`] takes
+//! chunks up one after the other, and the sum of the whole node is offered to the aggregator once.
+//!
+//! Always true here: everything about a push is checked before its first value counts, so a refused push leaves all state as it was.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc;
 
+use bytes::Bytes;
 use net::timeline::Mark;
-use proto::ids::{Era, Version};
+use proto::convert::ChunkCheck;
+use proto::ids::{ChunkId, Era, Step, Version};
 use proto::parameters::{Outcome, Pushed, Target};
 use proto::spec::{Consistency, Order};
-use proto::tensor::Chunk;
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
+use tokio::task::JoinHandle;
 
-use super::{BreaksByPanic, Partition, State, Sums, Weights};
+use super::dense::Sums;
+use super::{BreaksByPanic, Partition, State};
+use crate::admission::Reserved;
 use crate::aggregator::Offer;
 use crate::checks;
-use crate::chunk::{Merge, Slots, Sum, Total};
+use crate::chunk::{Sum, Total};
 use crate::error::{Error, Result};
-use crate::parallel;
-use crate::pool::Use;
+
+/// What the header of a push says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    /// Era of the sender.
+    pub(crate) era: Era,
+    /// What the push brings.
+    pub(crate) target: Target,
+    /// The type in which the values of parameters come.
+    pub(crate) wire: WireType,
+    /// What brings them.
+    pub(crate) carrier: Carrier,
+}
+
+/// What brings the values of a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// A connection, one chunk after the other: each is worked on while the next is read.
+    Socket,
+    /// The memory of this process or of another one on this host, in f32: nothing has to be waited for. They are added up by all threads
+    /// at once when all are here.
+    Memory,
+}
+
+/// A push on its way in: its header was checked, and memory for its values is reserved. Dropping it leaves all state as it was.
+#[derive(Debug)]
+pub(crate) struct Arriving<'a> {
+    partition: &'a Arc<Partition>,
+    header: Header,
+    check: ChunkCheck<'a>,
+    chunks: Chunks,
+    reserved: Reserved,
+}
+
+/// Where the chunks of a push go as they come.
+#[derive(Debug)]
+enum Chunks {
+    /// They are kept as they are, or added up on the spot.
+    Here(Arrived),
+    /// They are widened and added up by another thread, so that the socket is read meanwhile.
+    Elsewhere {
+        /// To that thread.
+        values: mpsc::Sender<Bytes>,
+        /// Ends when there are no more.
+        adding: JoinHandle<Arrived>,
+    },
+}
 
 /// The chunks of a push that have come.
 #[derive(Debug)]
-pub(crate) struct Arrived {
+pub(super) struct Arrived {
     target: Target,
-    /// As which values of parameters come.
+    /// The type in which values of parameters come.
     wire: WireType,
     /// What they are added to as they come, and the node that the sums belong to.
     pub(super) sibling: Option<(StepNode, Sums)>,
@@ -33,69 +86,47 @@ pub(crate) struct Arrived {
 
 impl Arrived {
     /// Whether its chunks are widened, or added to others, as they come.
-    pub(crate) const fn is_worked_on(&self) -> bool {
+    const fn is_worked_on(&self) -> bool {
         self.sibling.is_some() || self.wire.rounds()
-    }
-
-    /// All chunks of a push at once.
-    pub(crate) fn at_once(target: Target, chunks: Vec<Chunk>) -> Self {
-        let sums = chunks.into_iter().map(|chunk| Sum::Received(chunk.values)).collect();
-        Self { target, wire: WireType::F32, sibling: None, sums, mark: Mark::current() }
     }
 }
 
 impl Partition {
+    /// Begins a push: checks its header and reserves memory for its values. Returns at once. The push counts from
+    /// [`Arriving::finish`] on.
+    ///
+    /// # Panics
+    /// Outside a runtime, when the values are to be worked on by another thread.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the header, or no memory for the values now. Nothing has changed then.
+    pub(crate) fn receive(self: &Arc<Self>, header: Header) -> Result<Arriving<'_>> {
+        let Header { era, target, wire, carrier } = header;
+        self.check(era, target, wire)?;
+        let reserved = self.admission.reserve(self.place, self.bytes(), || self.is_needed_first(target))?;
+        let mut arrived = self.arriving(target, wire, carrier);
+        let chunks = if arrived.is_worked_on() && !self.is_inline() {
+            let (partition, (values, received)) = (self.clone(), mpsc::channel());
+            let adding = tokio::task::spawn_blocking(move || {
+                received.into_iter().for_each(|values| partition.arrive(&mut arrived, values));
+                arrived
+            });
+            Chunks::Elsewhere { values, adding }
+        } else {
+            Chunks::Here(arrived)
+        };
+        Ok(Arriving { partition: self, header, check: self.dense.check_push(), chunks, reserved })
+    }
+
     /// Checks everything about a push but its values. Nothing is changed.
-    pub(crate) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
-        proto::convert::check_push_wire(target, wire, self.wire)?;
+    pub(super) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
+        proto::convert::check_push_wire(target, wire, self.wire())?;
         if let Target::Node { node, samples } = target {
             proto::convert::check_node(&self.opening.plan, node, samples)?;
         }
         let state = self.state();
         self.check_era(&state, era)?;
         self.check_progress(&state, target)
-    }
-
-    /// Takes up a push whose header and chunks were checked.
-    pub(crate) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
-        let _breaks = BreaksByPanic(self);
-        match arrived.target {
-            Target::Initial => self.push_initial(era, &arrived.sums),
-            Target::Node { node, .. } => {
-                let node = arrived.sibling.map_or(node, |(parent, _)| parent);
-                self.push_node(era, node, arrived.sums, arrived.mark)
-            }
-        }
-    }
-
-    /// For the chunks of a push: they are added to the sibling's as they come, when it is here.
-    pub(crate) fn arriving(&self, target: Target, wire: WireType) -> Arrived {
-        let sibling = match target {
-            Target::Initial => None,
-            Target::Node { node, .. } => {
-                let state = self.state();
-                state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
-            }
-        };
-        Arrived { target, wire, sibling, sums: Vec::new(), mark: Mark::current() }
-    }
-
-    /// Takes the next chunk of a push, which was checked.
-    pub(crate) fn arrive(&self, arrived: &mut Arrived, chunk: Chunk) {
-        let index = arrived.sums.len();
-        let wire = arrived.wire.of(chunk.role);
-        let mut sum = match wire.rounds() {
-            true => Sum::widened(&chunk.values, wire, &self.pool),
-            false => Sum::Received(chunk.values),
-        };
-        if let Some((parent, sibling)) = &arrived.sibling {
-            let merge = match parent.node == Node::root(parent.of) {
-                true => Merge::root(chunk.role.dtype()),
-                false => Merge::of(chunk.role, self.wire),
-            };
-            sum.merge(sibling[index].clone(), merge, &self.pool);
-        }
-        arrived.sums.push(sum);
     }
 
     /// Whether a step may be worked on now: the bound of the steps in progress.
@@ -118,32 +149,57 @@ impl Partition {
         }
     }
 
+    /// Whether a push brings what its oldest step lacks first: it is taken also when there is much that waits, which ends that way. So is
+    /// what is here already, which leaves nothing in memory and lets its sender go on to what is lacking.
+    fn is_needed_first(&self, target: Target) -> bool {
+        let Target::Node { node, .. } = target else { return true };
+        let state = self.state();
+        let oldest = state.ledger.watermark();
+        node.step < oldest
+            || (node.step == oldest && node.node.begin <= state.aggregator.first_missing(oldest))
+    }
+
+    /// For the chunks of a push: those that a socket brings are added to the sibling's as they come, when it is here.
+    pub(super) fn arriving(&self, target: Target, wire: WireType, carrier: Carrier) -> Arrived {
+        let sibling = match (target, carrier) {
+            (Target::Initial, _) | (_, Carrier::Memory) => None,
+            (Target::Node { node, .. }, Carrier::Socket) => {
+                let state = self.state();
+                state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
+            }
+        };
+        let sums = Vec::with_capacity(self.dense.members().len());
+        Arrived { target, wire, sibling, sums, mark: Mark::current() }
+    }
+
+    /// Takes the values of the next chunk of a push, which were checked.
+    pub(super) fn arrive(&self, arrived: &mut Arrived, values: Bytes) {
+        self.dense.arrive(&mut arrived.sums, values, arrived.wire, arrived.sibling.as_ref());
+    }
+
+    /// Takes up a push whose header and chunks were checked.
+    pub(super) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
+        let _breaks = BreaksByPanic(self);
+        match arrived.target {
+            Target::Initial => self.push_initial(era, &arrived.sums),
+            Target::Node { node, .. } => {
+                let node = arrived.sibling.map_or(node, |(parent, _)| parent);
+                self.push_node(era, node, arrived.sums, arrived.mark)
+            }
+        }
+    }
+
     fn push_initial(&self, era: Era, values: &[Sum]) -> Result<Pushed> {
         if let Some(repeated) = self.initial_repeated(era, &mut self.state())? {
             return Ok(repeated);
         }
-        let members = || self.layout.members(self.opening.address.partition).iter();
-        let weights: Weights = members()
-            .zip(values)
-            .map(|(&id, values)| {
-                let (dtype, len) = (self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
-                let mut buffer = self.pool.take(Use::Weights, dtype, len);
-                buffer.bytes_mut().copy_from_slice(values.bytes());
-                Arc::new(buffer)
-            })
-            .collect();
-        let slots = members()
-            .map(|&id| {
-                let (role, len) = (self.layout.tensor_of(id).role, self.layout.chunk(id).len);
-                Slots::new(role, len, &self.optimizer, &self.pool)
-            })
-            .collect();
+        let (weights, slots) = self.dense.initial(values);
         let mut state = self.state();
         // Another one may have been faster. It brought the same values.
         if let Some(repeated) = self.initial_repeated(era, &mut state)? {
             return Ok(repeated);
         }
-        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = slots;
+        self.dense.replace_slots(slots);
         drop(state.versions.insert(Version(0), weights));
         drop(state);
         self.changed.notify_waiters();
@@ -166,64 +222,121 @@ impl Partition {
         sums: Sums,
         mark: Option<Mark>,
     ) -> Result<Pushed> {
-        let mut offer = {
-            let mut state = self.state();
-            self.check_era(&state, era)?;
-            let delay = self.consistency.delay;
-            checks::taken_up(self.opening.address, era, node.step, &state.ledger, delay);
-            if state.ledger.is_applied(node.step) {
-                Offer::Duplicate(sums)
-            } else {
-                let offer = state.aggregator.offer(node, sums);
-                if let (Some(mark), false) = (mark, matches!(offer, Offer::Duplicate(_))) {
-                    state.marks.entry(node.step).or_default().push(mark);
-                }
-                offer
-            }
-        };
-        let outcome = loop {
-            match offer {
-                Offer::Duplicate(_) => {
-                    self.state().ledger.drop_duplicate();
-                    break Outcome::Duplicate;
-                }
-                Offer::Held | Offer::Superseded(_) => break Outcome::Merged,
-                // The update adds them up, so nobody does before.
-                Offer::Merge { parent, left, right } if parent.node == Node::new(0, parent.of) => {
-                    let mut state = self.state();
-                    self.check_era(&state, era)?;
-                    let whole = state.aggregator.merged(parent, Sums::new());
-                    drop(state);
-                    if !matches!(whole, Offer::Complete(_)) {
-                        break Outcome::Merged;
-                    }
-                    let halves = left.into_iter().zip(right).map(|(left, right)| Total::Halves(left, right));
-                    self.complete(node.step, halves.collect());
-                    break Outcome::Completed;
-                }
-                Offer::Merge { parent, left, right } => {
-                    let sums = self.merge(left, right);
-                    let mut state = self.state();
-                    self.check_era(&state, era)?;
-                    offer = state.aggregator.merged(parent, sums);
-                }
-                Offer::Complete(sums) => {
-                    self.complete(node.step, sums.into_iter().map(Total::Sum).collect());
-                    break Outcome::Completed;
-                }
-            }
-        };
+        let offer = self.offer(era, node, sums, mark)?;
+        let outcome = self.climb(era, node.step, offer)?;
         let mut state = self.state();
         self.count_held(&mut state);
         Ok(Pushed { outcome, version: state.ledger.version() })
     }
 
-    fn merge(&self, mut left: Sums, right: Sums) -> Sums {
-        let members = self.layout.members(self.opening.address.partition).iter();
-        let chunks = members.zip(left.iter_mut().zip(right));
-        parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
-            left.merge(right, Merge::of(self.layout.tensor_of(id).role, self.wire), &self.pool);
-        });
-        left
+    /// Offers a node to the aggregator, which says what it makes possible.
+    fn offer(&self, era: Era, node: StepNode, sums: Sums, mark: Option<Mark>) -> Result<Offer<Sums>> {
+        let mut state = self.state();
+        self.check_era(&state, era)?;
+        checks::taken_up(self.opening.address, era, node.step, &state.ledger, self.consistency.delay);
+        if state.ledger.is_applied(node.step) {
+            return Ok(Offer::Duplicate(sums));
+        }
+        let offer = state.aggregator.offer(node, sums);
+        if let (Some(mark), false) = (mark, matches!(offer, Offer::Duplicate(_))) {
+            state.marks.entry(node.step).or_default().push(mark);
+        }
+        Ok(offer)
+    }
+
+    /// Climbs the tree of a step from an offer, for as long as the node's sibling is here: each merge is an offer again.
+    fn climb(self: &Arc<Self>, era: Era, step: Step, offer: Offer<Sums>) -> Result<Outcome> {
+        match offer {
+            Offer::Duplicate(_) => {
+                self.state().ledger.drop_duplicate();
+                Ok(Outcome::Duplicate)
+            }
+            Offer::Held | Offer::Superseded(_) => Ok(Outcome::Merged),
+            Offer::Merge { parent, left, right } if parent.node == Node::root(parent.of) => {
+                self.complete_from_halves(era, parent, left, right)
+            }
+            Offer::Merge { parent, left, right } => {
+                let offer = self.merge(era, parent, left, right)?;
+                self.climb(era, step, offer)
+            }
+            Offer::Complete(sums) => {
+                self.complete(step, sums.into_iter().map(Total::Sum).collect());
+                Ok(Outcome::Completed)
+            }
+        }
+    }
+
+    /// Adds two siblings up, and offers the sum as their parent.
+    fn merge(&self, era: Era, parent: StepNode, left: Sums, right: Sums) -> Result<Offer<Sums>> {
+        let sums = self.dense.merge(left, right);
+        let mut state = self.state();
+        self.check_era(&state, era)?;
+        Ok(state.aggregator.merged(parent, sums))
+    }
+
+    /// Completes the step of `root` from the two halves of its tree, which are not added up here: the update does that in its own pass.
+    fn complete_from_halves(
+        self: &Arc<Self>,
+        era: Era,
+        root: StepNode,
+        left: Sums,
+        right: Sums,
+    ) -> Result<Outcome> {
+        let mut state = self.state();
+        self.check_era(&state, era)?;
+        let whole = state.aggregator.merged(root, Sums::new());
+        drop(state);
+        if !matches!(whole, Offer::Complete(_)) {
+            return Ok(Outcome::Merged);
+        }
+        let halves = left.into_iter().zip(right).map(|(left, right)| Total::Halves(left, right));
+        self.complete(root.step, halves.collect());
+        Ok(Outcome::Completed)
+    }
+}
+
+impl Arriving<'_> {
+    /// Checks the next chunk of the push and takes its values, which are not copied: the partition holds them until the step is applied
+    /// or they are added to others. Returns at once; another thread may still be working on them.
+    ///
+    /// # Errors
+    /// Another chunk belongs here, or this one has the wrong size. The push cannot go on then.
+    pub(crate) fn take(&mut self, id: ChunkId, values: Bytes) -> Result<()> {
+        self.check.check(id, self.header.wire, &values)?;
+        match &mut self.chunks {
+            Chunks::Here(arrived) => self.partition.arrive(arrived, values),
+            // A thread that is gone has panicked, which is told in the end.
+            Chunks::Elsewhere { values: to, .. } => drop(to.send(values)),
+        }
+        Ok(())
+    }
+
+    /// Takes up the push once all its chunks have come. Returns when its node is merged or, if it completes a step that is the next to be
+    /// applied, when the new version is there (for a step that needs norms of other partitions: before it is there). A caller may drop
+    /// the future: the push then either counts whole or not at all, and may be sent again.
+    ///
+    /// # Errors
+    /// Chunks are missing, the partition was closed or rewound meanwhile, or work on it panicked.
+    #[tracing::instrument(
+        level = "debug", name = "push", skip_all, fields(place = %self.partition.place, target = ?self.header.target)
+    )]
+    pub(crate) async fn finish(self) -> Result<Pushed> {
+        let Self { partition, header: Header { era, wire, .. }, check, chunks, reserved } = self;
+        check.finish()?;
+        let arrived = match chunks {
+            Chunks::Here(arrived) => arrived,
+            Chunks::Elsewhere { values, adding } => {
+                drop(values);
+                adding.await?
+            }
+        };
+        let (partition, inline) = (partition.clone(), partition.is_inline());
+        let take_up = move || {
+            let pushed = partition.push(era, arrived);
+            partition.metrics.push_bytes.add(partition.bytes_in(wire) as u64);
+            drop(reserved);
+            pushed
+        };
+        if inline { take_up() } else { tokio::task::spawn_blocking(take_up).await? }
     }
 }

@@ -1,7 +1,7 @@
 //! From a checkpoint of any number of partitions to the chunks of one partition.
 //!
-//! A chunk is looked up in the file of the partition that held it then. Only what is needed is read, and all that is read is compared
-//! with its checksum.
+//! Always true here: a chunk is looked up in the file of the partition that held it then. Only what is needed is read, and all that is
+//! read is compared with its checksum. A restored partition appears whole, after the last comparison, or not at all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,15 @@ use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result};
 use proto::ids::{ChunkId, PartitionId, Version};
 use proto::parameters::Restore;
 use proto::placement::Layout;
-use proto::tensor::Role;
 use store::data_file::DataFile;
 use store::{Folder, Stores, found};
 
-use crate::chunk::Slots;
-use crate::partition::{Opening, Partition, Weights};
+use super::Partition;
+use super::dense::Dense;
+use crate::checks;
+use crate::chunk::{Slots, Weights};
+use crate::ledger::Ledger;
+use crate::opening::Opening;
 use crate::pool::{Buffer, Use};
 
 /// Chunks that are read at once.
@@ -27,56 +30,72 @@ const CHUNKS_AT_ONCE: usize = 4;
 
 /// A partition as a checkpoint holds it.
 #[derive(Debug)]
-pub(crate) struct Restored {
+struct Restored {
     /// Weights of every version that the next steps are computed from, oldest first.
-    pub(crate) weights: Vec<(Version, Weights)>,
-    pub(crate) slots: Vec<Slots>,
-    pub(crate) applied: AppliedSteps,
+    weights: Vec<(Version, Weights)>,
+    slots: Vec<Slots>,
+    applied: AppliedSteps,
 }
 
-/// Loads the checkpoint that a partition was opened with, or writes down why that cannot be done.
-pub(crate) async fn run(model: Arc<Partition>, stores: Stores, restore: Restore) {
-    let loading = async {
-        let folder = stores.open(&restore.url)?;
-        let manifest = manifest(&model, &stores, &folder, restore.version).await?;
-        let place = model.place();
-        let tell = |error: &Error| tracing::warn!(%place, %error, "the checkpoint store fails; trying again");
-        stores.patiently(tell, || load(&model, &folder, &manifest)).await
-    };
-    let ended = model.ended().clone();
-    let loaded = tokio::select! {
-        biased;
-        () = ended.cancelled() => return,
-        loaded = loading => loaded,
-    };
-    let place = model.place();
-    match loaded {
-        Ok(restored) => {
-            tracing::info!(%place, version = %restore.version, "partition restored");
-            model.restored(restored);
+impl Partition {
+    /// Loads the checkpoint that this partition was opened with, or writes down why that cannot be done. Ends when the partition is
+    /// closed.
+    pub(crate) async fn restore(self: Arc<Self>, stores: Stores, restore: Restore) {
+        let place = self.place;
+        let loading = async {
+            let folder = stores.open(&restore.url)?;
+            let manifest = self.manifest(&stores, &folder, restore.version).await?;
+            let tell =
+                |error: &Error| tracing::warn!(%place, %error, "the checkpoint store fails; trying again");
+            stores.patiently(tell, || load(&self.opening, &self.dense, &folder, &manifest)).await
+        };
+        let loaded = tokio::select! {
+            biased;
+            () = self.ended.cancelled() => return,
+            loaded = loading => loaded,
+        };
+        match loaded {
+            Ok(restored) => {
+                tracing::info!(%place, version = %restore.version, "partition restored");
+                self.take_over(restored);
+            }
+            Err(error) => {
+                // The master takes an older checkpoint, and tells the job's users.
+                tracing::warn!(%place, version = %restore.version, %error, "partition not restored");
+                self.state().restore_error = Some(error.to_string());
+            }
         }
-        Err(error) => {
-            // The master takes an older checkpoint, and tells the job's users.
-            tracing::warn!(%place, version = %restore.version, %error, "partition not restored");
-            model.restore_failed(error.to_string());
+    }
+
+    /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
+    /// older checkpoint would be a loss for nothing.
+    async fn manifest(&self, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
+        let tell = |error: &Error| {
+            tracing::warn!(place = %self.place, %version, %error, "the store cannot be read; waiting for it");
+        };
+        let manifest = stores.for_as_long_as_it_takes(tell, || found::read(folder, version)).await?;
+        let Opening { tensors, plan, spec, .. } = &self.opening;
+        manifest.check(&folder.shown(MANIFEST), &Needs { tensors, plan, spec, version })?;
+        Ok(manifest)
+    }
+
+    /// Takes over what the checkpoint has: it appears whole, and pulls that wait are answered.
+    fn take_over(&self, restored: Restored) {
+        let Restored { weights, slots, applied } = restored;
+        let mut state = self.state();
+        self.dense.replace_slots(slots);
+        state.ledger = Ledger::restored(self.opening.plan, self.consistency.order, applied);
+        for (version, weights) in weights {
+            drop(state.versions.insert(version, weights));
         }
+        checks::restored(self.opening.address, &state.ledger);
+        drop(state);
+        self.changed.notify_waiters();
     }
 }
 
-/// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
-/// older checkpoint would be a loss for nothing.
-async fn manifest(model: &Partition, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
-    let tell = |error: &Error| {
-        tracing::warn!(place = %model.place(), %version, %error, "the store cannot be read; waiting for it");
-    };
-    let manifest = stores.for_as_long_as_it_takes(tell, || found::read(folder, version)).await?;
-    let Opening { tensors, plan, spec, .. } = model.opening();
-    manifest.check(&folder.shown(MANIFEST), &Needs { tensors, plan, spec, version })?;
-    Ok(manifest)
-}
-
-async fn load(model: &Partition, folder: &Folder, manifest: &Manifest) -> Result<Restored> {
-    let Opening { address, partitions, tensors, spec, .. } = model.opening();
+async fn load(opening: &Opening, dense: &Dense, folder: &Folder, manifest: &Manifest) -> Result<Restored> {
+    let Opening { address, partitions, tensors, spec, .. } = opening;
     let (name, version) = (folder.shown(MANIFEST), manifest.version);
     let applied = manifest.applied(&name, address.partition, *partitions)?;
     let consistency = spec.consistency.resolve();
@@ -87,7 +106,7 @@ async fn load(model: &Partition, folder: &Folder, manifest: &Manifest) -> Result
     let damaged = |what: String| Error::Damaged { file: name.clone(), what };
     let saved = Layout::new(tensors.clone(), manifest.files.len() as u32)
         .map_err(|error| damaged(error.to_string()))?;
-    let members = model.layout().members(address.partition);
+    let members = dense.members();
     let mut needed: BTreeMap<PartitionId, Vec<(usize, ChunkId)>> = BTreeMap::new();
     for (index, &chunk) in members.iter().enumerate() {
         needed.entry(saved.chunk(chunk).partition).or_default().push((index, chunk));
@@ -99,18 +118,13 @@ async fn load(model: &Partition, folder: &Folder, manifest: &Manifest) -> Result
             .map(|(index, chunk)| {
                 let (source, versions) = (&source, &versions);
                 async move {
-                    let role = model.layout().tensor_of(chunk).role;
                     let sections = versions.iter().map(|&version| Section::Weights(version));
-                    let slots: &[&str] =
-                        if role == Role::Parameter { model.optimizer().slot_names() } else { &[] };
-                    let slots = slots.iter().map(|&name| Section::Slot(name.to_owned()));
+                    let slots = dense.slot_names(chunk).iter().map(|&name| Section::Slot(name.to_owned()));
                     let sections: Vec<Section> = sections.chain(slots).collect();
-                    let read = source.read(model.layout(), chunk, &sections).await?;
-                    let (dtype, len) =
-                        (model.layout().tensor_of(chunk).dtype(), model.layout().chunk(chunk).len);
+                    let read = source.read(dense.layout(), chunk, &sections).await?;
                     let buffer = |(number, bytes): (usize, Bytes)| {
                         let use_of = if number < versions.len() { Use::Weights } else { Use::Own };
-                        let mut buffer = model.pool().take(use_of, dtype, len);
+                        let mut buffer = dense.take(use_of, chunk);
                         buffer.bytes_mut().copy_from_slice(&bytes);
                         Arc::new(buffer)
                     };
@@ -128,12 +142,12 @@ async fn load(model: &Partition, folder: &Folder, manifest: &Manifest) -> Result
     let weights = weights
         .map(|(at, &version)| (version, chunks.iter().map(|chunk| chunk.weights[at].clone()).collect()))
         .collect();
-    let roles = members.iter().map(|&chunk| model.layout().tensor_of(chunk).role);
+    let roles = members.iter().map(|&chunk| dense.layout().tensor_of(chunk).role);
     let slots = roles.zip(chunks).map(|(role, chunk)| Slots::restored(role, chunk.slots)).collect();
     Ok(Restored { weights, slots, applied })
 }
 
-/// What was read of one chunk.
+/// One chunk as it was read.
 struct Chunk {
     /// By version, oldest first.
     weights: Vec<Arc<Buffer>>,

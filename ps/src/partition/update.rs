@@ -1,41 +1,34 @@
 //! How complete steps become versions: one update at a time, in the order that the ledger allows.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use net::timeline;
-use proto::checkpoint::manifest::oldest;
 use proto::ids::{Step, Version};
 use proto::parameters::Address;
-use proto::spec::Consistency;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::{Life, Partition, State, Totals, Weights};
-use crate::checkpoint::{Cut, Saver};
+use super::dense::{Measured, Totals, Updates};
+use super::norms::KEPT;
+use super::{BreaksByPanic, Life, Partition};
 use crate::checks;
-use crate::chunk::Advance;
+use crate::chunk::Weights;
 use crate::optim::Update;
-use crate::parallel;
-use crate::pool::{Buffer, Use};
-use crate::versions::Kept;
-
-/// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.
-const STREAMED_BYTES_MIN: usize = 16 << 20;
 
 /// A step that is being applied.
 #[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) step: Step,
-    /// Of the weights before it.
-    pub(super) version: Version,
-    pub(super) weights: Weights,
-    pub(super) totals: Totals,
-    /// As the timeline shows it.
-    pub(super) span: Span,
+struct Begun {
+    step: Step,
+    /// Version of the weights before it.
+    version: Version,
+    weights: Weights,
+    totals: Totals,
+    /// The update as the timeline shows it.
+    span: Span,
 }
 
 impl Partition {
-    /// A step's sum is there: it is applied by whoever is updating, and that is the caller when nobody is.
+    /// The sum of a step is there. The caller applies it unless an update is under way, which then goes on with this step.
     pub(super) fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
         let mut state = self.state();
         state.ready.insert(step, totals);
@@ -45,21 +38,21 @@ impl Partition {
         }
     }
 
-    pub(super) fn apply_ready(self: &Arc<Self>) {
+    /// Applies all complete steps that may be applied. The caller is the one that updates.
+    fn apply_ready(self: &Arc<Self>) {
         while let Some(mut begun) = self.begin() {
             let update = self.prepare(&begun);
             if !update.needs_norms() {
-                let updates = vec![update; begun.totals.len()];
-                self.apply(begun, updates);
+                self.apply(begun, self.dense.updates(update));
                 continue;
             }
             let span = begun.span.clone();
-            let own = span.in_scope(|| self.measure(&update, &mut begun));
+            let own = span.in_scope(|| self.dense.measure(&update, &begun.weights, &mut begun.totals));
             if self.others.is_some() {
                 // Goes on when it knows what they have measured; until then it is the update that is under way.
                 return self.ask_others(begun, update, own);
             }
-            let updates = self.with_norms(&update, vec![own]);
+            let updates = self.dense.with_norms(&update, vec![own]);
             self.apply(begun, updates);
         }
     }
@@ -85,8 +78,40 @@ impl Partition {
         Some(Begun { step, version, weights, totals, span })
     }
 
+    /// Tells the other partitions what this one contributes, learns what they do, and then goes on with the update. Returns at once.
+    fn ask_others(self: &Arc<Self>, begun: Begun, update: Update, own: Measured) {
+        let mut state = self.state();
+        state.measured.push_back((begun.step, own.clone()));
+        if state.measured.len() > KEPT {
+            state.measured.pop_front();
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        let partition = self.clone();
+        tokio::spawn(async move {
+            let others = partition.others.as_ref().expect("the caller has looked");
+            let measured = tokio::select! {
+                biased;
+                () = partition.ended.cancelled() => return,
+                measured = others.ask_all(&partition.dense, begun.step, own) => measured,
+            };
+            let inline = partition.is_inline();
+            let go_on = move || {
+                let _breaks = BreaksByPanic(&partition);
+                let updates = partition.dense.with_norms(&update, measured);
+                partition.apply(begun, updates);
+                partition.apply_ready();
+            };
+            if inline {
+                go_on();
+            } else if let Err(error) = tokio::task::spawn_blocking(go_on).await {
+                tracing::error!(%error, "the update ended; this is a bug");
+            }
+        });
+    }
+
     /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it then.
-    pub(super) fn apply(&self, begun: Begun, updates: Vec<Update>) {
+    fn apply(&self, begun: Begun, updates: Updates) {
         let (step, version) = (begun.step, begun.version);
         let span = begun.span.clone();
         let next = span.in_scope(|| self.advance(begun, updates));
@@ -123,50 +148,19 @@ impl Partition {
         )
     }
 
-    /// The partition as it is now, when this version is to be saved. Only between two updates: by whoever updates, or while nobody
-    /// does.
-    pub(super) fn maybe_cut(&self, state: &State) -> Option<(&Arc<Saver>, Cut)> {
-        let (version, saver) = (state.version()?, self.saver.as_ref()?);
-        if !saver.begins(&self.opening.plan, version) {
-            return None;
-        }
-        let Consistency { order, delay } = self.consistency;
-        let versions = (oldest(order, delay, version).get()..=version.get()).map(Version);
-        let weights = versions.map(|version| match state.versions.get(version) {
-            Kept::Here(weights) => (version, weights),
-            other => panic!("version {version} is needed by the next steps, and {other:?}"),
-        });
-        let weights: Vec<_> = weights.collect();
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let (partition, applied) = (self.opening.address.partition, state.ledger.applied_steps());
-        let cut = Cut::new(&self.layout, partition, &weights, &slots, self.optimizer.slot_names(), applied);
-        Some((saver, cut))
-    }
-
     /// The scalars of a step's update.
     fn prepare(&self, begun: &Begun) -> Update {
         let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
-        let update = self.optimizer.prepare(begun.version.get(), scale);
-        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
+        self.dense.prepare(begun.version, scale)
     }
 
     /// The update: weights of one version and what a step says in, weights of the next version out.
-    fn advance(&self, begun: Begun, updates: Vec<Update>) -> Weights {
+    fn advance(&self, begun: Begun, updates: Updates) -> Weights {
         let begin = Instant::now();
         let Begun { step, weights, totals, .. } = begun;
-        let microbatches = self.opening.plan.of(step);
-        let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
-        // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
-        parallel::for_each(self.threads, chunks, |((((slots, weights), total), next), update)| {
-            let advance = Advance { update, microbatches, pool: &self.pool };
-            let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
-            slots.advance(&advance, weights, total, &mut buffer);
-            *next = Some(Arc::new(buffer));
-        });
+        let next = self.dense.advance(updates, self.opening.plan.of(step), &weights, totals);
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
+        next
     }
 }

@@ -4,9 +4,10 @@ use std::panic::AssertUnwindSafe;
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use proto::parameters::Want;
+use proto::ids::PartitionId;
+use proto::parameters::{Target, Want};
 use proto::spec::JobSpec;
-use proto::tensor::{Role, TensorSpec};
+use proto::tensor::{Chunk, Role, TensorSpec};
 use proto::tree::{Node, StepNode};
 
 use super::*;
@@ -57,7 +58,7 @@ async fn a_partition_whose_update_panics_is_held_no_more_and_can_be_opened_again
     while ps.metrics().pulls_waiting.get() == 0 {
         tokio::task::yield_now().await;
     }
-    ps.model(address(0)).expect("open").spoil();
+    ps.find(address(0)).expect("open").spoil();
     ps.push(push(0, node(0))).await.expect("half a step");
     let panicked = AssertUnwindSafe(ps.push(push(0, node(1)))).catch_unwind().await;
     assert!(panicked.is_err(), "the update needs what was lost");

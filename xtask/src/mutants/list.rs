@@ -292,14 +292,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "what pushes leave in memory is not counted",
-        file: "ps/src/partitions.rs",
+        file: "ps/src/admission.rs",
         find: "let held = metrics.push_bytes_held.get();",
         replace: "let held = 0;",
         test: Test::Integration("ps", "limits"),
     },
     Mutant {
         what: "versions that are read are kept without end",
-        file: "ps/src/partition.rs",
+        file: "ps/src/partition/pull.rs",
         find: "return Err(Error::PullsFull { place: self.place, versions: older });",
         replace: "let _ = older;",
         test: Test::Integration("ps", "limits"),
@@ -348,7 +348,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "pushes have no limit",
-        file: "ps/src/partitions.rs",
+        file: "ps/src/admission.rs",
         find: "let room = bytes_max.saturating_sub(held);",
         replace: "let room = u64::MAX - held;",
         test: Test::Seeds(40),
@@ -376,7 +376,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a full ps refuses what is applied",
-        file: "ps/src/partition.rs",
+        file: "ps/src/partition/push.rs",
         find: "node.step < oldest\n",
         replace: "(node.step < oldest && node.node.begin == 0)\n",
         test: Test::Integration("ps", "limits"),

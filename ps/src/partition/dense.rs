@@ -1,0 +1,309 @@
+//! The dense tensors of a partition as a list of chunks, in the order of their ids: no other file of a partition takes the list apart.
+//!
+//! Always true here:
+//!
+//! - Weights, sums, totals, slots and updates are lists of equal length: the entries at one index belong to one chunk.
+//! - Chunks are independent of each other. Threads share them out, and their number does not reach the bits.
+//! - Nothing here knows a step's place in time, an era or a lock of the partition: the callers decide when.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use net::memory::Memory;
+use proto::checkpoint::AppliedSteps;
+use proto::convert::ChunkCheck;
+use proto::ids::{ChunkId, PartitionId, Version};
+use proto::placement::Layout;
+use proto::tensor::{Chunk, DType, Role};
+use proto::tree::{Node, StepNode};
+use proto::wire::WireType;
+use tokio_util::sync::CancellationToken;
+
+use crate::checkpoint::Cut;
+use crate::chunk::{Advance, Merge, Slots, Sum, Total, Weights};
+use crate::config::Options;
+use crate::error::{Error, Result};
+use crate::opening::{Opening, Place};
+use crate::optim::norm::Squares;
+use crate::optim::{Optimizer, Update};
+use crate::parallel;
+use crate::pool::{Buffer, Pool, Use};
+
+/// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.
+const STREAMED_BYTES_MIN: usize = 16 << 20;
+
+/// What a node says about each chunk of the partition.
+pub(super) type Sums = Vec<Sum>;
+
+/// What a whole step says about each chunk of the partition.
+pub(super) type Totals = Vec<Total>;
+
+/// The update of each chunk of the partition.
+pub(super) type Updates = Vec<Update>;
+
+/// What the parameter chunks of one partition contribute to the norms of a step, in the order of their ids.
+pub(super) type Measured = Arc<[Squares]>;
+
+/// The chunks of one partition: where they lie in the model, the memory for their values, and the optimizer with its slots.
+#[derive(Debug)]
+pub(super) struct Dense {
+    partition: PartitionId,
+    layout: Layout,
+    /// Bytes of the weights, and in memory of each push.
+    bytes: usize,
+    /// What the job exchanges: the sums below the root of a step's tree are rounded to it.
+    wire: WireType,
+    optimizer: Optimizer,
+    threads: usize,
+    pool: Pool,
+    /// The one update at a time takes the lock; empty until version 0.
+    slots: Mutex<Vec<Slots>>,
+}
+
+impl Dense {
+    /// The chunks of a partition, without weights. Those that workers of this host may read will lie in `memory`.
+    ///
+    /// # Errors
+    /// The tensors cannot be placed, the partition is larger than `options` allow, or the optimizer is no valid one.
+    pub(super) fn new(opening: &Opening, options: &Options, memory: Option<Memory>) -> Result<Self> {
+        let (place, partition) = (Place::from(opening.address), opening.address.partition);
+        let layout = Layout::new(opening.tensors.clone(), opening.partitions)?;
+        let bytes = layout.partition_bytes(partition);
+        let bytes_max = options.partition_bytes_max;
+        if bytes as u64 > bytes_max {
+            return Err(Error::PartitionTooLarge { place, bytes: bytes as u64, bytes_max });
+        }
+        let optimizer = Optimizer::new(&opening.spec.optimizer, opening.plan.steps())
+            .map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
+        let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
+        Ok(Self {
+            partition,
+            layout,
+            bytes,
+            wire: opening.spec.exchange.dtype,
+            optimizer,
+            threads: parallel::threads_for(bytes, options.threads),
+            // The next version, a few sums in progress, and what a checkpoint holds.
+            pool: Pool::new((4 + slots_saved) * bytes, memory),
+            slots: Mutex::default(),
+        })
+    }
+
+    /// Bytes of the weights, and in memory of each push.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes of a push or a pull whose parameters travel as `wire`.
+    pub(super) fn bytes_in(&self, wire: WireType) -> usize {
+        self.layout.partition_bytes_in(self.partition, wire)
+    }
+
+    /// Which tensor of the model is where.
+    pub(super) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Ids of the chunks, increasing.
+    pub(super) fn members(&self) -> &[ChunkId] {
+        self.layout.members(self.partition)
+    }
+
+    /// Checks the chunks of a push one after the other.
+    pub(super) const fn check_push(&self) -> ChunkCheck<'_> {
+        ChunkCheck::new("push to", &self.layout, self.partition)
+    }
+
+    /// Adds the next chunk of a push to the list `sums`. Values that travelled as a `wire` that rounds are widened. Those of a node whose
+    /// `sibling` is here become those of their parent, which is the node named beside the sibling's sums.
+    pub(super) fn arrive(
+        &self,
+        sums: &mut Sums,
+        values: Bytes,
+        wire: WireType,
+        sibling: Option<&(StepNode, Sums)>,
+    ) {
+        let index = sums.len();
+        let role = self.layout.tensor_of(self.members()[index]).role;
+        let wire = wire.of(role);
+        let mut sum = match wire.rounds() {
+            true => Sum::widened(&values, wire, &self.pool),
+            false => Sum::Received(values),
+        };
+        if let Some((parent, sibling)) = sibling {
+            let merge = match parent.node == Node::root(parent.of) {
+                true => Merge::root(role.dtype()),
+                false => Merge::of(role, self.wire),
+            };
+            sum.merge(sibling[index].clone(), merge, &self.pool);
+        }
+        sums.push(sum);
+    }
+
+    /// The sums of a node below the root, from those of its halves.
+    pub(super) fn merge(&self, mut left: Sums, right: Sums) -> Sums {
+        let chunks = self.members().iter().zip(left.iter_mut().zip(right));
+        parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
+            left.merge(right, Merge::of(self.layout.tensor_of(id).role, self.wire), &self.pool);
+        });
+        left
+    }
+
+    /// Weights of version 0 and the slots beside them. The values are copied.
+    pub(super) fn initial(&self, values: &[Sum]) -> (Weights, Vec<Slots>) {
+        let weights = self.members().iter().zip(values).map(|(&id, values)| {
+            let mut buffer = self.take(Use::Weights, id);
+            buffer.bytes_mut().copy_from_slice(values.bytes());
+            Arc::new(buffer)
+        });
+        let slots = self.members().iter().map(|&id| {
+            let (role, len) = (self.layout.tensor_of(id).role, self.layout.chunk(id).len);
+            Slots::new(role, len, &self.optimizer, &self.pool)
+        });
+        (weights.collect(), slots.collect())
+    }
+
+    /// Puts the slots beside the version that the caller is about to show.
+    pub(super) fn replace_slots(&self, slots: Vec<Slots>) {
+        *self.slots() = slots;
+    }
+
+    /// Names of the slots beside a chunk.
+    pub(super) fn slot_names(&self, chunk: ChunkId) -> &'static [&'static str] {
+        match self.layout.tensor_of(chunk).role {
+            Role::Parameter => self.optimizer.slot_names(),
+            Role::State | Role::Counter => &[],
+        }
+    }
+
+    /// Memory for the values of a chunk, or for a slot beside it, with any content.
+    pub(super) fn take(&self, use_of: Use, chunk: ChunkId) -> Buffer {
+        self.pool.take(use_of, self.layout.tensor_of(chunk).dtype(), self.layout.chunk(chunk).len)
+    }
+
+    /// The chunks of a version as a pull answers them: they share its memory.
+    pub(super) fn share(&self, weights: &Weights) -> Vec<Chunk> {
+        let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk {
+            id,
+            role: self.layout.tensor_of(id).role,
+            values: buffer.view(),
+        };
+        self.members().iter().zip(weights.iter()).map(chunk).collect()
+    }
+
+    /// The scalars of an update of weights of `version`, with gradients that are multiplied by `scale`.
+    pub(super) fn prepare(&self, version: Version, scale: f32) -> Update {
+        let update = self.optimizer.prepare(version.get(), scale);
+        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
+    }
+
+    /// One update for all chunks.
+    pub(super) fn updates(&self, update: Update) -> Updates {
+        vec![update; self.members().len()]
+    }
+
+    /// What this partition contributes to the norms of a step. Halves of `totals` are added up; weights and slots are left as they are.
+    pub(super) fn measure(&self, update: &Update, weights: &Weights, totals: &mut Totals) -> Measured {
+        let slots = self.slots();
+        let mut squares = vec![None; slots.len()];
+        let chunks = slots.iter().zip(weights.iter()).zip(totals).zip(&mut squares);
+        parallel::for_each(self.threads, chunks, |(((slots, weights), total), squares)| {
+            total.add_up(weights.dtype(), &self.pool);
+            *squares = slots.measure(update, weights, total);
+        });
+        squares.into_iter().flatten().collect()
+    }
+
+    /// How many squares a partition of the job contributes: one for each of its parameter chunks.
+    pub(super) fn squares_of(&self, partition: PartitionId) -> usize {
+        parameters(&self.layout, partition).count()
+    }
+
+    /// The update of each chunk of this partition, from what all partitions have measured.
+    pub(super) fn with_norms(&self, update: &Update, measured: Vec<Measured>) -> Updates {
+        let of = |(partition, squares): (u32, Measured)| {
+            parameters(&self.layout, PartitionId(partition)).zip(squares.to_vec()).collect::<Vec<_>>()
+        };
+        let mut squares: Vec<_> = (0..).zip(measured).flat_map(of).collect();
+        squares.sort_unstable_by_key(|(id, _)| *id);
+        update.with_norms(&self.layout, &squares, self.members())
+    }
+
+    /// Applies a step of `microbatches`: weights of one version and what the step says in, weights of the next version out.
+    pub(super) fn advance(
+        &self,
+        updates: Updates,
+        microbatches: u32,
+        weights: &Weights,
+        totals: Totals,
+    ) -> Weights {
+        let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
+        let mut slots = self.slots();
+        let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
+        // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
+        parallel::for_each(self.threads, chunks, |((((slots, weights), total), next), update)| {
+            let advance = Advance { update, microbatches, pool: &self.pool };
+            let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
+            slots.advance(&advance, weights, total, &mut buffer);
+            *next = Some(Arc::new(buffer));
+        });
+        next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
+    }
+
+    /// References of these versions (oldest first, the last is the one that is saved) and of the slots. Only between two updates.
+    pub(super) fn cut(&self, weights: &[(Version, Weights)], applied: AppliedSteps) -> Cut {
+        let slot_names = self.optimizer.slot_names();
+        Cut::new(&self.layout, self.partition, weights, &self.slots(), slot_names, applied)
+    }
+
+    /// Work that takes the memory of one version and of what follows the slots from the system, unless the partition `ended`.
+    pub(super) fn reservation(&self, ended: CancellationToken) -> impl FnOnce() + Send + use<> {
+        let chunk = |&id| {
+            let (dtype, len) = (self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
+            (dtype, len, self.slot_names(id).len())
+        };
+        let (pool, chunks): (_, Vec<(DType, usize, usize)>) =
+            (self.pool.clone(), self.members().iter().map(chunk).collect());
+        move || {
+            for (dtype, len, slots) in chunks {
+                if ended.is_cancelled() {
+                    return;
+                }
+                pool.reserve(Use::Weights, dtype, len);
+                (0..slots).for_each(|_| pool.reserve(Use::Own, dtype, len));
+            }
+        }
+    }
+
+    /// Buffers that were allocated because none was free.
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
+        self.pool.allocated()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Slots>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The chunks of a partition that have norms.
+fn parameters(layout: &Layout, partition: PartitionId) -> impl Iterator<Item = ChunkId> {
+    let members = layout.members(partition).iter().copied();
+    members.filter(|&id| layout.tensor_of(id).role == Role::Parameter)
+}
+
+/// Shows whether anybody still holds a version.
+#[derive(Debug)]
+pub(super) struct Held(Weak<Buffer>);
+
+impl Held {
+    /// For a version; a partition without chunks has nothing to hold.
+    pub(super) fn of(weights: &Weights) -> Option<Self> {
+        weights.first().map(|first| Self(Arc::downgrade(first)))
+    }
+
+    /// Whether anybody holds it.
+    pub(super) fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}

@@ -1,0 +1,110 @@
+//! How versions are given out, and the squares that other partitions ask for: both wait until they are there.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use proto::ids::{Era, Step, Version};
+use proto::parameters::{Pulled, Want};
+use tokio::time::{Instant, timeout_at};
+
+use super::dense::{Held, Measured};
+use super::{Partition, State};
+use crate::checks;
+use crate::chunk::Weights;
+use crate::error::{Error, Result};
+use crate::versions::Kept;
+
+impl Partition {
+    /// Gives all chunks at a version to a worker of `era`; waits at most `wait` until there is one. The chunks share the partition's
+    /// memory, and the version stays as it is until the last of them is dropped. A caller may drop the future at any time.
+    ///
+    /// # Errors
+    /// [`Error::NotYet`] after `wait`, [`Error::Gone`] or [`Error::BeyondPlan`] for a version that will not come, [`Error::PullsFull`],
+    /// or the worker's era is another one.
+    pub(crate) async fn pull(&self, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
+        let last = self.opening.plan.final_version();
+        let (Want::Exact(version) | Want::AtLeast(version)) = want;
+        if version > last {
+            return Err(Error::BeyondPlan { place: self.place, want, last });
+        }
+        let start = Instant::now();
+        let deadline = start.checked_add(wait).unwrap_or(start);
+        loop {
+            // Waits from here on, so that no change between looking and waiting is missed.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some((version, weights)) = self.find(era, want)? {
+                return Ok(Pulled { version, chunks: self.dense.share(&weights) });
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                let version = self.state().version();
+                return Err(Error::NotYet { place: self.place, want, waited: wait, version });
+            }
+        }
+    }
+
+    fn find(&self, era: Era, want: Want) -> Result<Option<(Version, Weights)>> {
+        let mut state = self.state();
+        self.check_era(&state, era)?;
+        let newest = state.versions.newest();
+        let found = match (want, newest) {
+            (_, None) => None,
+            (Want::Exact(version), Some((newest, _))) => match state.versions.get(version) {
+                Kept::Here(weights) => Some((version, weights)),
+                Kept::Gone => return Err(Error::Gone { place: self.place, version, newest }),
+                Kept::NotYet => None,
+            },
+            (Want::AtLeast(steps), Some((newest, weights))) => {
+                let there = state.ledger.watermark().get() >= steps.get();
+                there.then(|| (newest, weights.clone()))
+            }
+        };
+        if let Some((version, weights)) = &found {
+            self.may_pull(&mut state, *version, weights)?;
+            checks::pulled(self.opening.address, era, want, *version, &state.ledger);
+        }
+        Ok(found)
+    }
+
+    /// A version is pulled: whether its memory may be held for that.
+    fn may_pull(&self, state: &mut State, version: Version, weights: &Weights) -> Result<()> {
+        let State { pulled, versions, .. } = state;
+        pulled.retain(|_, version| version.is_held());
+        if !pulled.contains_key(&version) {
+            let older =
+                pulled.keys().filter(|&&version| !matches!(versions.get(version), Kept::Here(_))).count();
+            if older >= self.pulled_versions_max {
+                return Err(Error::PullsFull { place: self.place, versions: older });
+            }
+            pulled.extend(Held::of(weights).map(|held| (version, held)));
+        }
+        Ok(())
+    }
+
+    /// What this partition contributed to the norms of a step; waits at most `wait` until that is known. The caller may drop the
+    /// future at any time, and ask again.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasured`] after `wait`, [`Error::NormsGone`], or the asking partition has another era.
+    pub(crate) async fn squares(&self, era: Era, step: Step, wait: Duration) -> Result<Measured> {
+        let start = Instant::now();
+        let deadline = start.checked_add(wait).unwrap_or(start);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let state = self.state();
+                self.check_era(&state, era)?;
+                if let Some((_, measured)) = state.measured.iter().find(|(of, _)| *of == step) {
+                    return Ok(measured.clone());
+                }
+                if state.ledger.is_applied(step) {
+                    return Err(Error::NormsGone { place: self.place, step });
+                }
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                return Err(Error::NotMeasured { place: self.place, step, waited: wait });
+            }
+        }
+    }
+}
