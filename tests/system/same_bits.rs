@@ -97,7 +97,7 @@ fn every_way(more: &[&str]) -> Vec<u8> {
     for sockets in [["tcp", "tcp"], ["unix", "unix"], ["nearest", "nearest"], ["nearest", "tcp"]] {
         let mut cluster = Cluster::start(2, 0);
         for sockets in sockets {
-            let log = "info,worker=debug,proto=debug";
+            let log = "info,worker=debug,net=debug";
             cluster.add_worker_with(&[("EBB_SOCKETS", sockets), ("EBB_LOG", log)]);
         }
         let sets = ["--set", "epochs=2", "--set", "fleet.ps=2", "--set", "fleet.workers.min=2"];
