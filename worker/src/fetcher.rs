@@ -15,6 +15,7 @@ use proto::pb::{self, Phase};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
@@ -93,43 +94,50 @@ impl Fetcher {
                 // Another master numbers its jobs anew.
                 self.jobs.clear();
             }
-            let master = self.master.clone();
             let task = task_span();
-            let asking = tracing::debug_span!(target: TARGET, parent: &task, "lease", otel.kind = "client");
-            let lease = master.lease(incarnation).instrument(asking);
-            tokio::pin!(lease);
+            let mut asking = self.ask(incarnation, &task);
             let lease = loop {
                 tokio::select! {
                     biased;
-                    // Never dropped while it waits: the answer may be a grant that nobody else knows of.
-                    lease = &mut lease => break lease,
+                    lease = &mut asking => break lease.unwrap_or_else(|panic| {
+                        Err(Error::from_panic("asking for a lease", &panic))
+                    }),
                     Ok(()) = replies.changed() => {
                         let reply = replies.borrow_and_update().clone();
                         self.on_reply(&reply);
                     }
                     Some(Granted { incarnation, lease, after }) = self.granted.recv() => {
-                        // It may have been taken back since it came.
-                        if self.held.has(LeaseId(lease.id)) {
-                            let task = task_span();
-                            task.record("after", after.get());
-                            self.on_lease(incarnation, lease, task).await;
-                        }
+                        let task = task_span();
+                        task.record("after", after.get());
+                        self.on_lease(incarnation, lease, task).await;
                     }
                 }
             };
             while self.readers.try_join_next().is_some() {}
             match lease {
                 Ok(None) => {}
-                Ok(Some(lease)) => {
-                    self.held.insert(incarnation, &lease);
-                    self.on_lease(incarnation, lease, task).await;
-                }
+                Ok(Some(lease)) => self.on_lease(incarnation, lease, task).await,
                 Err(error) => {
                     tracing::debug!(reason = %error, "no lease");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         }
+    }
+
+    /// Asks the master for work in a task of its own. The answer counts as held when it arrives, so
+    /// heartbeats name the lease even while the fetcher is still busy with another one.
+    fn ask(&self, incarnation: IncarnationId, task: &Span) -> AbortOnDropHandle<Result<Option<pb::Lease>>> {
+        let asking = tracing::debug_span!(target: TARGET, parent: task, "lease", otel.kind = "client");
+        let (master, held) = (self.master.clone(), self.held.clone());
+        let answer = async move {
+            let lease = master.lease(incarnation).await?;
+            if let Some(lease) = &lease {
+                held.insert(incarnation, lease);
+            }
+            Ok(lease)
+        };
+        AbortOnDropHandle::new(tokio::spawn(answer.instrument(asking)))
     }
 
     fn on_reply(&mut self, reply: &pb::HeartbeatReply) {
@@ -139,8 +147,12 @@ impl Fetcher {
         self.held.retain_jobs(lives);
     }
 
+    /// Prepares a lease that this worker holds. A lease that was lost since its answer came is left alone.
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
+        if !self.held.has(id) {
+            return;
+        }
         span.record("job", lease.job).record("lease", lease.id);
         let progress = self.held.progress_of(id);
         progress.enter(Phase::Opening, format!("job {}", lease.job));
@@ -271,3 +283,6 @@ impl Fetcher {
 fn task_span() -> Span {
     tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty, after = Empty)
 }
+
+#[cfg(test)]
+mod tests;

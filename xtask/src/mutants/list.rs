@@ -388,4 +388,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "> max && hanging.len() > self.able.len() {",
         test: Test::Lib("master", "job::crew"),
     },
+    Mutant {
+        what: "heartbeats name a lease only when its turn has come",
+        file: "worker/src/fetcher.rs",
+        find: "held.insert(incarnation, lease);",
+        replace: "let _ = (&held, incarnation, lease);",
+        test: Test::Lib("worker", "fetcher"),
+    },
 ];
