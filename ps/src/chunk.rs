@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kernels::cpu::{state, sum};
+use kernels::{Optimizer, Slot, Squares, Update};
 use proto::tensor::{DType, Role, max_assign};
 use proto::wire::WireType;
 
-use crate::optim::norm::Squares;
-use crate::optim::{self, Optimizer, Slot, Update, state};
 use crate::pool::{Buffer, Pool, Use};
 
 /// The weights of one version: a buffer for each chunk of a partition, in the order of their ids.
@@ -91,7 +91,7 @@ impl Sum {
         let mut sum = pool.take(Use::Own, dtype, left.len() / dtype.size());
         match merge {
             Merge::Sum(wire) if wire.rounds() => wire.add(left, right, sum.floats_mut()),
-            Merge::Sum(_) => optim::sum::add(left, right, sum.floats_mut()),
+            Merge::Sum(_) => sum::add(left, right, sum.floats_mut()),
             Merge::Max => {
                 sum.bytes_mut().copy_from_slice(left);
                 merge.take_up(&mut sum, right);

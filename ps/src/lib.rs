@@ -2,7 +2,7 @@
 //!
 //! One gradient on its way through this crate: [`service`](server::serve) decodes it, [`Ps`] finds its partition, which checks the header
 //! and reserves memory. The partition takes the chunks as they come, offers their sums to the [`aggregator`] (which only decides), and
-//! lets the [optimizer](optim) turn weights of version v into those of v + 1 in recycled [memory](pool). The [`ledger`] writes down which
+//! lets the optimizer of the crate `kernels` turn weights of version v into those of v + 1 in recycled [memory](pool). The [`ledger`] writes down which
 //! steps are applied. Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
 //!
 //! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`], so that workers of the
@@ -19,8 +19,6 @@ pub mod error;
 pub mod ledger;
 pub mod metrics;
 mod opening;
-pub mod optim;
-mod parallel;
 mod partition;
 mod partitions;
 pub mod pool;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use kernels::Squares;
 use net::channel::Dialer;
 use net::memory::Memory;
 use proto::checkpoint::PROBE;
@@ -25,7 +26,6 @@ use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Applied, Opening, Place};
-use crate::optim::norm::Squares;
 use crate::partition::push::{Carrier, Header};
 use crate::partition::{Life, Partition, Surroundings};
 

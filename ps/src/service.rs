@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
+use kernels::Squares;
 use net::bulk::{self, Incoming, PULL, PUSH};
 use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
@@ -35,7 +36,6 @@ use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
 use crate::opening::{Applied, Opening};
-use crate::optim::norm::Squares;
 use crate::partition::push::{Carrier, Header};
 use crate::partitions::{MasterStart, Ps};
 

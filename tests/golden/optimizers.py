@@ -2,7 +2,7 @@
 
     pip install torch==2.11.0 numpy && python tests/golden/optimizers.py
 
-writes beside this file, for `ps/tests/optimizers_match_torch.rs`:
+writes beside this file, for `kernels/tests/optimizers_match_torch.rs`:
 
 - `optimizers.json`: weights and slots after some of 100 steps, by PyTorch as it comes, with its AVX2 kernels. They fuse
   multiply and add in some places, and there only in the vectorised lanes and not in the scalar tail; the square root is

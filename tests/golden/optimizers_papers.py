@@ -2,7 +2,7 @@
 
     pip install numpy && python tests/golden/optimizers_papers.py
 
-writes `optimizers_papers.json` beside this file, for `ps/tests/optimizers_match_papers.rs`. Each case has weights and slots
+writes `optimizers_papers.json` beside this file, for `kernels/tests/optimizers_match_papers.rs`. Each case has weights and slots
 twice: `single` rounds every operation to f32, in the order of the paper's formula, and has to be matched to the bit;
 `double` is the formula in f64, which shows what the roundings are worth.
 

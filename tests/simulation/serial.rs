@@ -5,11 +5,12 @@ use ebbflow::model::Model;
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::{Role, Values};
+use kernels::cpu::state;
+use kernels::{Optimizer, Update};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
 use proto::plan::RecordOrder;
 use proto::tree::Node;
-use ps::optim::Update;
 
 use crate::model::Oracle;
 use crate::plan::Plan;
@@ -18,7 +19,7 @@ use crate::plan::Plan;
 pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
-    let optimizer = ps::optim::Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
+    let optimizer = Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
     let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), class);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
     let slot =
@@ -52,7 +53,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             }
             Role::State => {
                 let mut next = vec![0.0; current[at].len()];
-                ps::optim::state::mean(sum[at].as_f32().unwrap(), plan.of(step).into(), &mut next);
+                state::mean(sum[at].as_f32().unwrap(), plan.of(step).into(), &mut next);
                 Values::F32(next)
             }
             Role::Counter => sum[at].clone(),

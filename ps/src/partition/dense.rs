@@ -9,6 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
+use kernels::{Optimizer, Squares, Update, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
@@ -24,9 +25,6 @@ use crate::chunk::{Advance, Merge, Slots, Sum, Total, Weights};
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
-use crate::optim::norm::Squares;
-use crate::optim::{Optimizer, Update};
-use crate::parallel;
 use crate::pool::{Buffer, Pool, Use};
 
 /// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
+use kernels::Squares;
 use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::ids::{PartitionId, Step};
 use proto::parameters::Address;
@@ -26,7 +27,6 @@ use tokio::time::timeout;
 use super::dense::{Dense, Measured};
 use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
-use crate::optim::norm::Squares;
 
 /// Steps whose squares are kept: the one that is being applied, and the one before.
 pub(super) const KEPT: usize = 2;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kernels::Update;
 use net::timeline;
 use proto::ids::{Step, Version};
 use proto::parameters::Address;
@@ -13,7 +14,6 @@ use super::norms::KEPT;
 use super::{BreaksByPanic, Life, Partition};
 use crate::checks;
 use crate::chunk::Weights;
-use crate::optim::Update;
 
 /// A step that is being applied.
 #[derive(Debug)]

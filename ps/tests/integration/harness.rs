@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use kernels::cpu::state;
+use kernels::{Optimizer, Update};
 use proptest::prelude::*;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Pull, Pulled, Push, Target, Want};
@@ -15,7 +17,6 @@ use proto::spec::JobSpec;
 use proto::tensor::{Chunk, DType, Role, TensorSpec, Values};
 use proto::tree::{Node, StepNode, cover};
 use proto::wire::WireType;
-use ps::optim::{Optimizer, Update, state};
 use ps::{Opening, Options, Ps};
 use serde_json::json;
 

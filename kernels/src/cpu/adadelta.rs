@@ -9,13 +9,13 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Adadelta {
-    pub(super) mean: Mean,
+pub(crate) struct Adadelta {
+    pub(crate) mean: Mean,
     /// `rho` and `1 - rho`.
-    pub(super) kept: f32,
-    pub(super) share: f32,
-    pub(super) eps: f32,
-    pub(super) learning_rate: f32,
+    pub(crate) kept: f32,
+    pub(crate) share: f32,
+    pub(crate) eps: f32,
+    pub(crate) learning_rate: f32,
 }
 
 impl Kernel<2> for Adadelta {

@@ -8,11 +8,11 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Adagrad {
-    pub(super) mean: Mean,
+pub(crate) struct Adagrad {
+    pub(crate) mean: Mean,
     /// After `lr_decay`.
-    pub(super) learning_rate: f32,
-    pub(super) eps: f32,
+    pub(crate) learning_rate: f32,
+    pub(crate) eps: f32,
 }
 
 impl Kernel<1> for Adagrad {

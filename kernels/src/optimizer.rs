@@ -1,6 +1,6 @@
 //! Optimizers: weights of version v, the slots and a summed gradient in; weights of version v + 1 out.
 //!
-//! One file per kernel, each a free function on slices that makes one pass over memory. Always true here:
+//! One file of `cpu/` per kernel, each a free function on slices that makes one pass over memory. Always true here:
 //!
 //! - Every output element depends on the elements at its own index and on scalars, nothing else. So the result does not
 //!   depend on how a tensor is cut into chunks, nor on which thread or ps updates which part.
@@ -10,50 +10,36 @@
 //!   each exactly, so the bits are the same on every CPU (a NaN's payload aside). They are the bits of PyTorch 2.11's
 //!   portable kernels with an IEEE square root. Its AVX kernels fuse multiply and add in some lanes; we do not, as that
 //!   ties the result to the instruction set and the length.
-//! - A kernel is written once, over [vectors of any width](lanes), and runs with the widest that the [machine](dispatch)
+//! - A kernel is written once, over vectors of any width, and runs with the widest that the machine
 //!   has. Its scalar twin is the same function on single floats.
 //! - Scalars (learning rate, bias corrections) are computed in f64 and rounded to f32 once per call, as Python does.
 //!
-//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file here, one line in each
+//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file in `cpu/`, one line in each
 //! `match` below, a case in the golden script.
 
-mod adadelta;
-mod adagrad;
-mod adam;
-mod dispatch;
-mod ftrl;
-mod lamb;
-mod lanes;
-mod mean;
-mod momentum;
-pub mod norm;
-mod rmsprop;
-mod sgd;
-pub mod state;
-pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 
 use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
 
-use self::adadelta::Adadelta;
-use self::adagrad::Adagrad;
-use self::adam::{Adam, Amsgrad};
-pub use self::dispatch::Slot;
-use self::dispatch::{Path, Write, apply};
-use self::ftrl::Ftrl;
-use self::lamb::Lamb;
-use self::mean::Mean;
-use self::momentum::Momentum;
-use self::rmsprop::Rmsprop;
-use self::sgd::Sgd;
+use crate::cpu::adadelta::Adadelta;
+use crate::cpu::adagrad::Adagrad;
+use crate::cpu::adam::{Adam, Amsgrad};
+use crate::cpu::dispatch::{Path, Slot, Write, apply};
+use crate::cpu::ftrl::Ftrl;
+use crate::cpu::lamb::Lamb;
+use crate::cpu::mean::Mean;
+use crate::cpu::momentum::Momentum;
+use crate::cpu::rmsprop::{self, Rmsprop};
+use crate::cpu::sgd::Sgd;
+use crate::cpu::sum;
 
 /// The update rule of one job, with its schedule.
 ///
 /// ```
 /// use proto::optimizer::{OptimizerKind, OptimizerSpec};
 ///
-/// let optimizer = ps::optim::Optimizer::new(&OptimizerSpec::new(OptimizerKind::Momentum, 0.5), 10)?;
+/// let optimizer = kernels::Optimizer::new(&OptimizerSpec::new(OptimizerKind::Momentum, 0.5), 10)?;
 /// assert_eq!(optimizer.slot_names(), ["momentum_buffer"]);
 ///
 /// // Two samples gave the summed gradient 4: their mean is 2, the step is 0.5 * 2.
@@ -77,16 +63,16 @@ pub struct Optimizer {
 /// One step's update with all its scalars worked out; made by [`Optimizer::prepare`], applied to any number of slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    rule: Prepared,
+    pub(crate) rule: Prepared,
     /// What it waits for.
-    norms: Norms,
-    path: Path,
-    write: Write,
+    pub(crate) norms: Norms,
+    pub(crate) path: Path,
+    pub(crate) write: Write,
 }
 
 /// The norms that an update lacks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Norms {
+pub(crate) enum Norms {
     /// None.
     Complete,
     /// That of the whole gradient, to be clipped at this value.
@@ -97,7 +83,7 @@ enum Norms {
 
 /// A kernel with the scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Prepared {
+pub(crate) enum Prepared {
     Sgd(Sgd),
     Momentum(Momentum),
     Adam(Adam),
@@ -328,7 +314,7 @@ impl Update {
 
 impl Prepared {
     /// What is done to the gradient first.
-    const fn mean_mut(&mut self) -> &mut Mean {
+    pub(crate) const fn mean_mut(&mut self) -> &mut Mean {
         match self {
             Self::Sgd(kernel) => &mut kernel.mean,
             Self::Momentum(kernel) => &mut kernel.mean,

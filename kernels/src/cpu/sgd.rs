@@ -8,9 +8,9 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sgd {
-    pub(super) mean: Mean,
-    pub(super) learning_rate: f32,
+pub(crate) struct Sgd {
+    pub(crate) mean: Mean,
+    pub(crate) learning_rate: f32,
 }
 
 impl Kernel<0> for Sgd {

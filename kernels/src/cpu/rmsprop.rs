@@ -9,27 +9,27 @@ use super::mean::{Mean, interpolate};
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rmsprop {
-    pub(super) mean: Mean,
+pub(crate) struct Rmsprop {
+    pub(crate) mean: Mean,
     /// `alpha` and `1 - alpha`.
-    pub(super) kept: f32,
-    pub(super) share: f32,
-    pub(super) eps: f32,
-    pub(super) momentum: f32,
-    pub(super) learning_rate: f32,
+    pub(crate) kept: f32,
+    pub(crate) share: f32,
+    pub(crate) eps: f32,
+    pub(crate) momentum: f32,
+    pub(crate) learning_rate: f32,
 }
 
 /// With a velocity.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Moving(pub(super) Rmsprop);
+pub(crate) struct Moving(pub(crate) Rmsprop);
 
 /// Centered.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Centered(pub(super) Rmsprop);
+pub(crate) struct Centered(pub(crate) Rmsprop);
 
 /// Centered, with a velocity.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct CenteredMoving(pub(super) Rmsprop);
+pub(crate) struct CenteredMoving(pub(crate) Rmsprop);
 
 impl Rmsprop {
     /// `s = alpha s + (1 - alpha) g^2`.

@@ -21,7 +21,7 @@ impl Kernel<0> for Sum {
 /// # Panics
 ///
 /// If the lengths differ.
-pub(crate) fn add(left: &[u8], right: &[u8], sum: &mut [f32]) {
+pub fn add(left: &[u8], right: &[u8], sum: &mut [f32]) {
     let write = if sum.len() < STREAMED_LEN_MIN { Write::Cached } else { Write::Streamed };
     apply((Path::widest(), write), &Sum, left, right, [], sum);
 }

@@ -12,7 +12,7 @@
 use std::ops::{Add, Div, Mul, Sub};
 
 /// `WIDTH` lanes of f32.
-pub(super) trait Lanes:
+pub(crate) trait Lanes:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// Number of lanes.
@@ -111,7 +111,7 @@ macro_rules! lanes {
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub(in crate::optim) struct $name($register);
+        pub(in crate::cpu) struct $name($register);
 
         lanes!(@operator $name, Add, add, $add);
         lanes!(@operator $name, Sub, sub, $sub);
@@ -187,7 +187,7 @@ macro_rules! lanes {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod x86 {
+pub(crate) mod x86 {
     //! AVX2 and AVX-512. `max` is the instruction's own rule: the second operand when one is NaN or both are zero.
 
     use std::arch::x86_64::*;
@@ -222,7 +222,7 @@ pub(super) mod x86 {
 }
 
 #[cfg(target_arch = "aarch64")]
-pub(super) mod arm {
+pub(crate) mod arm {
     //! NEON. It has no stores past the caches that a compiler offers, and its own maximum would return NaN.
 
     use std::arch::aarch64::*;

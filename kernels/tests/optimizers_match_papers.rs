@@ -3,11 +3,11 @@
 //! The reference is `tests/golden/optimizers_papers.py`, twice: with every operation rounded to f32 in the order of the
 //! paper's formula, to which ours have to be *equal*, and in f64, from which they may be off by what rounding is worth.
 
+use kernels::{Optimizer, Update};
 use proto::ids::ChunkId;
 use proto::optimizer::OptimizerSpec;
 use proto::placement::Layout;
 use proto::tensor::TensorSpec;
-use ps::optim::{Optimizer, Update};
 use serde_json::Value;
 
 const ELEMENTS: usize = 33;

@@ -5,31 +5,31 @@ use super::lanes::Lanes;
 
 /// The scalars of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Mean {
+pub(crate) struct Mean {
     /// One over the number of samples.
-    pub(super) scale: f32,
+    pub(crate) scale: f32,
     /// What a clipped mean is multiplied by; otherwise 1, which changes no bit.
-    pub(super) clip: f32,
-    pub(super) weight_decay: f32,
+    pub(crate) clip: f32,
+    pub(crate) weight_decay: f32,
 }
 
 impl Mean {
     /// `sum * scale * clip + weight_decay * w`, each operation rounded.
     #[inline(always)]
-    pub(super) fn of<V: Lanes>(&self, weight: V, sum: V) -> V {
+    pub(crate) fn of<V: Lanes>(&self, weight: V, sum: V) -> V {
         self.only(sum) + V::splat(self.weight_decay) * weight
     }
 
     /// The same without weight decay.
     #[inline(always)]
-    pub(super) fn only<V: Lanes>(&self, sum: V) -> V {
+    pub(crate) fn only<V: Lanes>(&self, sum: V) -> V {
         sum * V::splat(self.scale) * V::splat(self.clip)
     }
 }
 
 /// `torch.lerp`: from `start` to `end`, computed from the nearer one.
 #[inline(always)]
-pub(super) fn interpolate<V: Lanes>(start: V, end: V, share: f32) -> V {
+pub(crate) fn interpolate<V: Lanes>(start: V, end: V, share: f32) -> V {
     if share < 0.5 {
         start + V::splat(share) * (end - start)
     } else {

@@ -9,9 +9,9 @@ use proto::ids::ChunkId;
 use proto::placement::Layout;
 use proto::tensor::Role;
 
-use super::dispatch::{SUMS, Slot, Write, add_squares, apply};
-use super::lamb::{Direction, Lamb};
-use super::{Norms, Prepared, Update};
+use crate::cpu::dispatch::{SUMS, Slot, Write, add_squares, apply};
+use crate::cpu::lamb::{Direction, Lamb};
+use crate::optimizer::{Norms, Prepared, Update};
 
 /// Sums of squares of one chunk: of the mean gradient, or of the weights and of the direction they shall go.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -8,12 +8,12 @@ use std::sync::{Mutex, PoisonError};
 const BYTES_PER_THREAD: usize = 1 << 20;
 
 /// How many threads work on `bytes`, of at most `threads`.
-pub(crate) fn threads_for(bytes: usize, threads: usize) -> usize {
+pub fn threads_for(bytes: usize, threads: usize) -> usize {
     threads.min(bytes / BYTES_PER_THREAD).max(1)
 }
 
 /// Calls `work` for each item, on `threads` threads, the caller's included.
-pub(crate) fn for_each<I: Iterator + Send>(threads: usize, items: I, work: impl Fn(I::Item) + Sync) {
+pub fn for_each<I: Iterator + Send>(threads: usize, items: I, work: impl Fn(I::Item) + Sync) {
     if threads <= 1 {
         return items.for_each(work);
     }

@@ -2,7 +2,7 @@
 //!
 //! Slots as Adam's. A tensor's step has the length `learning_rate * |w|`, whatever its gradient: the direction
 //! `u = m / (sqrt(v) + eps) + weight_decay * w` (both means corrected) is divided by its norm over the whole tensor. That
-//! norm is [measured](super::norm) before the update, from the same operands and without changing them, so the update is one
+//! norm is [measured](crate::norm) before the update, from the same operands and without changing them, so the update is one
 //! pass as every other: it moves 28 bytes per parameter, and measuring 16 before it.
 
 use proto::optimizer::power;
@@ -13,9 +13,9 @@ use super::mean::{Mean, interpolate};
 
 /// The scalars of one step and one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Lamb {
+pub(crate) struct Lamb {
     /// Without weight decay: that is part of the direction.
-    pub(super) mean: Mean,
+    pub(crate) mean: Mean,
     weight_decay: f32,
     /// `1 - betas[0]`.
     mean_share: f32,
@@ -34,10 +34,10 @@ pub(super) struct Lamb {
 
 /// The kernel that gives the direction instead of the next weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Direction(pub(super) Lamb);
+pub(crate) struct Direction(pub(crate) Lamb);
 
 impl Lamb {
-    pub(super) fn new(
+    pub(crate) fn new(
         [beta1, beta2]: [f64; 2],
         eps: f64,
         weight_decay: f64,
@@ -62,7 +62,7 @@ impl Lamb {
 
     /// The same for a tensor whose weights and direction have these sums of squares. A tensor that is all zero, or does not
     /// want to move, takes the step as it is.
-    pub(super) fn scaled(self, weights: f64, direction: f64) -> Self {
+    pub(crate) fn scaled(self, weights: f64, direction: f64) -> Self {
         // A norm that is NaN is not zero.
         let still = weights == 0.0 || direction == 0.0;
         let ratio = if still { 1.0 } else { weights.sqrt() / direction.sqrt() };

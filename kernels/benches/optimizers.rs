@@ -33,11 +33,11 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kernels::{Optimizer, Update};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::{ChunkSpec, Layout};
 use proto::tensor::TensorSpec;
-use ps::optim::{Optimizer, Update};
 
 /// Within a core's cache; a chunk; well beyond the last-level cache.
 const SIZES: [(&str, usize); 3] = [("64KiB", 64 << 10), ("1MiB", 1 << 20), ("32MiB", 32 << 20)];

@@ -9,15 +9,15 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Momentum {
-    pub(super) mean: Mean,
+pub(crate) struct Momentum {
+    pub(crate) mean: Mean,
     /// Whether this is the first step: the velocity becomes the gradient.
-    pub(super) first: bool,
-    pub(super) momentum: f32,
+    pub(crate) first: bool,
+    pub(crate) momentum: f32,
     /// `1 - dampening`.
-    pub(super) undamped: f32,
-    pub(super) nesterov: bool,
-    pub(super) learning_rate: f32,
+    pub(crate) undamped: f32,
+    pub(crate) nesterov: bool,
+    pub(crate) learning_rate: f32,
 }
 
 impl Kernel<1> for Momentum {

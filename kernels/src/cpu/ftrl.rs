@@ -10,14 +10,14 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ftrl {
+pub(crate) struct Ftrl {
     /// Without weight decay.
-    pub(super) mean: Mean,
+    pub(crate) mean: Mean,
     /// The paper's alpha, at this step.
-    pub(super) learning_rate: f32,
-    pub(super) beta: f32,
-    pub(super) l1: f32,
-    pub(super) l2: f32,
+    pub(crate) learning_rate: f32,
+    pub(crate) beta: f32,
+    pub(crate) l1: f32,
+    pub(crate) l2: f32,
 }
 
 impl Kernel<2> for Ftrl {

@@ -13,9 +13,9 @@ use super::mean::{Mean, interpolate};
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Adam {
+pub(crate) struct Adam {
     /// With the coupled weight decay.
-    pub(super) mean: Mean,
+    pub(crate) mean: Mean,
     /// Decoupled: what the weight is multiplied by.
     shrink: f32,
     /// `1 - betas[0]`.
@@ -32,10 +32,10 @@ pub(super) struct Adam {
 
 /// The scalars of one step of AMSGrad.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Amsgrad(pub(super) Adam);
+pub(crate) struct Amsgrad(pub(crate) Adam);
 
 impl Adam {
-    pub(super) fn new(
+    pub(crate) fn new(
         [beta1, beta2]: [f64; 2],
         eps: f64,
         weight_decay: f64,

@@ -9,11 +9,11 @@
 //! of it: a weight that moves by 0.02 a step and happens to pass through 3e-7 carries the rounding errors of 0.02. At
 //! that very weight PyTorch's own kernels, portable and AVX-512, disagree with each other by 1.3e-5 of its value.
 
+use kernels::{Optimizer, Update};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerSpec, Schedule};
 use proto::placement::Layout;
 use proto::tensor::TensorSpec;
-use ps::optim::{Optimizer, Update};
 use serde_json::Value;
 
 /// As in the golden script: gradients nil, with a subnormal square, near eps, ordinary and huge.

@@ -14,14 +14,14 @@ use std::sync::OnceLock;
 use super::lanes::Lanes;
 
 /// An update rule with `SLOTS` values of state beside each weight, and the scalars of one step.
-pub(super) trait Kernel<const SLOTS: usize>: Copy {
+pub(crate) trait Kernel<const SLOTS: usize>: Copy {
     /// The next weights and the next slots of some elements. `gradient` is their sum, not yet scaled to the mean.
     fn update<V: Lanes>(&self, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
 }
 
 /// A way to run kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Path {
+pub(crate) enum Path {
     /// One element after the other, or what the compiler makes of that.
     Scalar,
     /// 8 lanes.
@@ -37,7 +37,7 @@ pub(super) enum Path {
 
 impl Path {
     /// What this machine can do, the widest last.
-    pub(super) fn available() -> Vec<Self> {
+    pub(crate) fn available() -> Vec<Self> {
         let mut paths = vec![Self::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
@@ -56,7 +56,7 @@ impl Path {
     }
 
     /// The widest one.
-    pub(super) fn widest() -> Self {
+    pub(crate) fn widest() -> Self {
         static WIDEST: OnceLock<Path> = OnceLock::new();
         *WIDEST.get_or_init(|| Self::available().pop().expect("the scalar one is always there"))
     }
@@ -64,7 +64,7 @@ impl Path {
 
 /// How memory that is only written is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Write {
+pub(crate) enum Write {
     /// Into the caches: whoever sends them finds them there.
     Cached,
     /// Past the caches, which are too small for them: saves reading the lines that are overwritten.
@@ -87,7 +87,7 @@ pub enum Slot<'a> {
 
 impl Slot<'_> {
     /// The slot of some of the elements.
-    pub(super) fn part(&mut self, elements: Range<usize>) -> Slot<'_> {
+    pub(crate) fn part(&mut self, elements: Range<usize>) -> Slot<'_> {
         match self {
             Self::InPlace(slot) => Slot::InPlace(&mut slot[elements]),
             Self::Moved { from, to } => Slot::Moved { from: &from[elements.clone()], to: &mut to[elements] },
@@ -144,7 +144,7 @@ enum Streams {
 ///
 /// # Panics
 /// If the lengths differ.
-pub(super) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
+pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
     (path, write): (Path, Write),
     kernel: &K,
     weights: &[u8],
@@ -217,11 +217,11 @@ unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, o
 }
 
 /// Number of partial sums of [`add_squares`].
-pub(super) const SUMS: usize = 16;
+pub(crate) const SUMS: usize = 16;
 
 /// Adds the square of value i to sum i mod 16. The compiler makes vectors of it; which ones does not reach the bits, as each sum
 /// is added to in the order of the values.
-pub(super) fn add_squares(path: Path, sums: &mut [f64; SUMS], values: &[f32]) {
+pub(crate) fn add_squares(path: Path, sums: &mut [f64; SUMS], values: &[f32]) {
     match path {
         Path::Scalar => squares(sums, values),
         // SAFETY: a path comes from `Path::available`, which has asked the machine.

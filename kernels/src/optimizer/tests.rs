@@ -7,9 +7,9 @@ use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
 use proto::tensor::TensorSpec;
 
-use super::dispatch::{Path, Write};
-use super::norm::Squares;
 use super::{Norms, Optimizer, Slot, Update};
+use crate::cpu::dispatch::{Path, Write};
+use crate::norm::Squares;
 
 const TOTAL_STEPS: u64 = 50;
 
