@@ -7,6 +7,7 @@
 pub(crate) mod adadelta;
 pub(crate) mod adagrad;
 pub(crate) mod adam;
+pub mod cast;
 pub(crate) mod dispatch;
 pub(crate) mod ftrl;
 pub(crate) mod lamb;

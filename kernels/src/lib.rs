@@ -1,4 +1,4 @@
-//! Arithmetic on parameters: optimizer rules, sums of the reduction tree, norms.
+//! Arithmetic on parameters: optimizer rules, sums of the reduction tree, casts, norms.
 //!
 //! [`cpu`] has the kernels, as functions on slices of host memory.
 

@@ -491,17 +491,15 @@ pub const PAYLOAD_BYTES: usize = 1 << 20;
 
 /// Gathers chunks into messages of up to [`PAYLOAD_BYTES`] (a larger single chunk is a message of its own).
 pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb::Chunks> {
-    pack_as(chunks, |chunk| encode(chunk, WireType::F32))
+    pack_as(chunks, encode)
 }
 
-/// A chunk that is sent itself; `wire` is the type that the values of parameters travel in.
-pub fn encode(chunk: Chunk, wire: WireType) -> pb::Chunk {
-    let wire = wire.of(chunk.role);
-    let values = if wire.rounds() { wire.encode(&chunk.values).into() } else { chunk.values };
-    pb::Chunk { id: chunk.id.get(), values, region: None }
+/// A chunk that is sent itself. Its values are encoded already if they travel as a 16-bit type.
+pub fn encode(chunk: Chunk) -> pb::Chunk {
+    pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None }
 }
 
-/// The same with chunks that are sent as `encode` says, which is asked when their message is made.
+/// Gathers chunks into messages as [`pack`] does. `encode` makes the message of a chunk, when that is due.
 pub fn pack_as(
     chunks: impl IntoIterator<Item = Chunk>,
     mut encode: impl FnMut(Chunk) -> pb::Chunk,

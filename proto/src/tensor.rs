@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::dtype::{DType, Role};
 use crate::ids::ChunkId;
-use crate::wire::WireType;
 
 /// One named tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -189,17 +188,6 @@ impl Values {
                 }
                 _ => panic!("merge of floats with integers"),
             },
-        }
-    }
-
-    /// The same, with sums rounded to `wire`.
-    ///
-    /// # Panics
-    /// If types or lengths differ.
-    pub fn merge_rounded(&mut self, other: &Self, wire: WireType) {
-        match (self.as_f32_mut(), other.as_f32()) {
-            (Some(left), Some(right)) if wire.rounds() => wire.add_assign(left, bytemuck::cast_slice(right)),
-            _ => self.merge(other),
         }
     }
 }

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kernels::cpu::{state, sum};
+use kernels::cpu::{cast, state, sum};
 use kernels::{Optimizer, Slot, Squares, Update};
 use proto::tensor::{DType, Role, max_assign};
 use proto::wire::WireType;
@@ -56,7 +56,7 @@ impl Merge {
     /// Takes up the values of another node.
     fn take_up(self, values: &mut Buffer, others: &[u8]) {
         match self {
-            Self::Sum(wire) => wire.add_assign(values.floats_mut(), others),
+            Self::Sum(wire) => cast::add_assign(wire, values.floats_mut(), others),
             Self::Max => max_assign(bytemuck::cast_slice_mut(values.bytes_mut()), others),
         }
     }
@@ -78,7 +78,7 @@ impl Sum {
     /// If they end within a value.
     pub fn widened(encoded: &[u8], wire: WireType, pool: &Pool) -> Self {
         let mut values = pool.take(Use::Own, DType::F32, encoded.len() / wire.size());
-        wire.decode(encoded, values.floats_mut());
+        cast::decode(wire, encoded, values.floats_mut());
         Self::Merged(Arc::new(values))
     }
 
@@ -90,7 +90,7 @@ impl Sum {
         let dtype = merge.dtype();
         let mut sum = pool.take(Use::Own, dtype, left.len() / dtype.size());
         match merge {
-            Merge::Sum(wire) if wire.rounds() => wire.add(left, right, sum.floats_mut()),
+            Merge::Sum(wire) if wire.rounds() => cast::add(wire, left, right, sum.floats_mut()),
             Merge::Sum(_) => sum::add(left, right, sum.floats_mut()),
             Merge::Max => {
                 sum.bytes_mut().copy_from_slice(left);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
 use kernels::Squares;
+use kernels::cpu::cast;
 use net::bulk::{self, Incoming, PULL, PUSH};
 use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
@@ -149,7 +150,10 @@ impl Service {
             }
             None => {
                 let waited = self.ps.options().push_timeout;
-                let replies = Timed::new(replies(pulled, move |chunk| encode(chunk, pull.wire)), waited);
+                let replies = Timed::new(
+                    replies(pulled, move |chunk| encode(cast::encode_chunk(pull.wire, chunk))),
+                    waited,
+                );
                 let until = replies.ended(waited);
                 Ok(bulk::respond_until(replies, Box::pin(until)))
             }
@@ -164,7 +168,7 @@ impl Service {
                 ps.metrics().pull_bytes_shared.add(region.bytes);
                 pb::Chunk { id: chunk.id.get(), values: Bytes::new(), region: Some(region) }
             }
-            None => encode(chunk, wire),
+            None => encode(cast::encode_chunk(wire, chunk)),
         }
     }
 

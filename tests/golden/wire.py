@@ -1,8 +1,8 @@
-"""Golden numbers for 16-bit exchange: PyTorch 2.11 rounds, `proto::wire` must agree.
+"""Golden numbers for 16-bit exchange: PyTorch 2.11 rounds, `kernels::cpu::cast` must agree.
 
     pip install torch==2.11.0 numpy && python tests/golden/wire.py
 
-writes `wire.json` beside this file, for `proto/src/wire/tests.rs`: rows of the bits of an f32 and of what
+writes `wire.json` beside this file, for `kernels/src/cpu/cast/tests.rs`: rows of the bits of an f32 and of what
 `.to(torch.bfloat16)` and `.to(torch.float16)` make of it. The f32 are special values, the middles between two neighbours of either type
 with the f32 just above and below (where rounding is decided), and random bits. What is not a number is told by null: its bits differ from
 kernel to kernel.

@@ -5,7 +5,7 @@ use ebbflow::model::Model;
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::{Role, Values};
-use kernels::cpu::state;
+use kernels::cpu::{cast, state};
 use kernels::{Optimizer, Update};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
@@ -115,7 +115,7 @@ fn reduce(
 fn round(spec: &JobSpec, model: &Oracle, values: &mut [Values]) {
     for (tensor, values) in model.tensors().iter().zip(values) {
         if let Some(values) = values.as_f32_mut() {
-            spec.exchange.dtype.of(tensor.role).round(values);
+            cast::round(spec.exchange.dtype.of(tensor.role), values);
         }
     }
 }

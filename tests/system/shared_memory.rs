@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kernels::cpu::cast;
 use model::weights::Weights;
 use net::bulk::{self, PULL, PUSH};
 use net::channel::{Channel, Dialer, Listener, Purpose};
@@ -175,7 +176,7 @@ async fn train_in(wire: WireType, client: &PsClient, steps: u64) -> Weights {
         for index in [2, 0, 3, 1] {
             let seed = 1 + 7 * step as u32 + index;
             let mut values = values(seed);
-            values.iter_mut().for_each(|values| wire.round(values.as_f32_mut().unwrap()));
+            values.iter_mut().for_each(|values| cast::round(wire, values.as_f32_mut().unwrap()));
             assert_eq!(client.push(leaf(step, index), values).await.unwrap(), Outcome::Merged);
         }
     }
@@ -209,7 +210,7 @@ async fn every_way(wire: WireType) -> Weights {
         let pulled = client.pull_rounded(Want::Exact(Version(5))).await.unwrap().unwrap();
         for (pulled, values) in pulled.iter().zip(&*reference) {
             let mut expected = values.clone();
-            wire.round(expected.as_f32_mut().unwrap());
+            cast::round(wire, expected.as_f32_mut().unwrap());
             assert!(*pulled == expected, "{what}, {wire}: other bits in weights for training");
         }
         assert_eq!(served.shared(), shared, "{what}, {wire}: pushes and pulls by shared memory");

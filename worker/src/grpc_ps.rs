@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kernels::cpu::cast;
 use net::bulk::{self, PULL, PUSH, Until};
 use net::channel::Channel;
 use net::memory::REGION_BYTES_MIN;
@@ -54,7 +55,7 @@ impl Parameters for GrpcPs {
         let mut header = pb::PushHeader::from((push.address, push.target));
         header.wire = pb::WireType::from(wire).into();
         let header = part(Request::Header(header));
-        let chunks = pack_as(push.chunks, move |chunk| encode(chunk, wire))
+        let chunks = pack_as(push.chunks, move |chunk| encode(cast::encode_chunk(wire, chunk)))
             .map(|chunks| part(Request::Chunks(chunks)));
         let mut replies = bulk::call(&self.channel, PUSH, std::iter::once(header).chain(chunks)).await?;
         let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;

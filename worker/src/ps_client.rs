@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
+use kernels::cpu::cast;
 use model::Allocator;
 use model::weights::{Spare, Weights};
 use net::channel::{Dialer, Purpose};
@@ -248,8 +249,8 @@ impl PsClient {
                 Some(values) => {
                     let values = &mut values[place.offset..place.offset + place.len];
                     match came.rounds() {
-                        true => came.decode(bytes, values),
-                        false => pull.wire.round_to(bytes, values),
+                        true => cast::decode(came, bytes, values),
+                        false => cast::round_to(pull.wire, bytes, values),
                     }
                 }
                 None => values.write_bytes(place.offset, bytes),

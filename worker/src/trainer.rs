@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use data::Batch;
+use kernels::cpu::cast;
 use model::weights::Weights;
 use model::{Gradients, Model};
 use proto::ids::{Step, Version};
@@ -110,7 +111,7 @@ impl Piece {
     fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
         for (tensor, values) in self.tensors.iter().zip(&mut values) {
             if let Some(values) = values.as_f32_mut() {
-                self.wire.of(tensor.role).round(values);
+                cast::round(self.wire.of(tensor.role), values);
             }
         }
         let mut right = (leaf, samples, values);
@@ -124,7 +125,7 @@ impl Piece {
             };
             let (_, left_samples, mut sum) = left;
             for ((left, right), tensor) in sum.iter_mut().zip(&right.2).zip(&*self.tensors) {
-                left.merge_rounded(right, self.wire.of(tensor.role));
+                cast::merge(self.wire.of(tensor.role), left, right);
             }
             right = (parent, left_samples + right.1, sum);
         }
@@ -221,7 +222,7 @@ mod tests {
                 };
                 let rounded = |value: f32| {
                     let mut value = [value];
-                    wire.round(&mut value);
+                    cast::round(wire, &mut value);
                     value[0]
                 };
                 let sum = |node: Node, all: &[(Node, f32)]| -> f32 {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kernels::cpu::state;
+use kernels::cpu::{cast, state};
 use kernels::{Optimizer, Update};
 use proptest::prelude::*;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
@@ -212,8 +212,9 @@ impl Job {
     pub(crate) fn round(&self, values: &mut [Values]) {
         let parameters =
             self.layout.tensors().iter().zip(values).filter(|(tensor, _)| tensor.role == Role::Parameter);
-        parameters
-            .for_each(|(_, values)| self.spec.exchange.dtype.round(values.as_f32_mut().expect("floats")));
+        parameters.for_each(|(_, values)| {
+            cast::round(self.spec.exchange.dtype, values.as_f32_mut().expect("floats"))
+        });
     }
 
     /// The weights of every version up to `last`, computed on whole tensors, one step after the other.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use kernels::cpu::cast;
 use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
 use proto::convert::{ChunkCheck, encode, pack_as};
 use proto::ids::Version;
@@ -81,7 +82,7 @@ pub(crate) struct Begun {
 impl Begun {
     /// Sends the chunks.
     pub(crate) async fn finish(self, push: &Push) -> Result<Pushed, Failure> {
-        for chunks in pack_as(push.chunks.clone(), |chunk| encode(chunk, push.wire)) {
+        for chunks in pack_as(push.chunks.clone(), |chunk| encode(cast::encode_chunk(push.wire, chunk))) {
             // When the ps has ended the call, its answer says why.
             let _ = self.sender.send(pb::PushRequest { part: Some(Part::Chunks(chunks)) }).await;
         }
@@ -108,7 +109,8 @@ impl Client {
 
     pub(crate) async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         let header = header(&push);
-        let chunks = pack_as(push.chunks, |chunk| encode(chunk, push.wire)).map(Part::Chunks);
+        let chunks =
+            pack_as(push.chunks, |chunk| encode(cast::encode_chunk(push.wire, chunk))).map(Part::Chunks);
         self.push_parts(std::iter::once(header).chain(chunks).collect()).await
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use kernels::cpu::cast;
 use net::channel::{Dialer, Purpose};
 use proto::convert::{encode, pack, pack_as};
 use proto::ids::{PartitionId, Step, Version};
@@ -105,7 +106,7 @@ fn widened(chunk: &Chunk, wire: WireType) -> Bytes {
         return chunk.values.clone();
     }
     let mut values = vec![0.0f32; chunk.values.len() / 2];
-    wire.decode(&chunk.values, &mut values);
+    cast::decode(wire, &chunk.values, &mut values);
     Values::F32(values).into_bytes()
 }
 
@@ -145,7 +146,8 @@ async fn what_does_not_fit_the_type_of_exchange_is_refused_whole() {
         assert_eq!(failure.kind, Kind::Malformed, "{failure}");
         assert!(failure.message.contains(message), "{failure}");
     }
-    let narrow = pack_as(push.chunks.clone(), |chunk| encode(chunk, push.wire)).map(Part::Chunks);
+    let narrow =
+        pack_as(push.chunks.clone(), |chunk| encode(cast::encode_chunk(push.wire, chunk))).map(Part::Chunks);
     let parts = std::iter::once(edited(&|header| header.wire = 0)).chain(narrow).collect();
     let failure = served.client.push_parts(parts).await.unwrap_err();
     assert!(

@@ -2,13 +2,16 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
+use proto::tensor::Values;
+use proto::tree::Node;
+use proto::wire::WireType;
 
-use super::*;
-use crate::tensor::Values;
+use crate::cpu::cast;
 
 const TYPES: [WireType; 2] = [WireType::Bf16, WireType::F16];
 
-/// Any f32, and often one where rounding is decided: near the middle between two values of a 16-bit type, tiny, huge or no number.
+/// Any f32, and often one where rounding is decided: near the middle between two values of a 16-bit
+/// type, tiny, huge or no number.
 fn value() -> impl Strategy<Value = f32> {
     let near = |unit: u32| {
         (any::<u32>(), 0u32..5)
@@ -40,7 +43,7 @@ fn float_of(wire: WireType, half: u16) -> f32 {
 
 fn rounded(wire: WireType, values: &[f32]) -> Vec<f32> {
     let mut rounded = values.to_vec();
-    wire.round(&mut rounded);
+    cast::round(wire, &mut rounded);
     rounded
 }
 
@@ -49,13 +52,13 @@ fn all_patterns_are_widened_as_the_half_crate_does() {
     let encoded: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for wire in TYPES {
         let mut values = vec![0.0; 1 << 16];
-        wire.decode(&encoded, &mut values);
+        cast::decode(wire, &encoded, &mut values);
         let expected: Vec<f32> = (0..=u16::MAX).map(|half| float_of(wire, half)).collect();
         assert!(bits(&values) == bits(&expected), "{wire}");
         assert!(bits(&rounded(wire, &values)) == bits(&values), "{wire}: they are rounded already");
         let quiet = |half: u16| half_of(wire, float_of(wire, half));
         let again: Vec<u8> = (0..=u16::MAX).map(quiet).flat_map(u16::to_le_bytes).collect();
-        assert!(wire.encode(bytes(&values)) == again, "{wire}: and encoded without loss");
+        assert!(cast::encode(wire, bytes(&values)) == again, "{wire}: and encoded without loss");
     }
 }
 
@@ -71,16 +74,16 @@ proptest! {
             let halves: Vec<u16> = values.iter().map(|&value| half_of(wire, value)).collect();
             let expected: Vec<f32> = halves.iter().map(|&half| float_of(wire, half)).collect();
             let encoded: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
-            prop_assert_eq!(wire.encode(&raw[shift..]), encoded.clone());
+            prop_assert_eq!(cast::encode(wire, &raw[shift..]), encoded.clone());
             prop_assert_eq!(bits(&rounded(wire, &values)), bits(&expected));
             prop_assert_eq!(bits(&rounded(wire, &expected)), bits(&expected), "rounding again changes nothing");
-            prop_assert_eq!(wire.encode(bytes(&expected)), encoded.clone(), "what is rounded travels without loss");
+            prop_assert_eq!(cast::encode(wire, bytes(&expected)), encoded.clone(), "what is rounded travels without loss");
             let mut to = vec![7.0; values.len()];
-            wire.round_to(&raw[shift..], &mut to);
+            cast::round_to(wire, &raw[shift..], &mut to);
             prop_assert_eq!(bits(&to), bits(&expected));
             let mut received = vec![0; shift];
             received.extend_from_slice(&encoded);
-            wire.decode(&received[shift..], &mut to);
+            cast::decode(wire, &received[shift..], &mut to);
             prop_assert_eq!(bits(&to), bits(&expected));
         }
     }
@@ -92,17 +95,17 @@ proptest! {
             let plain: Vec<f32> = left.iter().zip(&right).map(|(left, right)| left + right).collect();
             let expected = bits(&rounded(wire, &plain));
             let mut sum = left.clone();
-            wire.add_assign(&mut sum, bytes(&right));
+            cast::add_assign(wire, &mut sum, bytes(&right));
             prop_assert_eq!(bits(&sum), expected.clone());
             if wire.rounds() {
-                wire.add(bytes(&left), bytes(&right), &mut sum);
+                cast::add(wire, bytes(&left), bytes(&right), &mut sum);
                 prop_assert_eq!(bits(&sum), expected);
             }
         }
     }
 
-    /// Each node below the root is summed either by a worker, which has rounded values in memory, or by the ps, to which both halves
-    /// travelled encoded.
+    /// Each node below the root is summed either by a worker, which has rounded values in memory,
+    /// or by the ps, to which both halves travelled encoded.
     #[test]
     fn the_tree_has_the_same_bits_whoever_sums_its_nodes(of in 1u32..40, who in any::<u64>(), seed in any::<u32>()) {
         for wire in TYPES {
@@ -125,27 +128,27 @@ fn reduce(wire: WireType, node: Node, of: u32, who: u64, seed: u32) -> Vec<f32> 
     }
     if (who >> ((node.begin * 7 + node.end) % 64)) & 1 == 0 {
         let mut sum = Values::F32(left);
-        sum.merge_rounded(&Values::F32(right), wire);
+        cast::merge(wire, &mut sum, &Values::F32(right));
         return sum.as_f32().unwrap().to_vec();
     }
-    let [one, other] = [&left, &right].map(|values| wire.encode(bytes(values)));
+    let [one, other] = [&left, &right].map(|values| cast::encode(wire, bytes(values)));
     let mut arrived = right.clone();
-    wire.decode(&one, &mut left);
-    wire.decode(&other, &mut arrived);
+    cast::decode(wire, &one, &mut left);
+    cast::decode(wire, &other, &mut arrived);
     let mut sum = vec![0.0; left.len()];
-    wire.add(bytes(&left), bytes(&arrived), &mut sum);
+    cast::add(wire, bytes(&left), bytes(&arrived), &mut sum);
     sum
 }
 
 #[test]
 fn values_are_rounded_as_pytorch_does() {
     let rows: Vec<(u32, Option<u16>, Option<u16>)> =
-        serde_json::from_str(include_str!("../../../tests/golden/wire.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../tests/golden/wire.json")).unwrap();
     assert!(rows.len() > 500);
     for (bits, bf16, f16) in rows {
         let value = f32::from_bits(bits);
         for (wire, torch) in TYPES.into_iter().zip([bf16, f16]) {
-            let ours = wire.encode(&value.to_le_bytes());
+            let ours = cast::encode(wire, &value.to_le_bytes());
             let ours = u16::from_le_bytes([ours[0], ours[1]]);
             match torch {
                 Some(torch) => {
@@ -167,20 +170,4 @@ fn what_is_too_large_is_infinite_and_no_number_stays_none() {
     for values in [f16, bf16] {
         assert!(values[3].is_nan() && values[4] == f32::INFINITY && values[5] == f32::INFINITY, "{values:?}");
     }
-}
-
-#[test]
-fn workers_leave_the_sum_of_a_whole_step_to_the_ps() {
-    for (wire, of, expected) in
-        [(WireType::F32, 4, true), (WireType::Bf16, 4, false), (WireType::F16, 1, true)]
-    {
-        assert_eq!(wire.worker_sums(Node::root(of), of), expected, "{wire}, M = {of}");
-    }
-    assert!(WireType::Bf16.worker_sums(Node::new(0, 2), 4));
-}
-
-#[test]
-fn only_parameters_are_rounded() {
-    assert_eq!(WireType::F16.of(Role::Parameter), WireType::F16);
-    assert_eq!([Role::State, Role::Counter].map(|role| WireType::F16.of(role)), [WireType::F32; 2]);
 }
