@@ -1,7 +1,8 @@
 //! One update of one slice, for each optimizer, in and out of the caches.
 //!
-//! The bound is memory: a kernel does a handful of flops per value and touches each value once. Bytes per parameter,
-//! with W, G for reading weight and gradient, N for writing the next weight, and 8 for a slot read and written:
+//! The bound is memory: a kernel does a handful of flops per value and touches each value once.
+//! Bytes per parameter, with W, G for reading weight and gradient, N for writing the next weight,
+//! and 8 for a slot read and written:
 //!
 //! | kernel             | bytes per parameter | a chunk of 1 MiB moves |
 //! | ------------------ | ------------------- | ---------------------- |
@@ -12,11 +13,12 @@
 //! | adagrad, rmsprop   | 12 + 8 = 20         | 5 MiB                  |
 //! | adadelta, ftrl     | 12 + 16 = 28        | 7 MiB                  |
 //!
-//! The throughput printed is these bytes over time, to be held against `memcpy`'s (2 bytes per byte). Out of the caches
-//! the line of N is fetched before it is written, 4 B more, so sgd cannot pass 12/16 and adam 28/32 of memcpy's.
+//! The throughput printed is these bytes over time, to be held against `memcpy`'s (2 bytes per
+//! byte). Out of the caches the line of N is fetched before it is written, 4 B more, so sgd cannot
+//! pass 12/16 and adam 28/32 of memcpy's.
 //!
-//! Expected with memcpy at 31 GiB/s out of the caches (2 cores of an AMD EPYC): sgd 23, momentum 26, adam 27 GiB/s.
-//! Measured there, in GiB/s, with the vectors of the x86-64 baseline (4 lanes):
+//! Expected with memcpy at 31 GiB/s out of the caches (2 cores of an AMD EPYC): sgd 23, momentum
+//! 26, adam 27 GiB/s. Measured there, in GiB/s, with the vectors of the x86-64 baseline (4 lanes):
 //!
 //! | kernel   | 64 KiB | 1 MiB | 32 MiB |
 //! | -------- | ------ | ----- | ------ |
@@ -27,13 +29,14 @@
 //! | adam     | 31     | 31    | 16     |
 //! | adagrad  | 30     | 30    | 16     |
 //!
-//! So sgd is at the bound; adam and adagrad are held by square root and division, 0.22 ms per chunk of 1 MiB for adam.
-//! That is what wider vectors can win: since then kernels run with the widest that the machine has. A model of 100 MiB costs one core 43 ms per adam step out of the caches.
+//! So sgd is at the bound; adam and adagrad are held by square root and division, 0.22 ms per chunk
+//! of 1 MiB for adam. That is what wider vectors can win: since then kernels run with the widest
+//! that the machine has. A model of 100 MiB costs one core 43 ms per adam step out of the caches.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kernels::{Optimizer, Update};
+use kernels::{Optimizer, Update, cpu};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::{ChunkSpec, Layout};
@@ -61,7 +64,7 @@ fn optimizers(criterion: &mut Criterion) {
                 bencher.iter(|| {
                     let update = optimizer.prepare(7, 0.125);
                     let update = with_norms(update, &layout, black_box(&weights), &gradient, &slots);
-                    update.apply(&weights, &gradient, &mut slots, &mut next);
+                    cpu::apply(&update, &weights, &gradient, &mut slots, &mut next);
                     black_box(&mut next);
                 });
             });
@@ -84,7 +87,7 @@ fn with_norms(
     let measure = |chunk: &ChunkSpec| {
         let range = chunk.offset..chunk.offset + chunk.len;
         let slots: Vec<_> = slots.iter().map(|slot| &slot[range.clone()]).collect();
-        update.measure(&weights[range.clone()], bytemuck::cast_slice(&gradient[range]), &slots)
+        cpu::measure(&update, &weights[range.clone()], bytemuck::cast_slice(&gradient[range]), &slots)
     };
     let squares: Vec<_> = (0..).map(ChunkId).zip(layout.chunks().iter().map(measure)).collect();
     update.with_norms(layout, &squares, &[ChunkId(0)])[0]

@@ -1,12 +1,32 @@
-//! Arithmetic on parameters: optimizer rules, sums of the reduction tree, casts, norms.
+//! Arithmetic on parameters: optimizer rules, sums of the reduction tree, casts between wire types,
+//! norms.
 //!
-//! [`cpu`] has the kernels, as functions on slices of host memory.
+//! A caller works on [`Storage`], and no signature at this level says in which memory values lie.
+//! [`Storage`] is in memory of the host today. [`cpu`] has the kernels for it, as functions on
+//! slices.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`storage`] | values, whatever memory they lie in |
+//! | [`merge`] | decodes received values; merges two nodes of the reduction tree |
+//! | [`optimizer`] | works out the scalars of a step; its [`Update`] makes the next weights |
+//! | [`norm`] | what an update needs to know about the whole model first |
+//! | [`parallel`] | chunks spread over threads |
+//! | [`cpu`] | the kernels for memory of the host |
+//!
+//! **Invariant:** the result of an operation does not depend on the implementation, the memory or
+//! the number of threads: no bit of it. So a kernel never fuses a multiplication with an addition
+//! and adds in one fixed order.
 
 pub mod cpu;
+pub mod merge;
 pub mod norm;
 pub mod optimizer;
 pub mod parallel;
+pub mod storage;
+mod update;
 
-pub use cpu::dispatch::Slot;
+pub use merge::Merge;
 pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};
+pub use storage::{Operand, Slot, Storage};

@@ -1,21 +1,26 @@
-//! Optimizers: weights of version v, the slots and a summed gradient in; weights of version v + 1 out.
+//! The optimizer of a job: weights of version v, the slots and a summed gradient in; weights of
+//! version v + 1 out.
 //!
-//! One file of `cpu/` per kernel, each a free function on slices that makes one pass over memory. Always true here:
+//! Here are the scalars of a step and the choice of the kernel; each kernel is a file of `cpu/`.
+//! Always true here:
 //!
-//! - Every output element depends on the elements at its own index and on scalars, nothing else. So the result does not
-//!   depend on how a tensor is cut into chunks, nor on which thread or ps updates which part.
-//! - Weights and gradient are only read; the new weights go to another buffer. A pull or a checkpoint that holds the
-//!   old buffer is not disturbed. Only the slots change in place, unless a checkpoint holds them: then they [move](Slot).
-//! - Only `+ - * /` and `sqrt` of f32, in the order of PyTorch's single-tensor CPU path, never fused: IEEE 754 rounds
-//!   each exactly, so the bits are the same on every CPU (a NaN's payload aside). They are the bits of PyTorch 2.11's
-//!   portable kernels with an IEEE square root. Its AVX kernels fuse multiply and add in some lanes; we do not, as that
-//!   ties the result to the instruction set and the length.
-//! - A kernel is written once, over vectors of any width, and runs with the widest that the machine
-//!   has. Its scalar twin is the same function on single floats.
-//! - Scalars (learning rate, bias corrections) are computed in f64 and rounded to f32 once per call, as Python does.
+//! - Every output element depends on the elements at its own index and on scalars, nothing else. So
+//!   the result does not depend on how a tensor is cut into chunks, nor on which thread or ps
+//!   updates which part.
+//! - Weights and gradient are only read; the new weights go to another storage. A pull or a
+//!   checkpoint that holds the old one is not disturbed. Only the slots change in place, unless a
+//!   checkpoint holds them: then they [move](crate::Slot).
+//! - Only `+ - * /` and `sqrt` of f32, in the order of PyTorch's single-tensor CPU path, never
+//!   fused: IEEE 754 rounds each exactly, so the bits are the same on every CPU (a NaN's payload
+//!   aside). They are the bits of PyTorch 2.11's portable kernels with an IEEE square root. Its AVX
+//!   kernels fuse multiply and add in some lanes; we do not, as that ties the result to the
+//!   instruction set and the length.
+//! - Scalars (learning rate, bias corrections) are computed in f64 and rounded to f32 once per
+//!   call, as Python does.
 //!
-//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file in `cpu/`, one line in each
-//! `match` below, a case in the golden script.
+//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file
+//! in `cpu/`, one line in `prepare` below and one in `cpu::apply_bytes`, a case in the golden
+//! script.
 
 #[cfg(test)]
 mod tests;
@@ -24,15 +29,14 @@ use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
 
 use crate::cpu::adadelta::Adadelta;
 use crate::cpu::adagrad::Adagrad;
-use crate::cpu::adam::{Adam, Amsgrad};
-use crate::cpu::dispatch::{Path, Slot, Write, apply};
+use crate::cpu::adam::Adam;
+use crate::cpu::dispatch::{Path, Write};
 use crate::cpu::ftrl::Ftrl;
 use crate::cpu::lamb::Lamb;
 use crate::cpu::mean::Mean;
 use crate::cpu::momentum::Momentum;
-use crate::cpu::rmsprop::{self, Rmsprop};
+use crate::cpu::rmsprop::Rmsprop;
 use crate::cpu::sgd::Sgd;
-use crate::cpu::sum;
 
 /// The update rule of one job, with its schedule.
 ///
@@ -46,7 +50,7 @@ use crate::cpu::sum;
 /// let (weights, gradient) = (vec![3.0, 3.0], vec![4.0, 0.0]);
 /// let mut slots = vec![vec![optimizer.slot_initial(0); 2]];
 /// let mut next = vec![0.0; 2];
-/// optimizer.update(0, &weights, &gradient, 0.5, &mut slots, &mut next);
+/// kernels::cpu::apply(&optimizer.prepare(0, 0.5), &weights, &gradient, &mut slots, &mut next);
 /// assert_eq!(next, [2.0, 3.0]);
 /// assert_eq!(slots[0], [2.0, 0.0]);
 /// # Ok::<(), proto::optimizer::InvalidOptimizer>(())
@@ -60,12 +64,15 @@ pub struct Optimizer {
     total_steps: u64,
 }
 
-/// One step's update with all its scalars worked out; made by [`Optimizer::prepare`], applied to any number of slices.
+/// One step's update with all its scalars worked out; made by [`Optimizer::prepare`], applied to
+/// any number of chunks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
+    pub(crate) mean: Mean,
     pub(crate) rule: Prepared,
     /// What it waits for.
     pub(crate) norms: Norms,
+    /// How the kernels of the CPU run.
     pub(crate) path: Path,
     pub(crate) write: Write,
 }
@@ -81,18 +88,18 @@ pub(crate) enum Norms {
     Tensors,
 }
 
-/// A kernel with the scalars of one step.
+/// A rule with the scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Prepared {
     Sgd(Sgd),
     Momentum(Momentum),
     Adam(Adam),
-    Amsgrad(Amsgrad),
+    Amsgrad(Adam),
     Adagrad(Adagrad),
-    Rmsprop(Rmsprop),
-    RmspropMoving(rmsprop::Moving),
-    RmspropCentered(rmsprop::Centered),
-    RmspropCenteredMoving(rmsprop::CenteredMoving),
+    Rmsprop(Rmsprop<false>),
+    RmspropMoving(Rmsprop<false>),
+    RmspropCentered(Rmsprop<true>),
+    RmspropCenteredMoving(Rmsprop<true>),
     Adadelta(Adadelta),
     Ftrl(Ftrl),
     Lamb(Lamb),
@@ -115,7 +122,7 @@ impl Optimizer {
         self.slot_names().len()
     }
 
-    /// Names of the slots, in the order of [`update`](Self::update)'s argument: those of PyTorch's
+    /// Names of the slots, in the order in which an update takes them: those of PyTorch's
     /// `optimizer.state_dict()`.
     pub const fn slot_names(&self) -> &'static [&'static str] {
         self.rule.slot_names()
@@ -140,202 +147,76 @@ impl Optimizer {
         self.learning_rate * self.schedule.factor(step, self.total_steps)
     }
 
-    /// Applies one step to one slice, in one pass over memory.
+    /// Works out the scalars of one step.
     ///
-    /// `step` is the number of updates that these weights have had (0 for the first one). `gradient` is the sum over
-    /// the step's samples and `scale` is one over their number; the product is rounded to f32 before anything else, as
-    /// if the mean had been stored. `weights`, `gradient`, each of `slots` and `next` have the same length; what `next`
-    /// holds before does not matter.
-    ///
-    /// # Panics
-    ///
-    /// If the number of slots or a length is wrong: the caller has checked what came over the network. If the update
-    /// [needs norms](Update::needs_norms): one slice does not know them.
-    pub fn update<S: AsMut<[f32]>>(
-        &self,
-        step: u64,
-        weights: &[f32],
-        gradient: &[f32],
-        scale: f32,
-        slots: &mut [S],
-        next: &mut [f32],
-    ) {
-        self.prepare(step, scale).apply(weights, gradient, slots, next);
-    }
-
-    /// Works out the scalars of one step, for callers with many small slices (the rows of a table).
+    /// `step` is the number of updates that these weights have had (0 for the first one). Gradients
+    /// are sums over the step's samples and `scale` is one over their number. The product is
+    /// rounded to f32 before anything else, as if the mean had been stored.
     pub fn prepare(&self, step: u64, scale: f32) -> Update {
-        let learning_rate = self.learning_rate(step);
-        let mean = |weight_decay: f64| Mean { scale, clip: 1.0, weight_decay: weight_decay as f32 };
-        let rule = match self.rule {
-            Rule::Sgd { weight_decay } => {
-                Prepared::Sgd(Sgd { mean: mean(weight_decay), learning_rate: learning_rate as f32 })
-            }
-            Rule::Momentum { momentum, dampening, nesterov, weight_decay } => Prepared::Momentum(Momentum {
-                mean: mean(weight_decay),
-                first: step == 0,
-                momentum: momentum as f32,
-                undamped: (1.0 - dampening) as f32,
-                nesterov,
-                learning_rate: learning_rate as f32,
-            }),
-            Rule::Adam { betas, eps, weight_decay, decoupled, amsgrad } => {
-                let adam = Adam::new(betas, eps, weight_decay, decoupled, learning_rate, step, mean(0.0));
-                if amsgrad { Prepared::Amsgrad(Amsgrad(adam)) } else { Prepared::Adam(adam) }
-            }
-            Rule::Adagrad { lr_decay, eps, weight_decay, .. } => Prepared::Adagrad(Adagrad {
-                mean: mean(weight_decay),
-                learning_rate: (learning_rate / (1.0 + step as f64 * lr_decay)) as f32,
-                eps: eps as f32,
-            }),
-            Rule::Rmsprop { alpha, eps, weight_decay, momentum, centered } => {
-                let rmsprop = Rmsprop {
-                    mean: mean(weight_decay),
-                    kept: alpha as f32,
-                    share: (1.0 - alpha) as f32,
-                    eps: eps as f32,
+        let rate = self.learning_rate(step);
+        let learning_rate = rate as f32;
+        // The coupled weight decay, and the rule.
+        let (weight_decay, rule) = match self.rule {
+            Rule::Sgd { weight_decay } => (weight_decay, Prepared::Sgd(Sgd { learning_rate })),
+            Rule::Momentum { momentum, dampening, nesterov, weight_decay } => {
+                let momentum = Momentum {
+                    first: step == 0,
                     momentum: momentum as f32,
-                    learning_rate: learning_rate as f32,
+                    undamped: (1.0 - dampening) as f32,
+                    nesterov,
+                    learning_rate,
                 };
-                match (momentum > 0.0, centered) {
-                    (false, false) => Prepared::Rmsprop(rmsprop),
-                    (true, false) => Prepared::RmspropMoving(rmsprop::Moving(rmsprop)),
-                    (false, true) => Prepared::RmspropCentered(rmsprop::Centered(rmsprop)),
-                    (true, true) => Prepared::RmspropCenteredMoving(rmsprop::CenteredMoving(rmsprop)),
-                }
+                (weight_decay, Prepared::Momentum(momentum))
             }
-            Rule::Adadelta { rho, eps, weight_decay } => Prepared::Adadelta(Adadelta {
-                mean: mean(weight_decay),
-                kept: rho as f32,
-                share: (1.0 - rho) as f32,
-                eps: eps as f32,
-                learning_rate: learning_rate as f32,
-            }),
-            Rule::Ftrl { beta, l1, l2, .. } => Prepared::Ftrl(Ftrl {
-                mean: mean(0.0),
-                learning_rate: learning_rate as f32,
-                beta: beta as f32,
-                l1: l1 as f32,
-                l2: l2 as f32,
-            }),
+            Rule::Adam { betas, eps, weight_decay, decoupled, amsgrad } => {
+                let (coupled, shrink) =
+                    if decoupled { (0.0, 1.0 - rate * weight_decay) } else { (weight_decay, 1.0) };
+                let adam = Adam::new(betas, eps, shrink, rate, step);
+                (coupled, if amsgrad { Prepared::Amsgrad(adam) } else { Prepared::Adam(adam) })
+            }
+            Rule::Adagrad { lr_decay, eps, weight_decay, .. } => {
+                let learning_rate = (rate / (1.0 + step as f64 * lr_decay)) as f32;
+                (weight_decay, Prepared::Adagrad(Adagrad { learning_rate, eps: eps as f32 }))
+            }
+            Rule::Rmsprop { alpha, eps, weight_decay, momentum, centered } => {
+                let plain = Rmsprop::new(alpha, eps, momentum, learning_rate);
+                let central = Rmsprop::new(alpha, eps, momentum, learning_rate);
+                let rule = match (momentum > 0.0, centered) {
+                    (false, false) => Prepared::Rmsprop(plain),
+                    (true, false) => Prepared::RmspropMoving(plain),
+                    (false, true) => Prepared::RmspropCentered(central),
+                    (true, true) => Prepared::RmspropCenteredMoving(central),
+                };
+                (weight_decay, rule)
+            }
+            Rule::Adadelta { rho, eps, weight_decay } => {
+                let (kept, share) = (rho as f32, (1.0 - rho) as f32);
+                let adadelta = Adadelta { kept, share, eps: eps as f32, learning_rate };
+                (weight_decay, Prepared::Adadelta(adadelta))
+            }
+            Rule::Ftrl { beta, l1, l2, .. } => {
+                let ftrl = Ftrl { learning_rate, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 };
+                (0.0, Prepared::Ftrl(ftrl))
+            }
             Rule::Lamb { betas, eps, weight_decay } => {
-                Prepared::Lamb(Lamb::new(betas, eps, weight_decay, learning_rate, step, mean(0.0)))
+                (0.0, Prepared::Lamb(Lamb::new(betas, eps, weight_decay, rate, step)))
             }
         };
+        let mean = Mean { scale, clip: 1.0, weight_decay: weight_decay as f32 };
         let norms = match (rule, self.clip_norm) {
             (Prepared::Lamb(_), _) => Norms::Tensors,
             (_, Some(clip_norm)) => Norms::Gradient { clip_norm },
             (_, None) => Norms::Complete,
         };
-        Update { rule, norms, path: Path::widest(), write: Write::Cached }
+        Update { mean, rule, norms, path: Path::widest(), write: Write::Cached }
     }
 }
 
 impl Update {
-    /// For weights that do not fit into the caches with their slots: the next ones, and slots that move, are written past
-    /// them, which saves reading what is overwritten. The bits are the same.
+    /// For weights that do not fit into the caches with their slots: the next ones, and slots that
+    /// move, are written past them, which saves reading what is overwritten. The bits are the same.
     #[must_use]
     pub const fn past_the_caches(self) -> Self {
         Self { write: Write::Streamed, ..self }
     }
-
-    /// Applies the step to one slice; see [`Optimizer::update`].
-    ///
-    /// # Panics
-    ///
-    /// As [`Optimizer::update`].
-    pub fn apply<S: AsMut<[f32]>>(
-        &self,
-        weights: &[f32],
-        gradient: &[f32],
-        slots: &mut [S],
-        next: &mut [f32],
-    ) {
-        let slots = slots.iter_mut().map(|slot| Slot::InPlace(slot.as_mut())).collect();
-        self.apply_bytes(weights, bytemuck::cast_slice(gradient), slots, next);
-    }
-
-    /// The same from two gradients as they were received: their sum is made on the way, and nowhere written to memory.
-    ///
-    /// # Panics
-    ///
-    /// As [`Optimizer::update`].
-    pub fn apply_sum(
-        &self,
-        weights: &[f32],
-        (left, right): (&[u8], &[u8]),
-        mut slots: Vec<Slot<'_>>,
-        next: &mut [f32],
-    ) {
-        assert!(left.len() == right.len() && left.len() == size_of_val(weights), "sum of different lengths");
-        let mut sum = [0.0; BLOCK_LEN];
-        for begin in (0..weights.len()).step_by(BLOCK_LEN) {
-            let elements = begin..(begin + BLOCK_LEN).min(weights.len());
-            let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
-            let sum = &mut sum[..elements.len()];
-            sum::add(&left[bytes.clone()], &right[bytes], sum);
-            let slots = slots.iter_mut().map(|slot| slot.part(elements.clone())).collect();
-            self.apply_bytes(
-                &weights[elements.clone()],
-                bytemuck::cast_slice(sum),
-                slots,
-                &mut next[elements],
-            );
-        }
-    }
-
-    /// The same from a gradient as it was received: little-endian f32 at any alignment. Slots may move to other memory.
-    ///
-    /// # Panics
-    ///
-    /// As [`Optimizer::update`].
-    pub fn apply_bytes(&self, weights: &[f32], gradient: &[u8], slots: Vec<Slot<'_>>, next: &mut [f32]) {
-        assert!(!self.needs_norms(), "an update without the norms that it needs: {self:?}");
-        let weights = bytemuck::cast_slice(weights);
-        let how = (self.path, self.write);
-        match &self.rule {
-            Prepared::Sgd(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Momentum(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Adam(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Amsgrad(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Adagrad(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Rmsprop(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::RmspropMoving(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::RmspropCentered(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::RmspropCenteredMoving(kernel) => {
-                apply(how, kernel, weights, gradient, all(slots), next);
-            }
-            Prepared::Adadelta(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Ftrl(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-            Prepared::Lamb(kernel) => apply(how, kernel, weights, gradient, all(slots), next),
-        }
-    }
-}
-
-impl Prepared {
-    /// What is done to the gradient first.
-    pub(crate) const fn mean_mut(&mut self) -> &mut Mean {
-        match self {
-            Self::Sgd(kernel) => &mut kernel.mean,
-            Self::Momentum(kernel) => &mut kernel.mean,
-            Self::Adam(kernel) | Self::Amsgrad(Amsgrad(kernel)) => &mut kernel.mean,
-            Self::Adagrad(kernel) => &mut kernel.mean,
-            Self::Rmsprop(kernel)
-            | Self::RmspropMoving(rmsprop::Moving(kernel))
-            | Self::RmspropCentered(rmsprop::Centered(kernel))
-            | Self::RmspropCenteredMoving(rmsprop::CenteredMoving(kernel)) => &mut kernel.mean,
-            Self::Adadelta(kernel) => &mut kernel.mean,
-            Self::Ftrl(kernel) => &mut kernel.mean,
-            Self::Lamb(kernel) => &mut kernel.mean,
-        }
-    }
-}
-
-/// Values of a gradient that is added up while it is applied: they stay in the nearest cache between the two.
-const BLOCK_LEN: usize = 2048;
-
-/// The slots of a kernel that has `SLOTS` of them.
-fn all<const SLOTS: usize>(slots: Vec<Slot<'_>>) -> [Slot<'_>; SLOTS] {
-    let slots = slots.try_into();
-    slots.unwrap_or_else(|slots: Vec<_>| panic!("{} slots given, the update rule has {SLOTS}", slots.len()))
 }

@@ -1,10 +1,12 @@
 //! One piece of work on each of many chunks, by a few threads.
 //!
-//! Chunks are independent of each other, so the result does not depend on the number of threads or on who does what.
+//! Chunks are independent of each other, so the result does not depend on the number of threads or
+//! on who does what.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that are worth a thread: 1 MiB takes 0.1 to 0.3 ms to update, starting a thread about 0.03 ms.
+/// Bytes that are worth a thread: 1 MiB takes 0.1 to 0.3 ms to update, starting a thread about 0.03
+/// ms.
 const BYTES_PER_THREAD: usize = 1 << 20;
 
 /// How many threads work on `bytes`, of at most `threads`.

@@ -1,9 +1,11 @@
-//! The optimizers that PyTorch does not have give the numbers of their papers: after 1, 2, 10 and 100 steps, weights and slots.
+//! The optimizers that PyTorch does not have give the numbers of their papers: after 1, 2, 10 and
+//! 100 steps, weights and slots.
 //!
-//! The reference is `tests/golden/optimizers_papers.py`, twice: with every operation rounded to f32 in the order of the
-//! paper's formula, to which ours have to be *equal*, and in f64, from which they may be off by what rounding is worth.
+//! The reference is `tests/golden/optimizers_papers.py`, twice: with every operation rounded to f32
+//! in the order of the paper's formula, to which ours have to be *equal*, and in f64, from which
+//! they may be off by what rounding is worth.
 
-use kernels::{Optimizer, Update};
+use kernels::{Optimizer, Update, cpu};
 use proto::ids::ChunkId;
 use proto::optimizer::OptimizerSpec;
 use proto::placement::Layout;
@@ -28,9 +30,10 @@ fn every_optimizer_is_within_one_millionth_of_its_paper() {
     });
 }
 
-/// Runs every case; calls `compare(place, ours, the paper's, floor)` for each of its values. The floor is the largest magnitude
-/// that the array has had so far: roundings are proportional to the terms of a sum, not to what is left of it, and the terms of
-/// one coordinate are about as large as those of its neighbours.
+/// Runs every case; calls `compare(place, ours, the paper's, floor)` for each of its values. The
+/// floor is the largest magnitude that the array has had so far: roundings are proportional to the
+/// terms of a sum, not to what is left of it, and the terms of one coordinate are about as large as
+/// those of its neighbours.
 fn for_each_value(precision: &str, mut compare: impl FnMut(&str, f64, f64, f64)) {
     let golden = include_str!("../../tests/golden/optimizers_papers.json");
     let golden: Value = serde_json::from_str(golden).expect("a golden file");
@@ -78,8 +81,8 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     for step in 0..STEPS {
         let gradient: Vec<f32> = (0..ELEMENTS).map(|index| random.next() * size(index)).collect();
         let mut next = vec![f32::NAN; ELEMENTS];
-        with_norms(optimizer.prepare(step, scale), &weights, &gradient, &slots)
-            .apply(&weights, &gradient, &mut slots, &mut next);
+        let update = with_norms(optimizer.prepare(step, scale), &weights, &gradient, &slots);
+        cpu::apply(&update, &weights, &gradient, &mut slots, &mut next);
         weights = next;
         versions.push([vec![weights.clone()], slots.clone()].concat());
     }
@@ -93,7 +96,7 @@ fn with_norms(update: Update, weights: &[f32], gradient: &[f32], slots: &[Vec<f3
     }
     let layout = Layout::new(vec![TensorSpec::parameter("w", [weights.len()])], 1).expect("a model");
     let slots: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
-    let squares = [(ChunkId(0), update.measure(weights, bytemuck::cast_slice(gradient), &slots))];
+    let squares = [(ChunkId(0), cpu::measure(&update, weights, bytemuck::cast_slice(gradient), &slots))];
     update.with_norms(&layout, &squares, &[ChunkId(0)]).remove(0)
 }
 

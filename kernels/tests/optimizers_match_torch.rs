@@ -1,15 +1,18 @@
-//! The optimizers and schedules give PyTorch 2.11's numbers: after 1, 2, 10 and 100 steps, weights and slots.
+//! The optimizers and schedules give PyTorch 2.11's numbers: after 1, 2, 10 and 100 steps, weights
+//! and slots.
 //!
-//! Two references from `tests/golden/optimizers.py`. One is PyTorch with every operation rounded as IEEE 754 defines:
-//! ours have to be *equal* to it, which pins the order of operations. The other is PyTorch as it comes, with fused
-//! multiply-adds and MKL's square root: there the relative error is bounded by 1e-6.
+//! Two references from `tests/golden/optimizers.py`. One is PyTorch with every operation rounded as
+//! IEEE 754 defines: ours have to be *equal* to it, which pins the order of operations. The other
+//! is PyTorch as it comes, with fused multiply-adds and MKL's square root: there the relative error
+//! is bounded by 1e-6.
 //!
-//! That error is relative to `max(|torch|, floor)`, where the floor is the largest magnitude that the same element has
-//! had so far, its initial value included. Rounding errors are proportional to the terms of a sum, not to what is left
-//! of it: a weight that moves by 0.02 a step and happens to pass through 3e-7 carries the rounding errors of 0.02. At
-//! that very weight PyTorch's own kernels, portable and AVX-512, disagree with each other by 1.3e-5 of its value.
+//! That error is relative to `max(|torch|, floor)`, where the floor is the largest magnitude that
+//! the same element has had so far, its initial value included. Rounding errors are proportional to
+//! the terms of a sum, not to what is left of it: a weight that moves by 0.02 a step and happens to
+//! pass through 3e-7 carries the rounding errors of 0.02. At that very weight PyTorch's own
+//! kernels, portable and AVX-512, disagree with each other by 1.3e-5 of its value.
 
-use kernels::{Optimizer, Update};
+use kernels::{Optimizer, Update, cpu};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerSpec, Schedule};
 use proto::placement::Layout;
@@ -51,13 +54,15 @@ fn every_schedule_equals_its_torch_scheduler() {
         assert!(factors.len() > 100);
         for (step, &torch) in factors.iter().enumerate() {
             let ours = schedule.factor(step as u64, 0);
-            // PyTorch updates the rate of the step before, so that its rounding errors add up over the steps.
+            // PyTorch updates the rate of the step before, so that its rounding errors add up over
+            // the steps.
             assert!((ours - torch).abs() <= 1e-13, "{} step {step}: {ours}, torch has {torch}", case["name"]);
         }
     }
 }
 
-/// Runs every case of a golden file; calls `compare(place, ours, torch, floor)` for each of its values.
+/// Runs every case of a golden file; calls `compare(place, ours, torch, floor)` for each of its
+/// values.
 fn for_each_value(golden: &str, mut compare: impl FnMut(&str, f64, f64, f64)) {
     let golden = read(golden);
     let cases = golden["cases"].as_array().expect("cases");
@@ -98,8 +103,8 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     for step in 0..STEPS {
         let gradient: Vec<f32> = magnitudes.iter().map(|magnitude| random.next() * magnitude).collect();
         let mut next = vec![f32::NAN; ELEMENTS];
-        with_norms(optimizer.prepare(step, scale), &weights, &gradient)
-            .apply(&weights, &gradient, &mut slots, &mut next);
+        let update = with_norms(optimizer.prepare(step, scale), &weights, &gradient);
+        cpu::apply(&update, &weights, &gradient, &mut slots, &mut next);
         weights = next;
         versions.push([vec![weights.clone()], slots.clone()].concat());
     }
@@ -112,7 +117,7 @@ fn with_norms(update: Update, weights: &[f32], gradient: &[f32]) -> Update {
         return update;
     }
     let layout = Layout::new(vec![TensorSpec::parameter("w", [weights.len()])], 1).expect("a model");
-    let squares = [(ChunkId(0), update.measure(weights, bytemuck::cast_slice(gradient), &[]))];
+    let squares = [(ChunkId(0), cpu::measure(&update, weights, bytemuck::cast_slice(gradient), &[]))];
     update.with_norms(&layout, &squares, &[ChunkId(0)]).remove(0)
 }
 

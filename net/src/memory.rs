@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::error::{Error, Result};
 use proto::pb;
+use proto::tensor::ExternalMemory;
 use ranges::Ranges;
 pub use regions::{Recycled, Regions};
 use system::Mapping;
@@ -131,6 +132,16 @@ impl DerefMut for Region {
             let begin = self.memory.mapping.base().as_ptr().add(self.range.start);
             std::slice::from_raw_parts_mut(begin, self.bytes)
         }
+    }
+}
+
+impl ExternalMemory for Region {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Chunk`] is the one currency between worker and ps, on a socket or inside one process: its `Bytes` may share a
 //! ps's versioned buffer or a receive buffer. Received bytes are rarely aligned, so they are read with unaligned
-//! loads ([`Values::from_bytes`], [`add_assign`]) and never reinterpreted.
+//! loads ([`Values::from_bytes`]) and never reinterpreted.
 
 use std::fmt;
 
@@ -60,12 +60,12 @@ impl TensorSpec {
     }
 }
 
-/// Memory of 32-bit floats that the caller brings, aligned for them.
+/// Memory for values that the caller brings, aligned for them.
 pub trait ExternalMemory: Send + Sync + fmt::Debug {
-    /// The floats as little-endian bytes.
+    /// The values as little-endian bytes.
     fn bytes(&self) -> &[u8];
 
-    /// The floats as little-endian bytes, for writing.
+    /// The values as little-endian bytes, for writing.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
@@ -224,28 +224,6 @@ pub struct Chunk {
     pub values: Bytes,
 }
 
-/// `left += right`, where `right` is little-endian f32 in unaligned bytes.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn add_assign(left: &mut [f32], right: &[u8]) {
-    assert_eq!(left.len() * 4, right.len(), "sum of different lengths");
-    for (left, right) in left.iter_mut().zip(right.as_chunks().0) {
-        *left += f32::from_le_bytes(*right);
-    }
-}
-
-/// `left = max(left, right)`, where `right` is little-endian i64 in unaligned bytes.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn max_assign(left: &mut [i64], right: &[u8]) {
-    assert_eq!(left.len() * 8, right.len(), "maximum of different lengths");
-    for (left, right) in left.iter_mut().zip(right.as_chunks().0) {
-        *left = (*left).max(i64::from_le_bytes(*right));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -262,16 +240,6 @@ mod tests {
             let bits = |values: &Values| values.as_f32().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&back), bits(&values));
         }
-
-        #[test]
-        fn adding_bytes_equals_merging_values(a in proptest::collection::vec(-1e6f32..1e6, 1..70)) {
-            let right: Vec<f32> = a.iter().map(|v| v * 0.37 - 1.0).collect();
-            let mut merged = Values::F32(a.clone());
-            merged.merge(&Values::F32(right.clone()));
-            let (mut added, right) = (a, Values::F32(right));
-            add_assign(&mut added, right.bytes());
-            prop_assert_eq!(merged, Values::F32(added));
-        }
     }
 
     #[test]
@@ -279,8 +247,5 @@ mod tests {
         let mut left = Values::I64(vec![3, -1]);
         left.merge(&Values::I64(vec![2, 5]));
         assert_eq!(left, Values::I64(vec![3, 5]));
-        let Values::I64(mut left) = left else { unreachable!() };
-        max_assign(&mut left, Values::I64(vec![9, 0]).bytes());
-        assert_eq!(left, [9, 5]);
     }
 }

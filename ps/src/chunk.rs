@@ -1,66 +1,25 @@
-//! What happens to one chunk of a partition: gradients are summed, and an update makes the next weights.
+//! What happens to one chunk of a partition: gradients are summed, and an update makes the next
+//! weights.
 //!
 //! Always true here:
 //!
-//! - A chunk's weights are immutable once they are in an `Arc`. An update reads the buffer of version v and writes v + 1
-//!   into another one, so a pull that still streams v is not disturbed.
-//! - Gradients stay in the bytes they were received in until they meet another one: a step that comes as one node is
-//!   never copied. Received bytes are rarely aligned, so they are read with unaligned loads.
+//! - A chunk's weights are immutable once they are in an `Arc`. An update reads the buffer of
+//!   version v and writes v + 1 into another one, so a pull that still streams v is not disturbed.
+//! - Gradients stay in the bytes they were received in until they meet another one: a step that
+//!   comes as one node is never copied. Received bytes are rarely aligned, so they are read with
+//!   unaligned loads.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kernels::cpu::{cast, state, sum};
-use kernels::{Optimizer, Slot, Squares, Update};
-use proto::tensor::{DType, Role, max_assign};
+use kernels::{Merge, Operand, Optimizer, Slot, Squares, Update};
+use proto::tensor::{DType, Role};
 use proto::wire::WireType;
 
 use crate::pool::{Buffer, Pool, Use};
 
 /// The weights of one version: a buffer for each chunk of a partition, in the order of their ids.
 pub(crate) type Weights = Arc<[Arc<Buffer>]>;
-
-/// How the values of two nodes become those of their parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merge {
-    /// Their sum, rounded to this type.
-    Sum(WireType),
-    /// The larger one, for counters.
-    Max,
-}
-
-impl Merge {
-    /// For a tensor of this role at a node below the root, in a job that exchanges `wire`.
-    pub const fn of(role: Role, wire: WireType) -> Self {
-        match role {
-            Role::Counter => Self::Max,
-            Role::Parameter | Role::State => Self::Sum(wire.of(role)),
-        }
-    }
-
-    /// At the root of a step's tree: its sum is not rounded.
-    pub const fn root(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => Self::Sum(WireType::F32),
-            DType::I64 => Self::Max,
-        }
-    }
-
-    const fn dtype(self) -> DType {
-        match self {
-            Self::Sum(_) => DType::F32,
-            Self::Max => DType::I64,
-        }
-    }
-
-    /// Takes up the values of another node.
-    fn take_up(self, values: &mut Buffer, others: &[u8]) {
-        match self {
-            Self::Sum(wire) => cast::add_assign(wire, values.floats_mut(), others),
-            Self::Max => max_assign(bytemuck::cast_slice_mut(values.bytes_mut()), others),
-        }
-    }
-}
 
 /// What a node of the reduction tree says about one chunk; clones share the values.
 #[derive(Clone, Debug)]
@@ -72,46 +31,42 @@ pub enum Sum {
 }
 
 impl Sum {
-    /// Values of a parameter that were received as `wire`, which rounds: as f32 in memory of their own.
+    /// Values of a parameter that were received as `wire`, which rounds: as f32 in memory of their
+    /// own.
     ///
     /// # Panics
     /// If they end within a value.
     pub fn widened(encoded: &[u8], wire: WireType, pool: &Pool) -> Self {
         let mut values = pool.take(Use::Own, DType::F32, encoded.len() / wire.size());
-        cast::decode(wire, encoded, values.floats_mut());
+        values.decode(encoded, wire);
         Self::Merged(Arc::new(values))
     }
 
-    /// `left + right` at a node of the tree, for counters the maximum, in memory of its own: one pass over three buffers.
+    /// `left + right` at a node of the tree, for counters the maximum, in memory of its own: one
+    /// pass over three buffers.
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn of(left: &[u8], right: &[u8], merge: Merge, pool: &Pool) -> Self {
+    pub fn of(left: Operand<'_>, right: Operand<'_>, merge: Merge, pool: &Pool) -> Self {
         let dtype = merge.dtype();
-        let mut sum = pool.take(Use::Own, dtype, left.len() / dtype.size());
-        match merge {
-            Merge::Sum(wire) if wire.rounds() => cast::add(wire, left, right, sum.floats_mut()),
-            Merge::Sum(_) => sum::add(left, right, sum.floats_mut()),
-            Merge::Max => {
-                sum.bytes_mut().copy_from_slice(left);
-                merge.take_up(&mut sum, right);
-            }
-        }
+        let mut sum = pool.take(Use::Own, dtype, left.size() / dtype.size());
+        sum.merge_of(left, right, merge);
         Self::Merged(Arc::new(sum))
     }
 
-    /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one chunk may be done in
-    /// either's memory, as `left + right` and `right + left` are the same bits; memory that somebody else reads is left alone.
+    /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one
+    /// chunk may be done in either's memory, as `left + right` and `right + left` are the same
+    /// bits; memory that somebody else reads is left alone.
     pub fn merge(&mut self, mut right: Self, merge: Merge, pool: &Pool) {
         if let Some(left) = self.alone() {
-            return merge.take_up(left, right.bytes());
+            return left.merge(right.values(), merge);
         }
         if let Some(sum) = right.alone() {
-            merge.take_up(sum, self.bytes());
+            sum.merge(self.values(), merge);
             *self = right;
             return;
         }
-        *self = Self::of(self.bytes(), right.bytes(), merge, pool);
+        *self = Self::of(self.values(), right.values(), merge, pool);
     }
 
     /// The values for writing, if nobody else has them.
@@ -122,11 +77,11 @@ impl Sum {
         }
     }
 
-    /// The values as they lie, at any alignment.
-    pub fn bytes(&self) -> &[u8] {
+    /// The values as they lie.
+    pub fn values(&self) -> Operand<'_> {
         match self {
-            Self::Received(bytes) => bytes,
-            Self::Merged(buffer) => buffer.bytes(),
+            Self::Received(bytes) => Operand::Payload(bytes),
+            Self::Merged(buffer) => Operand::Stored(buffer),
         }
     }
 }
@@ -144,7 +99,7 @@ impl Total {
     /// Makes it one sum, for callers that need the sum before the update.
     pub fn add_up(&mut self, dtype: DType, pool: &Pool) {
         if let Self::Halves(left, right) = self {
-            *self = Self::Sum(Sum::of(left.bytes(), right.bytes(), Merge::root(dtype), pool));
+            *self = Self::Sum(Sum::of(left.values(), right.values(), Merge::root(dtype), pool));
         }
     }
 
@@ -160,8 +115,8 @@ impl Total {
 
 /// A chunk's role and the optimizer's slots beside it: `[slot][element]`.
 ///
-/// Slots change in place unless a checkpoint holds them: then the update writes what follows them into other memory, in the
-/// same pass.
+/// Slots change in place unless a checkpoint holds them: then the update writes what follows them
+/// into other memory, in the same pass.
 #[derive(Debug)]
 pub struct Slots {
     role: Role,
@@ -174,7 +129,7 @@ impl Slots {
         let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
         let slot = |number| {
             let mut slot = pool.take(Use::Own, DType::F32, len);
-            slot.floats_mut().fill(optimizer.slot_initial(number));
+            slot.fill(optimizer.slot_initial(number));
             Arc::new(slot)
         };
         Self { role, values: (0..count).map(slot).collect() }
@@ -199,26 +154,24 @@ impl Slots {
             return None;
         }
         let Total::Sum(sum) = total else { panic!("the norm of a sum that is not there") };
-        let slots: Vec<&[f32]> = self.values.iter().map(|slot| slot.floats()).collect();
-        Some(update.measure(weights.floats(), sum.bytes(), &slots))
+        Some(update.measure(weights, sum.values(), self.values.iter().map(|slot| &***slot)))
     }
 
-    /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content before does not matter.
+    /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content
+    /// before does not matter.
     pub fn advance(&mut self, step: &Advance<'_>, weights: &Buffer, total: Total, next: &mut Buffer) {
         match self.role {
             Role::Parameter => {
                 let mut moved: Vec<_> =
                     self.values.iter_mut().map(|slot| room_beside(slot, step.pool)).collect();
                 let slots = self.values.iter_mut().zip(&mut moved).map(|(slot, moved)| match moved {
-                    Some(to) => Slot::Moved { from: slot.floats(), to: to.floats_mut() },
-                    None => Slot::InPlace(Arc::get_mut(slot).expect("nobody else holds it").floats_mut()),
+                    Some(to) => Slot::Moved { from: &***slot, to: &mut **to },
+                    None => Slot::InPlace(&mut **Arc::get_mut(slot).expect("nobody else holds it")),
                 });
-                let (weights, next) = (weights.floats(), next.floats_mut());
                 match total {
-                    Total::Sum(sum) => step.update.apply_bytes(weights, sum.bytes(), slots.collect(), next),
+                    Total::Sum(sum) => step.update.apply(weights, sum.values(), slots, next),
                     Total::Halves(left, right) => {
-                        let halves = (left.bytes(), right.bytes());
-                        step.update.apply_sum(weights, halves, slots.collect(), next);
+                        step.update.apply_halves(weights, (left.values(), right.values()), slots, next);
                     }
                 }
                 for (slot, moved) in self.values.iter_mut().zip(moved) {
@@ -228,13 +181,10 @@ impl Slots {
                 }
             }
             Role::State => {
-                let (mut copy, sum) = (None, total.into_sum(DType::F32, step.pool));
-                let sums = floats(sum.bytes(), &mut copy, step.pool);
-                state::mean(sums, step.microbatches.into(), next.floats_mut());
+                let sum = total.into_sum(DType::F32, step.pool);
+                next.mean_of(sum.values(), step.microbatches.into());
             }
-            Role::Counter => {
-                next.bytes_mut().copy_from_slice(total.into_sum(DType::I64, step.pool).bytes());
-            }
+            Role::Counter => next.write(total.into_sum(DType::I64, step.pool).values()),
         }
     }
 }
@@ -252,35 +202,34 @@ pub struct Advance<'a> {
     pub update: Update,
     /// M of the step.
     pub microbatches: u32,
-    /// For copies of gradients that are not aligned.
+    /// For sums of halves, and for slots that move.
     pub pool: &'a Pool,
-}
-
-/// The floats in `bytes`: as they lie, when they are aligned, otherwise copied.
-fn floats<'a>(bytes: &'a [u8], copy: &'a mut Option<Buffer>, pool: &Pool) -> &'a [f32] {
-    if let Ok(floats) = bytemuck::try_cast_slice(bytes) {
-        return floats;
-    }
-    let buffer = copy.insert(pool.take(Use::Own, DType::F32, bytes.len() / 4));
-    buffer.bytes_mut().copy_from_slice(bytes);
-    buffer.floats()
 }
 
 #[cfg(test)]
 mod tests {
+    use kernels::Storage;
     use proto::optimizer::{OptimizerKind, OptimizerSpec};
+    use proto::tensor::Values;
 
     use super::*;
 
     const PLAIN: Merge = Merge::Sum(WireType::F32);
 
     fn floats_of(sum: &Sum) -> Vec<f32> {
-        sum.bytes().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+        match sum {
+            Sum::Received(bytes) => bytes.as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect(),
+            Sum::Merged(buffer) => floats(buffer),
+        }
+    }
+
+    fn floats(storage: &Storage) -> Vec<f32> {
+        storage.bytes().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
     }
 
     fn buffer_of(values: &[f32], pool: &Pool) -> Buffer {
         let mut buffer = pool.take(Use::Own, DType::F32, values.len());
-        buffer.floats_mut().copy_from_slice(values);
+        buffer.write(Operand::Payload(Values::F32(values.to_vec()).bytes()));
         buffer
     }
 
@@ -353,7 +302,7 @@ mod tests {
     #[test]
     fn a_sum_that_somebody_reads_is_left_alone() {
         let pool = Pool::new(1 << 20, None);
-        let held = Sum::of(received(&[1.0], 1).bytes(), received(&[2.0], 2).bytes(), PLAIN, &pool);
+        let held = Sum::of(received(&[1.0], 1).values(), received(&[2.0], 2).values(), PLAIN, &pool);
         let reader = held.clone();
         for (mut left, right) in [(held.clone(), received(&[4.0], 3)), (received(&[4.0], 3), held)] {
             left.merge(right, PLAIN, &pool);
@@ -373,7 +322,7 @@ mod tests {
                 let mut slots = Slots::new(role, 3, &optimizer, &pool);
                 let mut next = buffer_of(&[f32::NAN; 3], &pool);
                 slots.advance(&step, &weights, Total::Sum(received(&[0.5, -3.0, 41.0], shift)), &mut next);
-                next.floats().to_vec()
+                floats(&next)
             });
             assert!(next.iter().all(|other| *other == next[0]), "{role:?}: {next:?}");
         }
@@ -381,7 +330,7 @@ mod tests {
         let largest = 17i64.to_le_bytes();
         let sum = Sum::Received(Bytes::copy_from_slice(&largest));
         Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, Total::Sum(sum), &mut next);
-        assert_eq!(next.bytes(), largest);
+        assert_eq!(*next.bytes(), largest);
     }
 
     #[test]
@@ -401,8 +350,8 @@ mod tests {
                 let mut slots = Slots::new(role, 5000, &optimizer, &pool);
                 let mut next = buffer_of(&[f32::NAN; 5000], &pool);
                 slots.advance(&step, &weights, total, &mut next);
-                let slots: Vec<_> = slots.share().map(|slot| slot.floats().to_vec()).collect();
-                (next.floats().to_vec(), slots)
+                let slots: Vec<_> = slots.share().map(|slot| floats(&slot)).collect();
+                (floats(&next), slots)
             });
             assert!(next[0] == next[1], "{role:?}");
         }
@@ -410,7 +359,7 @@ mod tests {
         let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
         let halves = Total::Halves(largest(4), largest(17));
         Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, halves, &mut next);
-        assert_eq!(next.bytes(), 17i64.to_le_bytes());
+        assert_eq!(*next.bytes(), 17i64.to_le_bytes());
     }
 
     #[test]
@@ -425,17 +374,17 @@ mod tests {
         slots.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         alone.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         let held: Vec<_> = slots.share().collect();
-        let before: Vec<_> = held.iter().map(|slot| slot.floats().to_vec()).collect();
+        let before: Vec<_> = held.iter().map(|slot| floats(&slot)).collect();
         let allocated = pool.allocated();
         for _ in 0..3 {
             slots.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
             alone.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);
         }
         assert!(
-            held.iter().zip(&before).all(|(held, before)| held.floats() == before),
+            held.iter().zip(&before).all(|(held, before)| floats(held) == *before),
             "a checkpoint's do not change"
         );
-        let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| one.floats() == other.floats();
+        let same = |(one, other): (Arc<Buffer>, Arc<Buffer>)| one.bytes() == other.bytes();
         assert!(slots.share().zip(alone.share()).all(same), "holding them does not reach the values");
         // Other memory for each slot, once; gradients that are not aligned are read where they are.
         assert_eq!(pool.allocated(), allocated + 2);

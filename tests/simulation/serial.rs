@@ -5,8 +5,7 @@ use ebbflow::model::Model;
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::{Role, Values};
-use kernels::cpu::{cast, state};
-use kernels::{Optimizer, Update};
+use kernels::{Optimizer, Update, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
 use proto::plan::RecordOrder;
@@ -48,12 +47,12 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             Role::Parameter => {
                 let mut next = vec![0.0; current[at].len()];
                 let (weights, gradient) = (current[at].as_f32().unwrap(), sum[at].as_f32().unwrap());
-                updates[at].apply(weights, gradient, &mut slots[at], &mut next);
+                cpu::apply(&updates[at], weights, gradient, &mut slots[at], &mut next);
                 Values::F32(next)
             }
             Role::State => {
                 let mut next = vec![0.0; current[at].len()];
-                state::mean(sum[at].as_f32().unwrap(), plan.of(step).into(), &mut next);
+                cpu::state::mean(sum[at].bytes(), plan.of(step).into(), &mut next);
                 Values::F32(next)
             }
             Role::Counter => sum[at].clone(),
@@ -82,7 +81,7 @@ fn with_norms(
     let measure = |&chunk: &ChunkId| {
         let at = chunk.0 as usize;
         let slots: Vec<&[f32]> = slots[at].iter().map(Vec::as_slice).collect();
-        (chunk, update.measure(weights[at].as_f32().unwrap(), sum[at].bytes(), &slots))
+        (chunk, cpu::measure(&update, weights[at].as_f32().unwrap(), sum[at].bytes(), &slots))
     };
     let squares: Vec<_> = chunks.iter().map(measure).collect();
     update.with_norms(&layout, &squares, &chunks)
@@ -115,7 +114,7 @@ fn reduce(
 fn round(spec: &JobSpec, model: &Oracle, values: &mut [Values]) {
     for (tensor, values) in model.tensors().iter().zip(values) {
         if let Some(values) = values.as_f32_mut() {
-            cast::round(spec.exchange.dtype.of(tensor.role), values);
+            cpu::cast::round(spec.exchange.dtype.of(tensor.role), values);
         }
     }
 }

@@ -9,17 +9,17 @@ use super::mean::Mean;
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Adagrad {
-    pub(crate) mean: Mean,
     /// After `lr_decay`.
     pub(crate) learning_rate: f32,
     pub(crate) eps: f32,
 }
 
 impl Kernel<1> for Adagrad {
-    /// `s += g^2; next = w - learning_rate * g / (sqrt(s) + eps)`; with s = 0, g = 2: 1 - 0.1 * 2 / 2 = 0.9.
+    /// `s += g^2; next = w - learning_rate * g / (sqrt(s) + eps)`; with s = 0, g = 2: 1 - 0.1 * 2 /
+    /// 2 = 0.9.
     #[inline(always)]
-    fn update<V: Lanes>(&self, weight: V, gradient: V, [sum]: [V; 1]) -> (V, [V; 1]) {
-        let gradient = self.mean.of(weight, gradient);
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, [sum]: [V; 1]) -> (V, [V; 1]) {
+        let gradient = mean.of(weight, gradient);
         let sum = sum + gradient * gradient;
         (weight - V::splat(self.learning_rate) * gradient / (sum.sqrt() + V::splat(self.eps)), [sum])
     }

@@ -9,6 +9,8 @@
 use proto::tensor::{Chunk, Values};
 use proto::wire::WireType;
 
+use super::sum;
+
 /// Runs a generic pass with the conversions of a 16-bit type.
 macro_rules! narrow {
     ($wire:expr, pass::$pass:ident($($argument:expr),*)) => {
@@ -59,7 +61,7 @@ pub fn add_assign(wire: WireType, left: &mut [f32], right: &[u8]) {
     if wire.rounds() {
         narrow!(wire, pass::add_assign(left, right));
     } else {
-        proto::tensor::add_assign(left, right);
+        sum::add_assign(left, right);
     }
 }
 

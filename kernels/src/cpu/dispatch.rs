@@ -1,8 +1,9 @@
 //! One pass of a kernel over the slices of an update, by the widest vectors that the machine has.
 //!
-//! Always true here: every path gives the bits of the scalar one, at any length and alignment, so a fleet of unlike machines
-//! trains the same model. Which elements a path leaves to the scalar kernel (those before an aligned address, those after the
-//! last whole vector) does therefore not matter.
+//! Always true here: every path gives the bits of the scalar one, at any length and alignment, so a
+//! fleet of unlike machines trains the same model. Which elements a path leaves to the scalar
+//! kernel (those before an aligned address, those after the last whole vector) does therefore not
+//! matter.
 #![expect(
     unsafe_code,
     reason = "raw pointers into checked slices, and functions compiled for other instruction sets"
@@ -12,11 +13,14 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::lanes::Lanes;
+use super::mean::Mean;
+use crate::storage::Slot;
 
 /// An update rule with `SLOTS` values of state beside each weight, and the scalars of one step.
 pub(crate) trait Kernel<const SLOTS: usize>: Copy {
-    /// The next weights and the next slots of some elements. `gradient` is their sum, not yet scaled to the mean.
-    fn update<V: Lanes>(&self, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
+    /// The next weights and the next slots of some elements. `gradient` is their sum; `mean` makes
+    /// it the mean.
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
 }
 
 /// A way to run kernels.
@@ -71,23 +75,9 @@ pub(crate) enum Write {
     Streamed,
 }
 
-/// One slot of the elements that an update changes.
-#[derive(Debug)]
-pub enum Slot<'a> {
-    /// It changes where it lies.
-    InPlace(&'a mut [f32]),
-    /// It is read here and written there, because somebody else needs it as it is. What `to` holds before does not matter.
-    Moved {
-        /// Before the update.
-        from: &'a [f32],
-        /// After it.
-        to: &'a mut [f32],
-    },
-}
-
-impl Slot<'_> {
+impl Slot<'_, [f32]> {
     /// The slot of some of the elements.
-    pub(crate) fn part(&mut self, elements: Range<usize>) -> Slot<'_> {
+    pub(crate) fn part(&mut self, elements: Range<usize>) -> Slot<'_, [f32]> {
         match self {
             Self::InPlace(slot) => Slot::InPlace(&mut slot[elements]),
             Self::Moved { from, to } => Slot::Moved { from: &from[elements.clone()], to: &mut to[elements] },
@@ -140,16 +130,18 @@ enum Streams {
     NextAndSlots,
 }
 
-/// Applies `kernel` to all elements. `weights` and `gradient` are little-endian f32 at any alignment.
+/// Applies `kernel` to all elements. `weights` and `gradient` are little-endian f32 at any
+/// alignment.
 ///
 /// # Panics
 /// If the lengths differ.
 pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
     (path, write): (Path, Write),
+    mean: &Mean,
     kernel: &K,
     weights: &[u8],
     gradient: &[u8],
-    mut slots: [Slot<'_>; SLOTS],
+    mut slots: [Slot<'_, [f32]>; SLOTS],
     next: &mut [f32],
 ) {
     const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
@@ -172,17 +164,17 @@ pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
         next: next.as_mut_ptr(),
         length,
     };
-    // SAFETY: all slices have `length` values, and those that are written are borrowed alone. A path other than the scalar
-    // one comes from `Path::available`, which has asked the machine.
+    // SAFETY: all slices have `length` values, and those that are written are borrowed alone. A
+    // path other than the scalar one comes from `Path::available`, which has asked the machine.
     unsafe {
         match path {
-            Path::Scalar => run::<f32, K, SLOTS>(write, kernel, operands),
+            Path::Scalar => run::<f32, K, SLOTS>(write, mean, kernel, operands),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => avx2(write, kernel, operands),
+            Path::Avx2 => avx2(write, mean, kernel, operands),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => avx512(write, kernel, operands),
+            Path::Avx512 => avx512(write, mean, kernel, operands),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => neon(write, kernel, operands),
+            Path::Neon => neon(write, mean, kernel, operands),
         }
     }
 }
@@ -191,9 +183,14 @@ pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
 /// As [`run`], on a machine with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(
+    write: Write,
+    mean: &Mean,
+    kernel: &K,
+    operands: Operands<SLOTS>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { run::<super::lanes::x86::Avx2, K, SLOTS>(write, kernel, operands) }
+    unsafe { run::<super::lanes::x86::Avx2, K, SLOTS>(write, mean, kernel, operands) }
     after_streaming(write);
 }
 
@@ -201,9 +198,14 @@ unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, o
 /// As [`run`], on a machine with AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(
+    write: Write,
+    mean: &Mean,
+    kernel: &K,
+    operands: Operands<SLOTS>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { run::<super::lanes::x86::Avx512, K, SLOTS>(write, kernel, operands) }
+    unsafe { run::<super::lanes::x86::Avx512, K, SLOTS>(write, mean, kernel, operands) }
     after_streaming(write);
 }
 
@@ -211,16 +213,21 @@ unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K,
 /// As [`run`], on a machine with NEON.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
-unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(write: Write, kernel: &K, operands: Operands<SLOTS>) {
+unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(
+    write: Write,
+    mean: &Mean,
+    kernel: &K,
+    operands: Operands<SLOTS>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { run::<super::lanes::arm::Neon, K, SLOTS>(write, kernel, operands) }
+    unsafe { run::<super::lanes::arm::Neon, K, SLOTS>(write, mean, kernel, operands) }
 }
 
 /// Number of partial sums of [`add_squares`].
 pub(crate) const SUMS: usize = 16;
 
-/// Adds the square of value i to sum i mod 16. The compiler makes vectors of it; which ones does not reach the bits, as each sum
-/// is added to in the order of the values.
+/// Adds the square of value i to sum i mod 16. The compiler makes vectors of it; which ones does
+/// not reach the bits, as each sum is added to in the order of the values.
 pub(crate) fn add_squares(path: Path, sums: &mut [f64; SUMS], values: &[f32]) {
     match path {
         Path::Scalar => squares(sums, values),
@@ -271,11 +278,12 @@ fn after_streaming(write: Write) {
 }
 
 /// # Safety
-/// All pointers lead to `length` values; those of slots and next weights to nothing that anybody else reads or writes. The
-/// machine has the instructions of `V`.
+/// All pointers lead to `length` values; those of slots and next weights to nothing that anybody
+/// else reads or writes. The machine has the instructions of `V`.
 #[inline(always)]
 unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
     write: Write,
+    mean: &Mean,
     kernel: &K,
     operands: Operands<SLOTS>,
 ) {
@@ -284,32 +292,32 @@ unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
     let streams = if V::WIDTH > 1 { operands.streams(write, bytes) } else { Streams::Nothing };
     let head = if streams == Streams::Nothing { 0 } else { operands.next.align_offset(bytes).min(length) };
     let vectors = head + (length - head) / V::WIDTH * V::WIDTH;
-    // SAFETY: each index is below `length` by `WIDTH` or more; `next + head` is aligned and every vector after it too, and with
-    // `NextAndSlots` those of the slots.
+    // SAFETY: each index is below `length` by `WIDTH` or more; `next + head` is aligned and every
+    // vector after it too, and with `NextAndSlots` those of the slots.
     unsafe {
         for at in 0..head {
-            element::<f32, K, SLOTS>(kernel, operands, at, Streams::Nothing);
+            element::<f32, K, SLOTS>(mean, kernel, operands, at, Streams::Nothing);
         }
         // The choice is made once, outside the loops.
         match streams {
             Streams::Nothing => {
                 for at in (head..vectors).step_by(V::WIDTH) {
-                    element::<V, K, SLOTS>(kernel, operands, at, Streams::Nothing);
+                    element::<V, K, SLOTS>(mean, kernel, operands, at, Streams::Nothing);
                 }
             }
             Streams::Next => {
                 for at in (head..vectors).step_by(V::WIDTH) {
-                    element::<V, K, SLOTS>(kernel, operands, at, Streams::Next);
+                    element::<V, K, SLOTS>(mean, kernel, operands, at, Streams::Next);
                 }
             }
             Streams::NextAndSlots => {
                 for at in (head..vectors).step_by(V::WIDTH) {
-                    element::<V, K, SLOTS>(kernel, operands, at, Streams::NextAndSlots);
+                    element::<V, K, SLOTS>(mean, kernel, operands, at, Streams::NextAndSlots);
                 }
             }
         }
         for at in vectors..length {
-            element::<f32, K, SLOTS>(kernel, operands, at, Streams::Nothing);
+            element::<f32, K, SLOTS>(mean, kernel, operands, at, Streams::Nothing);
         }
     }
 }
@@ -318,6 +326,7 @@ unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
 /// As [`run`], and `at + WIDTH <= length`; what `streams` names is aligned to `V` there.
 #[inline(always)]
 unsafe fn element<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
+    mean: &Mean,
     kernel: &K,
     operands: Operands<SLOTS>,
     at: usize,
@@ -327,7 +336,7 @@ unsafe fn element<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let here = slots.map(|(from, _)| V::load(from.add(at)));
-        let (weight, after) = kernel.update(V::load(weights.add(at)), V::load(gradient.add(at)), here);
+        let (weight, after) = kernel.update(mean, V::load(weights.add(at)), V::load(gradient.add(at)), here);
         for ((_, to), value) in slots.into_iter().zip(after) {
             if streams == Streams::NextAndSlots { value.stream(to.add(at)) } else { value.store(to.add(at)) }
         }

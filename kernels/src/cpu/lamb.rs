@@ -1,9 +1,11 @@
-//! LAMB (You et al., "Large batch optimization for deep learning", 2019, algorithm 2), with the identity as phi.
+//! LAMB (You et al., "Large batch optimization for deep learning", 2019, algorithm 2), with the
+//! identity as phi.
 //!
-//! Slots as Adam's. A tensor's step has the length `learning_rate * |w|`, whatever its gradient: the direction
-//! `u = m / (sqrt(v) + eps) + weight_decay * w` (both means corrected) is divided by its norm over the whole tensor. That
-//! norm is [measured](crate::norm) before the update, from the same operands and without changing them, so the update is one
-//! pass as every other: it moves 28 bytes per parameter, and measuring 16 before it.
+//! Slots as Adam's. A tensor's step has the length `learning_rate * |w|`, whatever its gradient:
+//! the direction `u = m / (sqrt(v) + eps) + weight_decay * w` (both means corrected) is divided by
+//! its norm over the whole tensor. That norm is [measured](super::norm) before the update, from the
+//! same operands and without changing them, so the update is one pass as every other: it moves 28
+//! bytes per parameter, and measuring 16 before it.
 
 use proto::optimizer::power;
 
@@ -11,16 +13,15 @@ use super::dispatch::Kernel;
 use super::lanes::Lanes;
 use super::mean::{Mean, interpolate};
 
-/// The scalars of one step and one tensor.
+/// The scalars of one step and one tensor. Weight decay is part of the direction, and [`Mean`] has
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Lamb {
-    /// Without weight decay: that is part of the direction.
-    pub(crate) mean: Mean,
     weight_decay: f32,
     /// `1 - betas[0]`.
-    mean_share: f32,
+    average_share: f32,
     /// `1 - betas[0]^t`.
-    mean_correction: f32,
+    average_correction: f32,
     /// `betas[1]` and `1 - betas[1]`.
     square_kept: f32,
     square_share: f32,
@@ -43,14 +44,12 @@ impl Lamb {
         weight_decay: f64,
         learning_rate: f64,
         step: u64,
-        mean: Mean,
     ) -> Self {
         let count = step + 1; // the paper counts from 1
         Self {
-            mean,
             weight_decay: weight_decay as f32,
-            mean_share: (1.0 - beta1) as f32,
-            mean_correction: (1.0 - power(beta1, count)) as f32,
+            average_share: (1.0 - beta1) as f32,
+            average_correction: (1.0 - power(beta1, count)) as f32,
             square_kept: beta2 as f32,
             square_share: (1.0 - beta2) as f32,
             square_correction: (1.0 - power(beta2, count)) as f32,
@@ -60,8 +59,8 @@ impl Lamb {
         }
     }
 
-    /// The same for a tensor whose weights and direction have these sums of squares. A tensor that is all zero, or does not
-    /// want to move, takes the step as it is.
+    /// The same for a tensor whose weights and direction have these sums of squares. A tensor that
+    /// is all zero, or does not want to move, takes the step as it is.
     pub(crate) fn scaled(self, weights: f64, direction: f64) -> Self {
         // A norm that is NaN is not zero.
         let still = weights == 0.0 || direction == 0.0;
@@ -69,23 +68,31 @@ impl Lamb {
         Self { step_size: (self.learning_rate * ratio) as f32, ..self }
     }
 
-    /// `m += (1 - b1)(g - m); v = b2 v + (1 - b2) g^2; u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w`.
+    /// `m += (1 - b1)(g - m); v = b2 v + (1 - b2) g^2;`
+    /// `u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay * w`.
     #[inline(always)]
-    fn direction<V: Lanes>(&self, weight: V, gradient: V, [mean, square]: [V; 2]) -> (V, [V; 2]) {
-        let gradient = self.mean.only(gradient);
-        let mean = interpolate(mean, gradient, self.mean_share);
+    fn direction<V: Lanes>(
+        &self,
+        mean: &Mean,
+        weight: V,
+        gradient: V,
+        [average, square]: [V; 2],
+    ) -> (V, [V; 2]) {
+        let gradient = mean.only(gradient);
+        let average = interpolate(average, gradient, self.average_share);
         let square = square * V::splat(self.square_kept) + V::splat(self.square_share) * gradient * gradient;
         let root = (square / V::splat(self.square_correction)).sqrt() + V::splat(self.eps);
-        let direction = mean / V::splat(self.mean_correction) / root + V::splat(self.weight_decay) * weight;
-        (direction, [mean, square])
+        let direction =
+            average / V::splat(self.average_correction) / root + V::splat(self.weight_decay) * weight;
+        (direction, [average, square])
     }
 }
 
 impl Kernel<2> for Lamb {
     /// `next = w - learning_rate * |w| / |u| * u`.
     #[inline(always)]
-    fn update<V: Lanes>(&self, weight: V, gradient: V, slots: [V; 2]) -> (V, [V; 2]) {
-        let (direction, slots) = self.direction(weight, gradient, slots);
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; 2]) -> (V, [V; 2]) {
+        let (direction, slots) = self.direction(mean, weight, gradient, slots);
         (weight - V::splat(self.step_size) * direction, slots)
     }
 }
@@ -93,7 +100,7 @@ impl Kernel<2> for Lamb {
 impl Kernel<2> for Direction {
     /// `u` in place of the next weights.
     #[inline(always)]
-    fn update<V: Lanes>(&self, weight: V, gradient: V, slots: [V; 2]) -> (V, [V; 2]) {
-        self.0.direction(weight, gradient, slots)
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; 2]) -> (V, [V; 2]) {
+        self.0.direction(mean, weight, gradient, slots)
     }
 }

@@ -1,9 +1,11 @@
-//! Vectors of f32 as the kernels see them: one trait, implemented by a plain f32 and by each instruction set.
+//! Vectors of f32 as the kernels see them: one trait, implemented by a plain f32 and by each
+//! instruction set.
 //!
-//! Always true here: an operation rounds each lane once, as IEEE 754 defines, and is never fused with another one. So a
-//! kernel that is written once over [`Lanes`] gives the same bits with every implementation (a NaN's payload aside), and
-//! [`f32`] is its scalar twin. None of the methods may be called on a machine without the instruction set; who calls a
-//! kernel has asked the machine first (`dispatch.rs`).
+//! Always true here: an operation rounds each lane once, as IEEE 754 defines, and is never fused
+//! with another one. So a kernel that is written once over [`Lanes`] gives the same bits with every
+//! implementation (a NaN's payload aside), and [`f32`] is its scalar twin. None of the methods may
+//! be called on a machine without the instruction set; who calls a kernel has asked the machine
+//! first (`dispatch.rs`).
 #![expect(
     unsafe_code,
     reason = "vector instructions; each implementation is only reached after asking the machine"
@@ -188,7 +190,8 @@ macro_rules! lanes {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
-    //! AVX2 and AVX-512. `max` is the instruction's own rule: the second operand when one is NaN or both are zero.
+    //! AVX2 and AVX-512. `max` is the instruction's own rule: the second operand when one is NaN or
+    //! both are zero.
 
     use std::arch::x86_64::*;
 
@@ -223,7 +226,8 @@ pub(crate) mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod arm {
-    //! NEON. It has no stores past the caches that a compiler offers, and its own maximum would return NaN.
+    //! NEON. It has no stores past the caches that a compiler offers, and its own maximum would
+    //! return NaN.
 
     use std::arch::aarch64::*;
 

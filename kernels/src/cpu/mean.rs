@@ -1,26 +1,31 @@
-//! What every rule does to a gradient first: from the sum over the samples to their mean, clipping, and PyTorch's coupled
-//! weight decay.
+//! What every rule does to a gradient first: from the sum over the samples to their mean, clipping,
+//! and PyTorch's coupled weight decay.
 
 use super::lanes::Lanes;
 
-/// The scalars of it.
+/// The scalars of one step, for every rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mean {
     /// One over the number of samples.
     pub(crate) scale: f32,
     /// What a clipped mean is multiplied by; otherwise 1, which changes no bit.
     pub(crate) clip: f32,
+    /// Coupled weight decay: this share of the weight is added to the gradient.
     pub(crate) weight_decay: f32,
 }
 
 impl Mean {
+    /// Leaves the sum as it is.
+    pub(crate) const NONE: Self = Self { scale: 1.0, clip: 1.0, weight_decay: 0.0 };
+
     /// `sum * scale * clip + weight_decay * w`, each operation rounded.
     #[inline(always)]
     pub(crate) fn of<V: Lanes>(&self, weight: V, sum: V) -> V {
         self.only(sum) + V::splat(self.weight_decay) * weight
     }
 
-    /// The same without weight decay.
+    /// `sum * scale * clip`: the mean without weight decay, for rules that have none or have it
+    /// elsewhere.
     #[inline(always)]
     pub(crate) fn only<V: Lanes>(&self, sum: V) -> V {
         sum * V::splat(self.scale) * V::splat(self.clip)

@@ -1,7 +1,8 @@
 //! Gradient descent with velocity: `torch.optim.SGD(momentum=.., dampening=.., nesterov=..)`.
 //!
-//! The velocity is the slot `momentum_buffer`; it starts as the first gradient, undamped (PyTorch's way, in contrast to
-//! Sutskever et al., 2013, and the learning rate is not part of it). Moves 20 bytes per parameter.
+//! The velocity is the slot `momentum_buffer`; it starts as the first gradient, undamped (PyTorch's
+//! way, in contrast to Sutskever et al., 2013, and the learning rate is not part of it). Moves 20
+//! bytes per parameter.
 
 use super::dispatch::Kernel;
 use super::lanes::Lanes;
@@ -10,7 +11,6 @@ use super::mean::Mean;
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Momentum {
-    pub(crate) mean: Mean,
     /// Whether this is the first step: the velocity becomes the gradient.
     pub(crate) first: bool,
     pub(crate) momentum: f32,
@@ -21,11 +21,12 @@ pub(crate) struct Momentum {
 }
 
 impl Kernel<1> for Momentum {
-    /// `v = momentum * v + (1 - dampening) * g; next = w - learning_rate * v`; nesterov: `.. * (g + momentum * v)`.
+    /// `v = momentum * v + (1 - dampening) * g; next = w - learning_rate * v`; nesterov:
+    /// `.. * (g + momentum * v)`.
     #[inline(always)]
-    fn update<V: Lanes>(&self, weight: V, gradient: V, [velocity]: [V; 1]) -> (V, [V; 1]) {
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, [velocity]: [V; 1]) -> (V, [V; 1]) {
         let (momentum, undamped) = (V::splat(self.momentum), V::splat(self.undamped));
-        let gradient = self.mean.of(weight, gradient);
+        let gradient = mean.of(weight, gradient);
         let velocity = if self.first { gradient } else { velocity * momentum + undamped * gradient };
         let direction = if self.nesterov { gradient + momentum * velocity } else { velocity };
         (weight - V::splat(self.learning_rate) * direction, [velocity])

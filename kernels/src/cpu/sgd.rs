@@ -9,15 +9,14 @@ use super::mean::Mean;
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sgd {
-    pub(crate) mean: Mean,
     pub(crate) learning_rate: f32,
 }
 
 impl Kernel<0> for Sgd {
     /// `next = w - learning_rate * (g + weight_decay * w)`; 1 - 0.5 * (2 + 0.1 * 1) = -0.05.
     #[inline(always)]
-    fn update<V: Lanes>(&self, weight: V, gradient: V, []: [V; 0]) -> (V, [V; 0]) {
-        let gradient = self.mean.of(weight, gradient);
+    fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, []: [V; 0]) -> (V, [V; 0]) {
+        let gradient = mean.of(weight, gradient);
         (weight - V::splat(self.learning_rate) * gradient, [])
     }
 }

@@ -7,13 +7,15 @@ use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
 use proto::tensor::TensorSpec;
 
-use super::{Norms, Optimizer, Slot, Update};
+use super::{Norms, Optimizer, Update};
 use crate::cpu::dispatch::{Path, Write};
 use crate::norm::Squares;
+use crate::{Slot, cpu};
 
 const TOTAL_STEPS: u64 = 50;
 
-/// Each kind as it comes and with every setting moved off its default, and each variant of a kind that has a kernel.
+/// Each kind as it comes and with every setting moved off its default, and each variant of a kind
+/// that has a kernel.
 fn optimizers() -> Vec<Optimizer> {
     let plain = OptimizerKind::ALL.map(|kind| OptimizerSpec::new(kind, 0.03));
     let tuned = plain.clone().map(|mut spec| {
@@ -62,7 +64,7 @@ impl Operands {
         let mut slots = self.slots[..optimizer.slots()].to_vec();
         let mut next = vec![f32::NAN; self.weights.len()];
         let update = Update { norms: Norms::Complete, ..update };
-        update.apply(&self.weights, &self.gradient, &mut slots, &mut next);
+        cpu::apply(&update, &self.weights, &self.gradient, &mut slots, &mut next);
         [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
     }
 
@@ -86,7 +88,8 @@ fn ways() -> Vec<(Path, Write)> {
     paths.flat_map(|path| [Write::Cached, Write::Streamed].map(|write| (path, write))).collect()
 }
 
-/// Lengths around the widths of SIMD vectors; the slots are never negative, which suits squares and velocities alike.
+/// Lengths around the widths of SIMD vectors; the slots are never negative, which suits squares and
+/// velocities alike.
 fn operands() -> impl Strategy<Value = Operands> {
     let any =
         || prop_oneof![4 => -10.0_f32..10.0, 1 => Just(0.0), 1 => -1e-20_f32..1e-20, 1 => -1e15_f32..1e15];
@@ -152,8 +155,8 @@ fn the_address_of_gradient_and_next_weights_does_not_reach_the_bits() {
                 let mut slots = operands.slots[..optimizer.slots()].to_vec();
                 let mut next = vec![f32::NAN; shift + 67];
                 let update = Update { path, write, norms: Norms::Complete, ..optimizer.prepare(3, 0.5) };
-                let in_place = slots.iter_mut().map(|slot| Slot::InPlace(slot)).collect();
-                update.apply_bytes(&operands.weights, &raw[shift..], in_place, &mut next[shift..]);
+                let in_place = slots.iter_mut().map(|slot| Slot::InPlace(slot.as_mut_slice())).collect();
+                cpu::apply_bytes(&update, &operands.weights, &raw[shift..], in_place, &mut next[shift..]);
                 let found: Vec<_> =
                     [vec![next[shift..].to_vec()], slots].concat().iter().map(|v| bits(v)).collect();
                 assert_eq!(found, expected, "{path:?}, {write:?}, {shift} off, {optimizer:?}");
@@ -178,16 +181,16 @@ fn slots_that_move_have_the_bits_of_those_that_stay_and_stay_as_they_were() {
                 let mut there = vec![vec![f32::NAN; shift + 67]; held.len()];
                 let slots = here.iter_mut().zip(&mut there).enumerate().map(|(number, (from, to))| {
                     if number == stays {
-                        Slot::InPlace(from)
+                        Slot::InPlace(from.as_mut_slice())
                     } else {
-                        Slot::Moved { from, to: &mut to[shift..] }
+                        Slot::Moved { from: from.as_slice(), to: &mut to[shift..] }
                     }
                 });
                 let slots = slots.collect();
                 let mut next = vec![f32::NAN; next_shift + 67];
                 let update = Update { path, write, norms: Norms::Complete, ..optimizer.prepare(3, 0.5) };
                 let gradient = bytemuck::cast_slice(&operands.gradient);
-                update.apply_bytes(&operands.weights, gradient, slots, &mut next[next_shift..]);
+                cpu::apply_bytes(&update, &operands.weights, gradient, slots, &mut next[next_shift..]);
                 let after =
                     here.iter().zip(&there).enumerate().map(|(number, (here, there))| {
                         if number == stays { &here[..] } else { &there[shift..] }
@@ -247,7 +250,7 @@ proptest! {
             let mut slots = operands.slots[..optimizer.slots()].to_vec();
             let mut next = vec![garbage; weights.len()];
             let update = Update { norms: Norms::Complete, ..optimizer.prepare(step, 0.5) };
-            update.apply(&weights, &gradient, &mut slots, &mut next);
+            cpu::apply(&update, &weights, &gradient, &mut slots, &mut next);
             prop_assert_eq!(bits(&weights), bits(&operands.weights));
             prop_assert_eq!(bits(&gradient), bits(&operands.gradient));
             prop_assert_eq!(bits(&next), &operands.update(&optimizer, step, 0.5)[0][..]);
@@ -275,7 +278,7 @@ fn the_learning_rate_follows_the_schedule() {
     let optimizer = Optimizer::new(&spec, 10).expect("valid");
     assert_eq!([0, 1, 2, 3, 9].map(|step| optimizer.learning_rate(step)), [0.2, 0.4, 0.8 * 0.75, 0.8, 0.8]);
     let mut next = [0.0];
-    optimizer.update::<Vec<f32>>(1, &[1.0], &[1.0], 1.0, &mut [], &mut next);
+    cpu::apply::<Vec<f32>>(&optimizer.prepare(1, 1.0), &[1.0], &[1.0], &mut [], &mut next);
     assert_eq!(next, [1.0 - 0.4]);
 }
 
@@ -286,7 +289,7 @@ fn slots_may_be_borrowed_slices_of_a_row() {
     let (value, slots) = row.split_at_mut(2);
     let (mean, square) = slots.split_at_mut(2);
     let mut next = [0.0; 2];
-    optimizer.update(0, value, &[1.0, -1.0], 1.0, &mut [mean, square], &mut next);
+    cpu::apply(&optimizer.prepare(0, 1.0), value, &[1.0, -1.0], &mut [mean, square], &mut next);
     assert!((next[0] + 0.1).abs() < 1e-6 && (next[1] - 0.1).abs() < 1e-6, "{next:?}");
     assert!(row[2] > 0.0 && row[4] > 0.0, "{row:?}");
 }
@@ -295,21 +298,27 @@ fn slots_may_be_borrowed_slices_of_a_row() {
 #[should_panic(expected = "slot 1 has 2 values, the weights have 3")]
 fn a_slot_of_another_length_is_a_broken_invariant() {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
-    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3], vec![0.0; 2]], &mut [0.0; 3]);
+    cpu::apply(
+        &optimizer.prepare(0, 1.0),
+        &[0.0; 3],
+        &[0.0; 3],
+        &mut [vec![0.0; 3], vec![0.0; 2]],
+        &mut [0.0; 3],
+    );
 }
 
 #[test]
 #[should_panic(expected = "the gradient has 4 values, the weights have 3")]
 fn a_gradient_of_another_length_is_a_broken_invariant() {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 1).expect("valid");
-    optimizer.update::<Vec<f32>>(0, &[0.0; 3], &[0.0; 4], 1.0, &mut [], &mut [0.0; 3]);
+    cpu::apply::<Vec<f32>>(&optimizer.prepare(0, 1.0), &[0.0; 3], &[0.0; 4], &mut [], &mut [0.0; 3]);
 }
 
 #[test]
 #[should_panic(expected = "1 slots given")]
 fn a_missing_slot_is_a_broken_invariant() {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 1).expect("valid");
-    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3]], &mut [0.0; 3]);
+    cpu::apply(&optimizer.prepare(0, 1.0), &[0.0; 3], &[0.0; 3], &mut [vec![0.0; 3]], &mut [0.0; 3]);
 }
 
 /// The bits of what one chunk contributes to the norms, measured by each path.
@@ -318,7 +327,8 @@ fn measured(update: Update, operands: &Operands, shift: usize) -> Vec<[u64; 2]> 
     raw.extend(operands.gradient.iter().flat_map(|value| value.to_le_bytes()));
     let slots: Vec<&[f32]> = operands.slots.iter().take(2).map(Vec::as_slice).collect();
     let measure = |path| {
-        let Squares(squares) = Update { path, ..update }.measure(&operands.weights, &raw[shift..], &slots);
+        let Squares(squares) =
+            cpu::measure(&Update { path, ..update }, &operands.weights, &raw[shift..], &slots);
         squares.map(f64::to_bits)
     };
     Path::available().into_iter().map(measure).collect()
@@ -349,9 +359,10 @@ fn a_clipped_step_is_as_long_as_it_may_be_and_a_shorter_one_is_not_touched() {
         let spec =
             OptimizerSpec { clip_norm: Some(clip_norm), ..OptimizerSpec::new(OptimizerKind::Sgd, 1.0) };
         let update = Optimizer::new(&spec, 1).expect("valid").prepare(0, 1.0);
-        let squares = [(ChunkId(0), update.measure(&[0.0; 2], bytemuck::cast_slice(&gradient), &[]))];
+        let squares = [(ChunkId(0), cpu::measure(&update, &[0.0; 2], bytemuck::cast_slice(&gradient), &[]))];
         let mut next = [0.0; 2];
-        update.with_norms(&layout, &squares, &[ChunkId(0)])[0].apply::<Vec<f32>>(
+        cpu::apply::<Vec<f32>>(
+            &update.with_norms(&layout, &squares, &[ChunkId(0)])[0],
             &[0.0; 2],
             &gradient,
             &mut [],
@@ -377,5 +388,11 @@ fn a_norm_that_lacks_a_chunk_is_a_broken_invariant() {
 #[should_panic(expected = "without the norms that it needs")]
 fn an_update_without_its_norms_is_a_broken_invariant() {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Lamb, 0.1), 1).expect("valid");
-    optimizer.update(0, &[0.0; 3], &[0.0; 3], 1.0, &mut [vec![0.0; 3], vec![0.0; 3]], &mut [0.0; 3]);
+    cpu::apply(
+        &optimizer.prepare(0, 1.0),
+        &[0.0; 3],
+        &[0.0; 3],
+        &mut [vec![0.0; 3], vec![0.0; 3]],
+        &mut [0.0; 3],
+    );
 }

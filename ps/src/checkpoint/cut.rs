@@ -102,7 +102,7 @@ impl Cut {
     /// Works out the checksums of the values: here, unless these are more than `inline_bytes_max`.
     pub(crate) async fn checksums(self: &Arc<Self>, inline_bytes_max: usize) -> Vec<u32> {
         let cut = self.clone();
-        let work = move || cut.values.iter().map(|values| crc32c::crc32c(values.bytes())).collect();
+        let work = move || cut.values.iter().map(|values| crc32c::crc32c(&values.bytes())).collect();
         if self.header.data_bytes() <= inline_bytes_max as u64 {
             return work();
         }

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
-use kernels::{Optimizer, Squares, Update, parallel};
+use kernels::{Merge, Optimizer, Squares, Update, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
@@ -21,7 +21,7 @@ use proto::wire::WireType;
 use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint::Cut;
-use crate::chunk::{Advance, Merge, Slots, Sum, Total, Weights};
+use crate::chunk::{Advance, Slots, Sum, Total, Weights};
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
@@ -151,7 +151,7 @@ impl Dense {
     pub(super) fn initial(&self, values: &[Sum]) -> (Weights, Vec<Slots>) {
         let weights = self.members().iter().zip(values).map(|(&id, values)| {
             let mut buffer = self.take(Use::Weights, id);
-            buffer.bytes_mut().copy_from_slice(values.bytes());
+            buffer.write(values.values());
             Arc::new(buffer)
         });
         let slots = self.members().iter().map(|&id| {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use kernels::Operand;
 use proto::checkpoint::data::Section;
 use proto::checkpoint::manifest::{Manifest, Needs, oldest};
 use proto::checkpoint::{AppliedSteps, Error, MANIFEST, Result};
@@ -125,7 +126,7 @@ async fn load(opening: &Opening, dense: &Dense, folder: &Folder, manifest: &Mani
                     let buffer = |(number, bytes): (usize, Bytes)| {
                         let use_of = if number < versions.len() { Use::Weights } else { Use::Own };
                         let mut buffer = dense.take(use_of, chunk);
-                        buffer.bytes_mut().copy_from_slice(&bytes);
+                        buffer.write(Operand::Payload(&bytes));
                         Arc::new(buffer)
                     };
                     Ok::<_, Error>((index, read.into_iter().enumerate().map(buffer).collect::<Vec<_>>()))

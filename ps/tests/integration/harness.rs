@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kernels::cpu::{cast, state};
+use kernels::cpu::{self, cast, state};
 use kernels::{Optimizer, Update};
 use proptest::prelude::*;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
@@ -239,10 +239,10 @@ impl Job {
                 let mut next = tensor.zeros();
                 match (tensor.role, &mut next, &sum[index], &weights[index]) {
                     (Role::Parameter, Values::F32(next), Values::F32(sum), Values::F32(weights)) => {
-                        updates[index].apply(weights, sum, &mut slots[index], next);
+                        cpu::apply(&updates[index], weights, sum, &mut slots[index], next);
                     }
                     (Role::State, Values::F32(next), Values::F32(sum), _) => {
-                        state::mean(sum, of.into(), next);
+                        state::mean(bytemuck::cast_slice(sum), of.into(), next);
                     }
                     (_, next, sum, _) => *next = sum.clone(),
                 }
@@ -271,7 +271,8 @@ impl Job {
             let range = chunk.offset..chunk.offset + chunk.len;
             let (weights, sum) = (weights[chunk.tensor].as_f32()?, sum[chunk.tensor].as_f32()?);
             let slots: Vec<_> = slots[chunk.tensor].iter().map(|slot| &slot[range.clone()]).collect();
-            let squares = update.measure(&weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
+            let squares =
+                cpu::measure(&update, &weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
             (whole.tensor_of(id).role == Role::Parameter).then_some((id, squares))
         };
         let squares: Vec<_> = chunks.filter_map(measure).collect();

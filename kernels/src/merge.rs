@@ -1,0 +1,92 @@
+//! What a step does to received values before the update: they are decoded and merged along the
+//! reduction tree.
+//!
+//! State tensors have no update rule: the mean of their sum is their next version.
+
+use proto::tensor::{DType, Role};
+use proto::wire::WireType;
+
+use crate::cpu::{cast, state, sum};
+use crate::storage::{Operand, Storage};
+
+/// How the values of two nodes become those of their parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Their sum, rounded to this type.
+    Sum(WireType),
+    /// The larger one, for counters.
+    Max,
+}
+
+impl Merge {
+    /// For a tensor of this role at a node below the root, in a job that exchanges `wire`.
+    pub const fn of(role: Role, wire: WireType) -> Self {
+        match role {
+            Role::Counter => Self::Max,
+            Role::Parameter | Role::State => Self::Sum(wire.of(role)),
+        }
+    }
+
+    /// At the root of a step's tree: its sum is not rounded.
+    pub const fn root(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::Sum(WireType::F32),
+            DType::I64 => Self::Max,
+        }
+    }
+
+    /// Element type of the values.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Sum(_) => DType::F32,
+            Self::Max => DType::I64,
+        }
+    }
+}
+
+impl Storage {
+    /// Writes the values of a payload that was encoded as `wire`, as f32.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than elements, or the elements are integers.
+    pub fn decode(&mut self, payload: &[u8], wire: WireType) {
+        cast::decode(wire, payload, self.floats_mut());
+    }
+
+    /// Merges the values of another node into these.
+    ///
+    /// # Panics
+    /// If types or lengths differ.
+    pub fn merge(&mut self, other: Operand<'_>, merge: Merge) {
+        match merge {
+            Merge::Sum(wire) => cast::add_assign(wire, self.floats_mut(), other.host()),
+            Merge::Max => state::max(self.integers_mut(), other.host()),
+        }
+    }
+
+    /// Merges two nodes into memory of its own, in one pass. What this storage held before does not
+    /// matter.
+    ///
+    /// # Panics
+    /// If types or lengths differ.
+    pub fn merge_of(&mut self, left: Operand<'_>, right: Operand<'_>, merge: Merge) {
+        match merge {
+            Merge::Sum(wire) if wire.rounds() => {
+                cast::add(wire, left.host(), right.host(), self.floats_mut());
+            }
+            Merge::Sum(_) => sum::add(left.host(), right.host(), self.floats_mut()),
+            Merge::Max => {
+                self.write(left);
+                self.merge(right, merge);
+            }
+        }
+    }
+
+    /// The next values of a state tensor: the mean of the `count` values that were summed.
+    ///
+    /// # Panics
+    /// If types or lengths differ, or `count` is 0 or above 2^24.
+    pub fn mean_of(&mut self, sum: Operand<'_>, count: u64) {
+        state::mean(sum.host(), count, self.floats_mut());
+    }
+}

@@ -1,0 +1,265 @@
+//! Values that kernels read and write, whatever memory they lie in.
+//!
+//! Always true here:
+//!
+//! - A caller names storage, payloads and operations, and no memory. A device becomes a variant of
+//!   `Memory` and an arm in each operation; no signature changes.
+//! - An operation chooses its implementation once, outside its loops.
+//! - Storage is aligned for its values. A payload is read as it came, at any alignment.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proto::tensor::{DType, ExternalMemory, Values};
+
+/// Values of one element type, in memory that kernels reach.
+pub struct Storage {
+    dtype: DType,
+    len: usize,
+    memory: Memory,
+}
+
+/// Where values lie.
+enum Memory {
+    /// In memory of this process.
+    Heap(Values),
+    /// In memory of the host that the caller brought.
+    External(Box<dyn ExternalMemory>),
+}
+
+/// Values that an operation reads.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// Values as they were received: little-endian, in memory of the host, at any alignment.
+    Payload(&'a [u8]),
+    /// Values in storage.
+    Stored(&'a Storage),
+}
+
+/// One slot of the elements that an update changes, in storage or in a slice of host memory.
+#[derive(Debug)]
+pub enum Slot<'a, S: ?Sized = Storage> {
+    /// The slot changes where it lies.
+    InPlace(&'a mut S),
+    /// The slot is read in one place and written to another, because a checkpoint needs it as it
+    /// is. What `to` holds before does not matter.
+    Moved {
+        /// The slot before the update.
+        from: &'a S,
+        /// The slot after the update.
+        to: &'a mut S,
+    },
+}
+
+impl Storage {
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Self {
+        Self { dtype, len, memory: Memory::Heap(Values::zeros(dtype, len)) }
+    }
+
+    /// Values in memory of the host that the caller brings. The memory has to be aligned for them.
+    pub fn external(dtype: DType, memory: Box<dyn ExternalMemory>) -> Self {
+        Self { dtype, len: memory.bytes().len() / dtype.size(), memory: Memory::External(memory) }
+    }
+
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of bytes of all elements.
+    pub const fn size(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// Writes to all pages, so that the system makes them now. What the elements are afterwards is
+    /// not defined.
+    pub fn populate(&mut self) {
+        self.host_mut().fill(1);
+    }
+
+    /// Gives every element one value.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    pub fn fill(&mut self, value: f32) {
+        self.floats_mut().fill(value);
+    }
+
+    /// Copies values of the same type.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than elements.
+    pub fn write(&mut self, values: Operand<'_>) {
+        self.host_mut().copy_from_slice(values.host());
+    }
+
+    /// The elements as little-endian bytes in memory of the host. They are borrowed if they lie
+    /// there, and copied if they do not.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.host())
+    }
+
+    /// The elements of shared storage as bytes to send or to save. In memory of the host they are
+    /// not copied: the bytes hold `owner` as long as they live.
+    pub fn share<O>(owner: Arc<O>) -> Bytes
+    where
+        O: Deref<Target = Self> + Send + Sync + 'static,
+    {
+        struct Shared<O>(Arc<O>);
+        impl<O: Deref<Target = Storage>> AsRef<[u8]> for Shared<O> {
+            fn as_ref(&self) -> &[u8] {
+                self.0.host()
+            }
+        }
+        Bytes::from_owner(Shared(owner))
+    }
+
+    /// The elements as bytes in memory of the host.
+    pub(crate) fn host(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Heap(values) => values.bytes(),
+            Memory::External(memory) => memory.bytes(),
+        }
+    }
+
+    /// The elements as bytes in memory of the host, for writing.
+    pub(crate) fn host_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            Memory::Heap(values) => values.bytes_mut(),
+            Memory::External(memory) => memory.bytes_mut(),
+        }
+    }
+
+    /// The floats in memory of the host.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    pub(crate) fn floats(&self) -> &[f32] {
+        assert_eq!(self.dtype, DType::F32, "integers taken as floats");
+        bytemuck::cast_slice(self.host())
+    }
+
+    /// The floats in memory of the host, for writing.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.dtype, DType::F32, "integers taken as floats");
+        bytemuck::cast_slice_mut(self.host_mut())
+    }
+
+    /// The integers in memory of the host, for writing.
+    ///
+    /// # Panics
+    /// If the elements are floats.
+    pub(crate) fn integers_mut(&mut self) -> &mut [i64] {
+        assert_eq!(self.dtype, DType::I64, "floats taken as integers");
+        bytemuck::cast_slice_mut(self.host_mut())
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Storage({:?} x {})", self.dtype, self.len)
+    }
+}
+
+impl<'a> Operand<'a> {
+    /// Number of bytes of all values.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Payload(bytes) => bytes.len(),
+            Self::Stored(storage) => storage.size(),
+        }
+    }
+
+    /// The values as bytes in memory of the host, at any alignment.
+    pub(crate) fn host(self) -> &'a [u8] {
+        match self {
+            Self::Payload(bytes) => bytes,
+            Self::Stored(storage) => storage.host(),
+        }
+    }
+}
+
+impl<'a> Slot<'a> {
+    /// The slot as slices of host memory.
+    pub(crate) fn host(self) -> Slot<'a, [f32]> {
+        match self {
+            Self::InPlace(slot) => Slot::InPlace(slot.floats_mut()),
+            Self::Moved { from, to } => Slot::Moved { from: from.floats(), to: to.floats_mut() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that counts as brought by the caller.
+    #[derive(Debug)]
+    struct Brought(Vec<u64>);
+
+    impl ExternalMemory for Brought {
+        fn bytes(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            bytemuck::cast_slice_mut(&mut self.0)
+        }
+    }
+
+    fn storages(dtype: DType) -> [Storage; 2] {
+        let own = Storage::zeros(dtype, 32 / dtype.size());
+        [own, Storage::external(dtype, Box::new(Brought(vec![7; 4])))]
+    }
+
+    #[test]
+    fn what_is_written_is_read_whatever_the_memory() {
+        let payload: Vec<u8> = (0..33).collect();
+        for dtype in [DType::F32, DType::I64] {
+            for mut storage in storages(dtype) {
+                assert_eq!((storage.dtype(), storage.len(), storage.size()), (dtype, 32 / dtype.size(), 32));
+                storage.write(Operand::Payload(&payload[1..]));
+                assert_eq!(*storage.bytes(), payload[1..]);
+                let mut copy = Storage::zeros(dtype, storage.len());
+                copy.write(Operand::Stored(&storage));
+                assert_eq!(copy.bytes(), storage.bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn shared_bytes_lie_in_the_storage_and_hold_it() {
+        for mut storage in storages(DType::F32) {
+            storage.fill(2.0);
+            let owner = Arc::new(Box::new(storage));
+            let bytes = Storage::share(owner.clone());
+            assert_eq!(bytes.as_ptr(), owner.bytes().as_ptr());
+            assert_eq!(Arc::strong_count(&owner), 2);
+            drop(owner);
+            assert_eq!(bytes, [0, 0, 0, 64].repeat(8));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "integers taken as floats")]
+    fn integers_as_floats_are_a_broken_invariant() {
+        Storage::zeros(DType::I64, 1).fill(0.0);
+    }
+}
