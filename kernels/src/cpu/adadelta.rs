@@ -28,11 +28,12 @@ impl Kernel<2> for Adadelta {
         gradient: V,
         [square, updates]: [V; 2],
     ) -> (V, [V; 2]) {
-        let (kept, share, eps) = (V::splat(self.kept), V::splat(self.share), V::splat(self.eps));
+        let (kept, share, eps) =
+            (gradient.splat(self.kept), gradient.splat(self.share), gradient.splat(self.eps));
         let gradient = mean.of(weight, gradient);
         let square = square * kept + share * gradient * gradient;
         let delta = (updates + eps).sqrt() / (square + eps).sqrt() * gradient;
         let updates = updates * kept + share * delta * delta;
-        (weight - V::splat(self.learning_rate) * delta, [square, updates])
+        (weight - gradient.splat(self.learning_rate) * delta, [square, updates])
     }
 }

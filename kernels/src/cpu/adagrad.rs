@@ -21,6 +21,9 @@ impl Kernel<1> for Adagrad {
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, [sum]: [V; 1]) -> (V, [V; 1]) {
         let gradient = mean.of(weight, gradient);
         let sum = sum + gradient * gradient;
-        (weight - V::splat(self.learning_rate) * gradient / (sum.sqrt() + V::splat(self.eps)), [sum])
+        (
+            weight - gradient.splat(self.learning_rate) * gradient / (sum.sqrt() + gradient.splat(self.eps)),
+            [sum],
+        )
     }
 }

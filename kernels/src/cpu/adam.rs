@@ -66,15 +66,16 @@ impl<const SLOTS: usize> Kernel<SLOTS> for Adam {
         const { assert!(SLOTS == 2 || SLOTS == 3, "m and v, and for AMSGrad the largest v") };
         let gradient = mean.of(weight, gradient);
         let average = interpolate(slots[0], gradient, self.average_share);
-        let square =
-            slots[1] * V::splat(self.square_kept) + V::splat(self.square_share) * gradient * gradient;
+        let square = slots[1] * gradient.splat(self.square_kept)
+            + gradient.splat(self.square_share) * gradient * gradient;
         (slots[0], slots[1]) = (average, square);
         if SLOTS == 3 {
             slots[2] = slots[2].max(square);
         }
-        let root = slots[SLOTS - 1].sqrt() / V::splat(self.square_correction);
-        let denominator = root + V::splat(self.eps);
-        let next = weight * V::splat(self.shrink) - V::splat(self.step_size) * average / denominator;
+        let root = slots[SLOTS - 1].sqrt() / gradient.splat(self.square_correction);
+        let denominator = root + gradient.splat(self.eps);
+        let next =
+            weight * gradient.splat(self.shrink) - gradient.splat(self.step_size) * average / denominator;
         (next, slots)
     }
 }

@@ -23,9 +23,14 @@ pub(crate) trait Kernel<const SLOTS: usize>: Copy {
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
 }
 
-/// A way to run kernels.
+/// A way to run kernels, and the witness that this machine has it: only [`Path::available`] makes
+/// one that is not scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
+pub(crate) struct Path(Set);
+
+/// The instruction sets that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
     /// One element after the other, or what the compiler makes of that.
     Scalar,
     /// 8 lanes.
@@ -40,23 +45,27 @@ pub(crate) enum Path {
 }
 
 impl Path {
+    /// What every machine has.
+    #[cfg(test)]
+    pub(crate) const SCALAR: Self = Self(Set::Scalar);
+
     /// What this machine can do, the widest last.
     pub(crate) fn available() -> Vec<Self> {
-        let mut paths = vec![Self::Scalar];
+        let mut sets = vec![Set::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx2") {
-                paths.push(Self::Avx2);
+                sets.push(Set::Avx2);
             }
             if is_x86_feature_detected!("avx512f") {
-                paths.push(Self::Avx512);
+                sets.push(Set::Avx512);
             }
         }
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
-            paths.push(Self::Neon);
+            sets.push(Set::Neon);
         }
-        paths
+        sets.into_iter().map(Self).collect()
     }
 
     /// The widest one.
@@ -164,17 +173,17 @@ pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
         next: next.as_mut_ptr(),
         length,
     };
-    // SAFETY: all slices have `length` values, and those that are written are borrowed alone. A
-    // path other than the scalar one comes from `Path::available`, which has asked the machine.
+    // SAFETY: all slices have `length` values, and those that are written are borrowed alone.
+    // `path` is the witness of its instruction set.
     unsafe {
-        match path {
-            Path::Scalar => run::<f32, K, SLOTS>(write, mean, kernel, operands),
+        match path.0 {
+            Set::Scalar => run::<f32, K, SLOTS>(write, mean, kernel, operands),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => avx2(write, mean, kernel, operands),
+            Set::Avx2 => avx2(write, mean, kernel, operands),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => avx512(write, mean, kernel, operands),
+            Set::Avx512 => avx512(write, mean, kernel, operands),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => neon(write, mean, kernel, operands),
+            Set::Neon => neon(write, mean, kernel, operands),
         }
     }
 }
@@ -229,16 +238,16 @@ pub(crate) const SUMS: usize = 16;
 /// Adds the square of value i to sum i mod 16. The compiler makes vectors of it; which ones does
 /// not reach the bits, as each sum is added to in the order of the values.
 pub(crate) fn add_squares(path: Path, sums: &mut [f64; SUMS], values: &[f32]) {
-    match path {
-        Path::Scalar => squares(sums, values),
-        // SAFETY: a path comes from `Path::available`, which has asked the machine.
+    match path.0 {
+        Set::Scalar => squares(sums, values),
+        // SAFETY: `path` is the witness.
         #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => unsafe { squares_avx2(sums, values) },
-        // SAFETY: as above.
+        Set::Avx2 => unsafe { squares_avx2(sums, values) },
+        // SAFETY: `path` is the witness.
         #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => unsafe { squares_avx512(sums, values) },
+        Set::Avx512 => unsafe { squares_avx512(sums, values) },
         #[cfg(target_arch = "aarch64")]
-        Path::Neon => squares(sums, values),
+        Set::Neon => squares(sums, values),
     }
 }
 

@@ -28,16 +28,16 @@ impl Kernel<2> for Ftrl {
     /// -1.5 / (3 / 0.5) = -0.25.
     #[inline(always)]
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, [z, n]: [V; 2]) -> (V, [V; 2]) {
-        let rate = V::splat(self.learning_rate);
+        let rate = gradient.splat(self.learning_rate);
         let gradient = mean.only(gradient);
         let more = n + gradient * gradient;
         let root = more.sqrt();
         let sigma = (root - n.sqrt()) / rate;
         let z = z + (gradient - sigma * weight);
         // Zero first: a NaN is not lost in it.
-        let beyond = V::splat(0.0).max(z.abs() - V::splat(self.l1));
-        let denominator = (V::splat(self.beta) + root) / rate + V::splat(self.l2);
+        let beyond = gradient.splat(0.0).max(z.abs() - gradient.splat(self.l1));
+        let denominator = (gradient.splat(self.beta) + root) / rate + gradient.splat(self.l2);
         let size = beyond / denominator;
-        (V::splat(0.0) - size.abs().with_sign_of(z), [z, more])
+        (gradient.splat(0.0) - size.abs().with_sign_of(z), [z, more])
     }
 }

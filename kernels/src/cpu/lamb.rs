@@ -80,10 +80,11 @@ impl Lamb {
     ) -> (V, [V; 2]) {
         let gradient = mean.only(gradient);
         let average = interpolate(average, gradient, self.average_share);
-        let square = square * V::splat(self.square_kept) + V::splat(self.square_share) * gradient * gradient;
-        let root = (square / V::splat(self.square_correction)).sqrt() + V::splat(self.eps);
-        let direction =
-            average / V::splat(self.average_correction) / root + V::splat(self.weight_decay) * weight;
+        let square = square * gradient.splat(self.square_kept)
+            + gradient.splat(self.square_share) * gradient * gradient;
+        let root = (square / gradient.splat(self.square_correction)).sqrt() + gradient.splat(self.eps);
+        let direction = average / gradient.splat(self.average_correction) / root
+            + gradient.splat(self.weight_decay) * weight;
         (direction, [average, square])
     }
 }
@@ -93,7 +94,7 @@ impl Kernel<2> for Lamb {
     #[inline(always)]
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; 2]) -> (V, [V; 2]) {
         let (direction, slots) = self.direction(mean, weight, gradient, slots);
-        (weight - V::splat(self.step_size) * direction, slots)
+        (weight - gradient.splat(self.step_size) * direction, slots)
     }
 }
 

@@ -3,12 +3,14 @@
 //!
 //! Always true here: an operation rounds each lane once, as IEEE 754 defines, and is never fused
 //! with another one. So a kernel that is written once over [`Lanes`] gives the same bits with every
-//! implementation (a NaN's payload aside), and [`f32`] is its scalar twin. None of the methods may
-//! be called on a machine without the instruction set; who calls a kernel has asked the machine
-//! first (`dispatch.rs`).
+//! implementation (a NaN's payload aside), and [`f32`] is its scalar twin.
+//!
+//! A vector is the witness that the machine has its instruction set, so its methods are safe. Only
+//! [`Lanes::load`] makes a vector without another one. Its caller has asked the machine
+//! (`dispatch.rs`).
 #![expect(
     unsafe_code,
-    reason = "vector instructions; each implementation is only reached after asking the machine"
+    reason = "vector instructions, on vectors that exist only where the machine has been asked"
 )]
 
 use std::ops::{Add, Div, Mul, Sub};
@@ -20,13 +22,13 @@ pub(crate) trait Lanes:
     /// Number of lanes.
     const WIDTH: usize;
 
-    /// The same value in all lanes.
-    fn splat(value: f32) -> Self;
+    /// One value in all lanes. `self` is the witness only: its value does not matter.
+    fn splat(self, value: f32) -> Self;
 
     /// Reads `WIDTH` values.
     ///
     /// # Safety
-    /// They can be read, aligned or not.
+    /// They can be read, aligned or not, and the machine has the instruction set.
     unsafe fn load(from: *const f32) -> Self;
 
     /// Writes `WIDTH` values.
@@ -58,7 +60,7 @@ impl Lanes for f32 {
     const WIDTH: usize = 1;
 
     #[inline(always)]
-    fn splat(value: f32) -> Self {
+    fn splat(self, value: f32) -> Self {
         value
     }
 
@@ -124,53 +126,53 @@ macro_rules! lanes {
             const WIDTH: usize = $width;
 
             #[inline(always)]
-            fn splat(value: f32) -> Self {
-                // SAFETY: the machine has been asked.
+            fn splat(self, value: f32) -> Self {
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $splat(value) })
             }
 
             #[inline(always)]
             unsafe fn load(from: *const f32) -> Self {
-                // SAFETY: the machine has been asked; the caller's promise.
+                // SAFETY: the caller's promise.
                 Self(unsafe { $load(from) })
             }
 
             #[inline(always)]
             unsafe fn store(self, to: *mut f32) {
-                // SAFETY: the machine has been asked; the caller's promise.
+                // SAFETY: `self` is the witness; the caller's promise.
                 unsafe { $store(to, self.0) }
             }
 
             #[inline(always)]
             unsafe fn stream(self, to: *mut f32) {
-                // SAFETY: the machine has been asked; the caller's promise.
+                // SAFETY: `self` is the witness; the caller's promise.
                 unsafe { $stream(to, self.0) }
             }
 
             #[inline(always)]
             fn sqrt(self) -> Self {
-                // SAFETY: the machine has been asked.
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $sqrt(self.0) })
             }
 
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 let ($left, $right) = (self.0, other.0);
-                // SAFETY: the machine has been asked.
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $max })
             }
 
             #[inline(always)]
             fn abs(self) -> Self {
                 let $plain = self.0;
-                // SAFETY: the machine has been asked.
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $abs })
             }
 
             #[inline(always)]
             fn with_sign_of(self, sign: Self) -> Self {
                 let ($magnitude, $sign) = (self.0, sign.0);
-                // SAFETY: the machine has been asked.
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $with_sign })
             }
         }
@@ -181,7 +183,7 @@ macro_rules! lanes {
 
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
-                // SAFETY: the machine has been asked.
+                // SAFETY: `self` is the witness.
                 Self(unsafe { $intrinsic(self.0, other.0) })
             }
         }

@@ -21,14 +21,14 @@ impl Mean {
     /// `sum * scale * clip + weight_decay * w`, each operation rounded.
     #[inline(always)]
     pub(crate) fn of<V: Lanes>(&self, weight: V, sum: V) -> V {
-        self.only(sum) + V::splat(self.weight_decay) * weight
+        self.only(sum) + sum.splat(self.weight_decay) * weight
     }
 
     /// `sum * scale * clip`: the mean without weight decay, for rules that have none or have it
     /// elsewhere.
     #[inline(always)]
     pub(crate) fn only<V: Lanes>(&self, sum: V) -> V {
-        sum * V::splat(self.scale) * V::splat(self.clip)
+        sum * sum.splat(self.scale) * sum.splat(self.clip)
     }
 }
 
@@ -36,8 +36,8 @@ impl Mean {
 #[inline(always)]
 pub(crate) fn interpolate<V: Lanes>(start: V, end: V, share: f32) -> V {
     if share < 0.5 {
-        start + V::splat(share) * (end - start)
+        start + start.splat(share) * (end - start)
     } else {
-        end - (end - start) * V::splat(1.0 - share)
+        end - (end - start) * start.splat(1.0 - share)
     }
 }

@@ -25,10 +25,10 @@ impl Kernel<1> for Momentum {
     /// `.. * (g + momentum * v)`.
     #[inline(always)]
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, [velocity]: [V; 1]) -> (V, [V; 1]) {
-        let (momentum, undamped) = (V::splat(self.momentum), V::splat(self.undamped));
+        let (momentum, undamped) = (gradient.splat(self.momentum), gradient.splat(self.undamped));
         let gradient = mean.of(weight, gradient);
         let velocity = if self.first { gradient } else { velocity * momentum + undamped * gradient };
         let direction = if self.nesterov { gradient + momentum * velocity } else { velocity };
-        (weight - V::splat(self.learning_rate) * direction, [velocity])
+        (weight - gradient.splat(self.learning_rate) * direction, [velocity])
     }
 }

@@ -45,7 +45,7 @@ impl<const CENTERED: bool, const SLOTS: usize> Kernel<SLOTS> for Rmsprop<CENTERE
             others == 1
         };
         let gradient = mean.of(weight, gradient);
-        let square = slots[0] * V::splat(self.kept) + V::splat(self.share) * gradient * gradient;
+        let square = slots[0] * gradient.splat(self.kept) + gradient.splat(self.share) * gradient * gradient;
         slots[0] = square;
         let variance = if CENTERED {
             let average = interpolate(slots[SLOTS - 1], gradient, self.share);
@@ -54,12 +54,12 @@ impl<const CENTERED: bool, const SLOTS: usize> Kernel<SLOTS> for Rmsprop<CENTERE
         } else {
             square
         };
-        let denominator = variance.sqrt() + V::splat(self.eps);
-        let rate = V::splat(self.learning_rate);
+        let denominator = variance.sqrt() + gradient.splat(self.eps);
+        let rate = gradient.splat(self.learning_rate);
         if !moves {
             return (weight - rate * gradient / denominator, slots);
         }
-        slots[1] = slots[1] * V::splat(self.momentum) + gradient / denominator;
+        slots[1] = slots[1] * gradient.splat(self.momentum) + gradient / denominator;
         (weight - rate * slots[1], slots)
     }
 }

@@ -17,6 +17,6 @@ impl Kernel<0> for Sgd {
     #[inline(always)]
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, []: [V; 0]) -> (V, [V; 0]) {
         let gradient = mean.of(weight, gradient);
-        (weight - V::splat(self.learning_rate) * gradient, [])
+        (weight - gradient.splat(self.learning_rate) * gradient, [])
     }
 }

@@ -131,7 +131,7 @@ fn every_path_gives_the_bits_of_its_scalar_twin_at_every_width() {
             let operands = Operands { weights: values(0), gradient: values(1), slots };
             for optimizer in optimizers() {
                 let prepared = optimizer.prepare(round as u64 % 2 * 7, 0.25);
-                let scalar = Update { path: Path::Scalar, write: Write::Cached, ..prepared };
+                let scalar = Update { path: Path::SCALAR, write: Write::Cached, ..prepared };
                 let expected = operands.apply(&optimizer, scalar);
                 for (path, write) in ways() {
                     let found = operands.apply(&optimizer, Update { path, write, ..prepared });
