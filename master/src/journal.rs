@@ -12,6 +12,7 @@ pub(crate) mod keys;
 mod memory;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use std::time::Duration;
 use prost::Message as _;
 use proto::ids::JobId;
 use proto::pb;
-use proto::retry::Retry;
+use proto::retry::{Pause, Retry};
 use proto::spec::LimitsSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -321,21 +322,22 @@ impl Journal {
             since.get_or_insert_with(Instant::now);
             (writing.clone(), *newest)
         };
-        let mut attempt = 0;
-        while let Err(reason) = self.store.commit(&batch).await {
-            if attempt == 0 {
+        let mut attempts: u32 = 1;
+        let judge = |failures, reason: StoreError| {
+            if failures == 0 {
                 tracing::error!(
                     %reason,
                     "the journal cannot be written; training goes on, new jobs and news wait until it can"
                 );
             }
+            attempts += 1;
             self.failures.fetch_add(1, Ordering::Relaxed);
             self.pending().reason = Some(reason.to_string());
-            tokio::time::sleep(RETRY.wait(attempt, 0)).await;
-            attempt += 1;
-        }
-        if attempt > 0 {
-            tracing::info!(attempts = attempt + 1, "the journal is written again");
+            Ok::<_, Infallible>(Pause::Growing)
+        };
+        let Ok(()) = RETRY.run(0, tokio::time::sleep, judge, || self.store.commit(&batch)).await;
+        if attempts > 1 {
+            tracing::info!(attempts, "the journal is written again");
         }
         let mut pending = self.pending();
         (pending.since, pending.reason) = (None, None);

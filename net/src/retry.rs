@@ -1,12 +1,13 @@
-//! Repeats calls that may succeed later.
+//! Repeats calls that may succeed later, by the clock of this runtime.
 
 use std::future::Future;
+use std::time::Duration;
 
-use proto::retry::Retry;
-use proto::status::Failure;
+use proto::retry::{Pause, Retry};
+use proto::status::{Failure, Kind};
 
-/// Calls `attempt` until it succeeds, fails for good, or the attempts are used up; then the last failure is returned.
-/// `on_retry` hears of each failure that is followed by another attempt, to make it visible.
+/// Calls `attempt` until it succeeds, fails for good, or the attempts are used up; then the last
+/// failure is returned. `on_retry` hears of each failure that another attempt follows.
 ///
 /// # Errors
 /// The last failure.
@@ -14,32 +15,36 @@ pub async fn repeat<T, F, Fut>(
     retry: Retry,
     seed: u64,
     mut on_retry: impl FnMut(u32, &Failure),
-    mut attempt: F,
+    attempt: F,
 ) -> Result<T, Failure>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<T, Failure>>,
 {
-    let mut count = 0;
-    loop {
-        match attempt().await {
-            Ok(value) => return Ok(value),
-            Err(failure) if failure.is_retryable() && count + 1 < retry.attempts_max => {
-                on_retry(count + 1, &failure);
-                tokio::time::sleep(retry.wait(count, seed)).await;
-                count += 1;
-            }
-            Err(failure) => return Err(failure),
+    let judge = |failures, failure: Failure| {
+        if !failure.is_retryable() || retry.is_last(failures) {
+            return Err(failure);
         }
-    }
+        on_retry(failures + 1, &failure);
+        Ok(Pause::Growing)
+    };
+    retry.run(seed, tokio::time::sleep, judge, attempt).await
+}
+
+/// The result of `call`, or [`Kind::Unavailable`] once it has taken longer than `limit`. The call is dropped then.
+///
+/// # Errors
+/// The failure of the call, or that it took too long.
+pub async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let late = |_| Err(Failure::new(Kind::Unavailable, format!("no answer within {limit:?}")));
+    tokio::time::timeout(limit, call).await.unwrap_or_else(late)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use proto::status::Kind;
-
     use super::*;
 
     fn fast() -> Retry {

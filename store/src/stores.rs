@@ -13,7 +13,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
 use proto::checkpoint::{Error, Result};
-use proto::retry::Retry;
+use proto::retry::{Pause, Retry};
 
 #[cfg(feature = "cloud")]
 use crate::cloud::open;
@@ -149,19 +149,16 @@ async fn repeat<T, Fut: Future<Output = Result<T>>>(
     on_retry: impl Fn(&Error),
     attempt: impl Fn() -> Fut,
 ) -> Result<T> {
-    let mut count = 0;
-    loop {
-        match attempt().await {
-            Err(error) if error.is_retryable() && count < retry.attempts_max - 1 => {
-                if count == 0 {
-                    on_retry(&error);
-                }
-                tokio::time::sleep(retry.wait(count, u64::from(count))).await;
-                count += 1;
-            }
-            done => return done,
+    let judge = |failures, error: Error| {
+        if !error.is_retryable() || retry.is_last(failures) {
+            return Err(error);
         }
-    }
+        if failures == 0 {
+            on_retry(&error);
+        }
+        Ok(Pause::Growing)
+    };
+    retry.run(0, tokio::time::sleep, judge, attempt).await
 }
 
 /// The store and the path in it that a URL leads to.

@@ -3,10 +3,11 @@
 //! The leader counts the lease from before it asked for it, and stops a quarter of it early. So it has stopped by its own
 //! clock before etcd gives the lead to another, as long as the two clocks do not differ by a quarter.
 
+use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use proto::retry::Retry;
+use proto::retry::{Pause, Retry};
 use proto::status::Failure;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -43,21 +44,24 @@ impl Election {
 
     /// Waits until this master leads. Tells `leader` who does meanwhile.
     pub(crate) async fn campaign(&self, leader: &watch::Sender<Option<String>>) -> Leadership {
-        let mut failures = 0;
-        loop {
+        let attempt = || async {
             match self.stand(leader).await {
-                Ok(Some(leadership)) => return leadership,
-                Ok(None) => failures = 0,
-                Err(failure) => {
-                    leader.send_replace(None);
-                    if failures == 0 {
-                        tracing::warn!(reason = %failure, "etcd unreachable; trying again, nobody is elected meanwhile");
-                    }
-                    tokio::time::sleep(RETRY.wait(failures, seed_of(&self.url))).await;
-                    failures += 1;
-                }
+                Ok(Some(leadership)) => Ok(leadership),
+                // Another master leads, or led.
+                Ok(None) => Err(None),
+                Err(failure) => Err(Some(failure)),
             }
-        }
+        };
+        let judge = |failures, failure: Option<Failure>| {
+            let Some(failure) = failure else { return Ok(Pause::None) };
+            leader.send_replace(None);
+            if failures == 0 {
+                tracing::warn!(reason = %failure, "etcd unreachable; trying again, nobody is elected meanwhile");
+            }
+            Ok::<_, Infallible>(Pause::Growing)
+        };
+        let Ok(leadership) = RETRY.run(seed_of(&self.url), tokio::time::sleep, judge, attempt).await;
+        leadership
     }
 
     /// Once: takes the lead if nobody has it, else waits for a change.
