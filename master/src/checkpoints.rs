@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use net::channel::Dialer;
+use net::ps_client::PsClients;
 use proto::checkpoint::manifest::{Manifest, Script};
 use proto::checkpoint::trained_on::TrainedOn;
 use proto::checkpoint::{Error, MANIFEST, PROBE, Result, folder_name};
@@ -114,7 +114,7 @@ pub(crate) enum Probed {
 /// that was never used before.
 pub(crate) async fn probe(
     stores: &Stores,
-    dialer: &Dialer,
+    clients: &PsClients,
     place: &Place,
     ps: &[PsAddress],
     name: &str,
@@ -123,7 +123,7 @@ pub(crate) async fn probe(
         let file = format!("{PROBE}{name}-{index}");
         let (url, job) = (place.url.clone(), place.job.clone());
         let request = pb::ProbeRequest { url, job, file: file.clone() };
-        ps_client::probe(dialer, ps, &request).await.map_err(|failure| failure.to_string())?;
+        ps_client::probe(clients, ps, &request).await.map_err(|failure| failure.to_string())?;
         let folder = place.open(stores).map_err(|error| error.to_string())?;
         match patiently(stores, || folder.read(&file, PROBE_BYTES_MAX)).await {
             Ok(_) => {

@@ -1,9 +1,11 @@
 //! Calls of the master to ps: open and close partitions, ask what they hold. Each is safe to repeat.
+//! They share one connection to each ps.
 
 use std::time::Duration;
 
 use futures::future::try_join_all;
-use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::channel::{Channel, Dialer, Purpose};
+use net::ps_client::PsClients;
 use proto::ids::{Era, JobId, Version};
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
@@ -15,20 +17,29 @@ use crate::job::PsAddress;
 /// Longest wait for one answer: all of these are small.
 const ANSWER: Duration = Duration::from_secs(10);
 
+/// How long the connection to a ps is kept without calls. Each epoch has some, and a ps that left is
+/// forgotten in time.
+const IDLE: Duration = Duration::from_secs(600);
+
 /// About three seconds of trying; who waits for the result decides what comes next.
 const RETRY: Retry =
     Retry { first: Duration::from_millis(50), longest: Duration::from_secs(1), attempts_max: 7 };
+
+/// The clients of a master for its ps.
+pub(crate) fn clients(dialer: Dialer) -> PsClients {
+    PsClients::new(dialer, Purpose::Control, IDLE)
+}
 
 /// Opens partitions, each on its ps.
 ///
 /// # Errors
 /// The first that cannot be opened.
 pub(crate) async fn open(
-    dialer: &Dialer,
+    clients: &PsClients,
     partitions: Vec<(PsAddress, pb::OpenRequest)>,
 ) -> Result<(), Failure> {
     try_join_all(partitions.iter().map(|(ps, request)| {
-        call(dialer, ps, "open", move |mut client| async move { client.open(request.clone()).await })
+        call(clients, ps, "open", move |mut client| async move { client.open(request.clone()).await })
     }))
     .await
     .map(drop)
@@ -39,12 +50,12 @@ pub(crate) async fn open(
 /// # Errors
 /// It does not answer, or cannot write there.
 pub(crate) async fn probe(
-    dialer: &Dialer,
+    clients: &PsClients,
     ps: &PsAddress,
     request: &pb::ProbeRequest,
 ) -> Result<(), Failure> {
     let probing = |mut client: ParametersClient<Channel>| async move { client.probe(request.clone()).await };
-    call(dialer, ps, "probe", probing).await.map(drop)
+    call(clients, ps, "probe", probing).await.map(drop)
 }
 
 /// What the ps have applied of a job's partitions that live there, in no order. A ps that does not know the job holds none.
@@ -52,13 +63,14 @@ pub(crate) async fn probe(
 /// # Errors
 /// The first that does not answer.
 pub(crate) async fn ledgers(
-    dialer: &Dialer,
+    clients: &PsClients,
     list: &[PsAddress],
     job: JobId,
 ) -> Result<Vec<pb::PartitionLedger>, Failure> {
     let request = pb::LedgerRequest { job: job.get() };
     let replies = try_join_all(list.iter().map(|ps| async move {
-        let reply = call(dialer, ps, "ledger", move |mut client| async move { client.ledger(request).await });
+        let reply =
+            call(clients, ps, "ledger", move |mut client| async move { client.ledger(request).await });
         match reply.await {
             Err(failure) if failure.kind == Kind::NotFound => Ok(Vec::new()),
             reply => reply.map(|reply| ps.own(reply.partitions)),
@@ -72,7 +84,7 @@ pub(crate) async fn ledgers(
 /// # Errors
 /// The first that does not answer.
 pub(crate) async fn unpin(
-    dialer: &Dialer,
+    clients: &PsClients,
     list: &[PsAddress],
     job: JobId,
     era: Era,
@@ -81,7 +93,7 @@ pub(crate) async fn unpin(
     let request = pb::UnpinRequest { job: job.get(), version: version.get(), era: era.get() };
     let replies = list
         .iter()
-        .map(|ps| call(dialer, ps, "unpin", move |mut client| async move { client.unpin(request).await }));
+        .map(|ps| call(clients, ps, "unpin", move |mut client| async move { client.unpin(request).await }));
     try_join_all(replies).await.map(drop)
 }
 
@@ -90,7 +102,7 @@ pub(crate) async fn unpin(
 /// # Errors
 /// The first that does not answer.
 pub(crate) async fn save(
-    dialer: &Dialer,
+    clients: &PsClients,
     list: &[PsAddress],
     job: JobId,
     version: Version,
@@ -98,7 +110,7 @@ pub(crate) async fn save(
     let request = pb::SaveRequest { job: job.get(), version: version.get() };
     let replies = list
         .iter()
-        .map(|ps| call(dialer, ps, "save", move |mut client| async move { client.save(request).await }));
+        .map(|ps| call(clients, ps, "save", move |mut client| async move { client.save(request).await }));
     Ok(try_join_all(replies).await?.iter().all(|reply| reply.coming))
 }
 
@@ -107,18 +119,18 @@ pub(crate) async fn save(
 /// # Errors
 /// The first that does not answer; it hears of the job's end with its next heartbeat.
 pub(crate) async fn close(
-    dialer: &Dialer,
+    clients: &PsClients,
     list: &[PsAddress],
     request: pb::CloseRequest,
 ) -> Result<(), Failure> {
     let replies = list
         .iter()
-        .map(|ps| call(dialer, ps, "close", move |mut client| async move { client.close(request).await }));
+        .map(|ps| call(clients, ps, "close", move |mut client| async move { client.close(request).await }));
     try_join_all(replies).await.map(drop)
 }
 
 async fn call<T, Fut>(
-    dialer: &Dialer,
+    clients: &PsClients,
     ps: &PsAddress,
     what: &str,
     call: impl Fn(ParametersClient<Channel>) -> Fut,
@@ -126,21 +138,14 @@ async fn call<T, Fut>(
 where
     Fut: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
 {
-    let client = ParametersClient::new(dialer.channel(&ps.url, Purpose::Control)?)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let client = clients.at(&ps.url)?;
     let seed = proto::random::key(0, &ps.name, 0);
     let visible = |attempt: u32, failure: &Failure| {
         if attempt == 1 {
             tracing::warn!(ps = ps.name, reason = %failure, "{what}: no answer; trying again");
         }
     };
-    let attempt = || {
-        let answer = tokio::time::timeout(ANSWER, call(client.clone()));
-        async move {
-            let silent = |_| Failure::new(Kind::Unavailable, format!("no answer within {ANSWER:?}"));
-            Ok(answer.await.map_err(silent)??.into_inner())
-        }
-    };
+    let attempt = || client.call(ANSWER, &call);
     let named = |failure: Failure| {
         Failure::new(failure.kind, format!("{what} on ps `{}` ({}): {}", ps.name, ps.url, failure.message))
     };

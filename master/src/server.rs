@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::Stream;
 use net::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
 use net::metrics::Reading;
+use net::ps_client::PsClients;
 use proto::checkpoint::manifest::Script;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
@@ -79,7 +80,8 @@ pub struct Master {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) artifacts: Artifacts,
-    pub(crate) dialer: Dialer,
+    /// Calls the ps.
+    pub(crate) ps_clients: PsClients,
     /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
     pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Arc<Received>>>,
     /// Held from when a submission gets its number until the job is in the books: its files are moved between the two.
@@ -193,7 +195,7 @@ impl Master {
         let shared = Shared {
             artifacts,
             stores,
-            dialer,
+            ps_clients: ps_client::clients(dialer),
             uploads: Mutex::default(),
             submitting: tokio::sync::Mutex::default(),
             work: Asking::default(),
@@ -397,17 +399,17 @@ impl Shared {
     async fn speak(self: &Arc<Self>, id: JobId, effect: Effect) {
         match effect {
             Effect::Ask(placement, ps) => {
-                let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
+                let ledgers = ps_client::ledgers(&self.ps_clients, &ps, id).await;
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, placement, ledgers)));
             }
             Effect::Verify(ps, incarnation) => {
-                let ledgers = ps_client::ledgers(&self.dialer, std::slice::from_ref(&ps), id).await;
+                let ledgers = ps_client::ledgers(&self.ps_clients, std::slice::from_ref(&ps), id).await;
                 self.act(|books, now| {
                     books.job_mut(id).map(|job| job.on_ps_answer(now, &ps, incarnation, ledgers))
                 });
             }
             Effect::Unpin(ps, era, version) => {
-                if let Err(failure) = ps_client::unpin(&self.dialer, &ps, id, era, version).await {
+                if let Err(failure) = ps_client::unpin(&self.ps_clients, &ps, id, era, version).await {
                     tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
                 }
             }
@@ -416,7 +418,7 @@ impl Shared {
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_found(now, found)));
             }
             Effect::Save(ps, version) => {
-                let coming = ps_client::save(&self.dialer, &ps, id, version).await;
+                let coming = ps_client::save(&self.ps_clients, &ps, id, version).await;
                 self.act(|books, now| {
                     books.job_mut(id).map(|job| job.on_save_answered(now, version, coming))
                 });
@@ -428,12 +430,12 @@ impl Shared {
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_published(now, written)));
             }
             Effect::Finish(ps) => {
-                let ledgers = ps_client::ledgers(&self.dialer, &ps, id).await;
+                let ledgers = ps_client::ledgers(&self.ps_clients, &ps, id).await;
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
             }
             Effect::Close(ps, era) => {
                 let request = self.act(|books, now| books.close(now, id, era));
-                if let Err(failure) = ps_client::close(&self.dialer, &ps, request).await {
+                if let Err(failure) = ps_client::close(&self.ps_clients, &ps, request).await {
                     tracing::warn!(reason = %failure, "a ps did not close the job; its heartbeat will tell it to");
                 }
             }

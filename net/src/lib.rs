@@ -5,6 +5,7 @@
 //! | [`channel`] | connections, and the server that takes them |
 //! | [`bulk`] | payloads past tonic's codec |
 //! | [`security`] | certificates, tokens, and the table of calls |
+//! | [`ps_client`] | one connection to each ps, and calls over it |
 //! | [`failover`], [`session`], [`retry`] | which master leads, registration and heartbeats, repeated calls |
 //! | [`memory`] | memory that other processes of this host read |
 //! | [`health`], [`metrics`], [`timeline`] | what a process tells of itself, and the trace a call belongs to |
@@ -15,6 +16,7 @@ pub mod failover;
 pub mod health;
 pub mod memory;
 pub mod metrics;
+pub mod ps_client;
 pub mod retry;
 pub mod security;
 pub mod session;

@@ -14,7 +14,7 @@
 //! values is in `dense`.
 
 mod dense;
-mod norms;
+pub(crate) mod norms;
 mod pull;
 pub(crate) mod push;
 mod restore;
@@ -24,8 +24,8 @@ mod update;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use net::channel::Dialer;
 use net::memory::Memory;
+use net::ps_client::PsClients;
 use net::timeline::Mark;
 use proto::ids::{Era, Step, Version};
 use proto::parameters::Address;
@@ -84,8 +84,8 @@ pub(crate) struct Surroundings {
     pub(crate) reports: Reports,
     /// What workers of this host may read.
     pub(crate) memory: Option<Memory>,
-    /// Reaches the other ps of a job; without it they are called by TCP, without keys.
-    pub(crate) dialer: Option<Dialer>,
+    /// The clients of the other ps; without them those are called by TCP, without keys.
+    pub(crate) ps_clients: Option<PsClients>,
 }
 
 #[derive(Debug)]
@@ -148,8 +148,8 @@ impl Partition {
         options: &Options,
         surroundings: Surroundings,
     ) -> Result<Self> {
-        let Surroundings { metrics, stores, reports, memory, dialer } = surroundings;
-        let others = Others::of(&opening, dialer)?;
+        let Surroundings { metrics, stores, reports, memory, ps_clients } = surroundings;
+        let others = Others::of(&opening, ps_clients)?;
         let dense = Dense::new(&opening, options, memory)?;
         let place = Place::from(opening.address);
         let consistency = opening.spec.consistency.resolve();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use kernels::Squares;
 use net::channel::Dialer;
 use net::memory::Memory;
+use net::ps_client::PsClients;
 use proto::checkpoint::PROBE;
 use proto::ids::{Era, JobId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
@@ -27,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Applied, Opening, Place};
 use crate::partition::push::{Carrier, Header};
-use crate::partition::{Life, Partition, Surroundings};
+use crate::partition::{Life, Partition, Surroundings, norms};
 
 /// A parameter server; clones share its partitions.
 #[derive(Clone, Debug)]
@@ -46,8 +47,8 @@ struct Inner {
     partitions: RwLock<BTreeMap<Place, Arc<Partition>>>,
     /// The master that this ps is registered with, or was last.
     master: Mutex<MasterStart>,
-    /// Reaches the other ps of a job.
-    dialer: OnceLock<Dialer>,
+    /// The clients of the other ps.
+    ps_clients: OnceLock<PsClients>,
 }
 
 /// One start of a master.
@@ -91,7 +92,7 @@ impl Ps {
             attachments: Attachments::default(),
             partitions: RwLock::default(),
             master: Mutex::default(),
-            dialer: OnceLock::new(),
+            ps_clients: OnceLock::new(),
         })))
     }
 
@@ -163,13 +164,13 @@ impl Ps {
         if jobs.len() >= jobs_max && !jobs.contains(&job) {
             return Err(Error::JobsFull { job, jobs_max });
         }
-        let Inner { options, metrics, stores, reports, memory, dialer, .. } = &*self.0;
+        let Inner { options, metrics, stores, reports, memory, ps_clients, .. } = &*self.0;
         let surroundings = Surroundings {
             metrics: metrics.clone(),
             stores: stores.clone(),
             reports: reports.clone(),
             memory: memory.clone(),
-            dialer: dialer.get().cloned(),
+            ps_clients: ps_clients.get().cloned(),
         };
         let opened = Arc::new(Partition::new(opening, master, options, surroundings)?);
         checks::opened(address);
@@ -325,7 +326,7 @@ impl Ps {
 
     /// Other ps are reached through this; without it by TCP, without keys. Only the first call counts.
     pub(crate) fn dials_with(&self, dialer: Dialer) {
-        self.0.dialer.get_or_init(|| dialer);
+        self.0.ps_clients.get_or_init(|| norms::clients(dialer));
     }
 
     /// From now on jobs are opened and closed by this start of a master.

@@ -154,12 +154,12 @@ impl Fleet for FleetService {
         // A master that no longer leads cannot write, and so opens nothing.
         self.shared.durable().await?;
         if let Some((place, name)) = probe {
-            let Shared { stores, dialer, .. } = &*self.shared;
+            let Shared { stores, ps_clients, .. } = &*self.shared;
             let ps: Vec<_> = partitions.iter().map(|(ps, _)| ps.clone()).collect();
-            let probed = checkpoints::probe(stores, dialer, &place, &ps, &name).await;
+            let probed = checkpoints::probe(stores, ps_clients, &place, &ps, &name).await;
             self.shared.act(|books, now| books.probed(now, worker, lease, probed))?;
         }
-        ps_client::open(&self.shared.dialer, partitions).await.map_err(|failure| match failure.kind {
+        ps_client::open(&self.shared.ps_clients, partitions).await.map_err(|failure| match failure.kind {
             // The worker is fine, and so is its task: it waits for the ps.
             Kind::Unavailable => Failure::new(Kind::NotYet, failure.message),
             _ => failure,

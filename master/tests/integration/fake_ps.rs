@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use net::channel::{Dialer, Purpose};
 use net::failover::Failover;
 use net::session::Session;
@@ -15,6 +15,7 @@ use proto::status::{Failure, Kind};
 use store::Stores;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::harness::soon;
@@ -22,6 +23,8 @@ use crate::harness::soon;
 /// What it remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
+    /// Connections that it accepted.
+    pub(crate) connections: usize,
     /// Calls in order, e.g. `unpin 1 at 4`.
     pub(crate) calls: Vec<String>,
     /// Partitions by job.
@@ -39,12 +42,15 @@ pub(crate) struct Accounts {
 pub(crate) struct FakePs {
     pub(crate) accounts: Arc<Mutex<Accounts>>,
     pub(crate) session: Session,
-    tasks: Vec<JoinHandle<()>>,
+    driving: JoinHandle<()>,
+    /// Ends the server, with its connections.
+    stop: CancellationToken,
 }
 
 impl Drop for FakePs {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.driving.abort();
+        self.stop.cancel();
     }
 }
 
@@ -55,8 +61,13 @@ impl FakePs {
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let accounts = Arc::new(Mutex::new(Accounts::default()));
         let service = ParametersServer::new(Service(accounts.clone()));
-        let serving =
-            net::channel::server().add_service(service).serve_with_incoming(net::channel::accept(listener));
+        let counting = accounts.clone();
+        let incoming = net::channel::accept(listener)
+            .inspect(move |_| counting.lock().expect("unpoisoned").connections += 1);
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let serving = net::channel::server().add_service(service);
+        let serving = serving.serve_with_incoming_shutdown(incoming, stopped);
         let masters = Failover::new(&Dialer::tcp(), master, Purpose::Control).expect("a URL");
         let register = pb::RegisterRequest {
             role: pb::ProcessRole::Ps.into(),
@@ -66,12 +77,10 @@ impl FakePs {
             ..Default::default()
         };
         let (session, driver) = Session::start(masters, register);
-        let tasks = vec![
-            tokio::spawn(async move { serving.await.expect("serves until it is aborted") }),
-            tokio::spawn(async move { panic!("the session ended: {}", driver.await) }),
-        ];
+        tokio::spawn(async move { serving.await.expect("serves until it is stopped") });
+        let driving = tokio::spawn(async move { panic!("the session ended: {}", driver.await) });
         session.registered().await;
-        Self { accounts, session, tasks }
+        Self { accounts, session, driving, stop }
     }
 
     /// Waits until the master has made this call.

@@ -53,6 +53,22 @@ async fn a_job_runs_to_success_and_leaves_its_files() {
 }
 
 #[tokio::test]
+async fn all_calls_to_one_ps_share_a_connection() {
+    let cluster = Cluster::start().await;
+    let ps = FakePs::start(&cluster.url, "ps-0").await;
+    let mut worker = Worker::join(&cluster, "a").await;
+    for _ in 0..2 {
+        let name = cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
+        worker.until_exported().await;
+        cluster.reach(&name, JobState::Succeeded).await;
+    }
+    ps.called("close job 2").await;
+    let calls = ps.calls();
+    assert!(calls.len() > 6, "{calls:?}");
+    assert_eq!(ps.accounts.lock().expect("unpoisoned").connections, 1);
+}
+
+#[tokio::test]
 async fn events_are_numbered_replayed_and_end_with_the_job() {
     let cluster = Cluster::start().await;
     let _ps = FakePs::start(&cluster.url, "ps-0").await;

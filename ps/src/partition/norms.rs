@@ -10,19 +10,20 @@
 //! - No partition applies step s + 1 before this one has measured it, and thus applied s. So what it contributed to the step that is
 //!   being applied and to the one before is all that anybody may ask for.
 
+use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
 use kernels::Squares;
-use net::channel::{Channel, Dialer, MESSAGE_BYTES_MAX, Purpose};
+use net::channel::{Channel, Dialer, Purpose};
+use net::ps_client::{PsClient, PsClients};
 use proto::ids::{PartitionId, Step};
 use proto::parameters::Address;
 use proto::pb;
 use proto::pb::parameters_client::ParametersClient;
-use proto::retry::Retry;
+use proto::retry::{Pause, Retry};
 use proto::status::{Failure, Kind};
-use tokio::time::timeout;
 
 use super::dense::{Dense, Measured};
 use crate::error::{Error, Result};
@@ -30,6 +31,11 @@ use crate::opening::{Opening, Place};
 
 /// Steps whose squares are kept: the one that is being applied, and the one before.
 pub(super) const KEPT: usize = 2;
+
+/// The clients of a ps for the other ps. A connection is closed when no partition needs it.
+pub(crate) fn clients(dialer: Dialer) -> PsClients {
+    PsClients::new(dialer, Purpose::Control, Duration::ZERO)
+}
 
 /// The other partitions of a job, as one of them asks them.
 #[derive(Debug)]
@@ -40,7 +46,7 @@ pub(super) struct Others {
     partitions: u32,
     /// The longest time that one call waits for a sum.
     wait: Duration,
-    dialer: Dialer,
+    ps_clients: PsClients,
     homes: Mutex<Homes>,
 }
 
@@ -48,16 +54,16 @@ pub(super) struct Others {
 #[derive(Debug, Default)]
 struct Homes {
     urls: Vec<String>,
-    clients: Vec<ParametersClient<Channel>>,
+    clients: Vec<PsClient>,
 }
 
 impl Others {
-    /// The other partitions, when the steps of this one need what they have measured. Without a `dialer` they are called by TCP, without
-    /// keys.
+    /// The other partitions, when the steps of this one need what they have measured.
+    /// Without `ps_clients` they are called by TCP, without keys.
     ///
     /// # Errors
     /// An address is no URL.
-    pub(super) fn of(opening: &Opening, dialer: Option<Dialer>) -> Result<Option<Self>> {
+    pub(super) fn of(opening: &Opening, ps_clients: Option<PsClients>) -> Result<Option<Self>> {
         if !opening.needs_others() {
             return Ok(None);
         }
@@ -65,7 +71,7 @@ impl Others {
             address: opening.address,
             partitions: opening.partitions,
             wait: opening.spec.limits.pull_timeout,
-            dialer: dialer.unwrap_or_else(Dialer::tcp),
+            ps_clients: ps_clients.unwrap_or_else(|| clients(Dialer::tcp())),
             homes: Mutex::default(),
         };
         others.live_at(&opening.homes)?;
@@ -79,11 +85,8 @@ impl Others {
     pub(super) fn live_at(&self, urls: &[String]) -> Result<()> {
         let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
         if homes.urls != urls {
-            let connect = |url: &String| -> Result<_, Failure> {
-                let channel = self.dialer.channel(url, Purpose::Control)?;
-                Ok(ParametersClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
-            };
-            let clients = urls.iter().map(connect).collect::<Result<_, _>>().map_err(Error::Home)?;
+            let clients = urls.iter().map(|url| self.ps_clients.at(url));
+            let clients = clients.collect::<Result<_, _>>().map_err(Error::Home)?;
             *homes = Homes { urls: urls.to_vec(), clients };
         }
         Ok(())
@@ -109,29 +112,28 @@ impl Others {
             step: step.get(),
             wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
         };
-        let mut attempt = 0;
-        loop {
-            let mut client = self.client(partition);
-            let answer = timeout(2 * wait, client.squares(request)).await;
-            let late = |_| Failure::new(Kind::Unavailable, format!("no answer within {:?}", 2 * wait));
-            let reply = answer.map_err(late).and_then(|reply| Ok(reply?.into_inner()));
-            let expected = dense.squares_of(partition);
-            let failure = match reply.and_then(|reply| squares(&reply, expected)) {
-                Ok(measured) => return measured,
-                // Waiting for the others' sums is the barrier, not a failure.
-                Err(failure) if failure.kind == Kind::NotYet => continue,
-                Err(failure) => failure,
-            };
-            if attempt == 0 {
+        let expected = dense.squares_of(partition);
+        let ask = |mut client: ParametersClient<Channel>| async move { client.squares(request).await };
+        let attempt = || {
+            let client = self.client(partition);
+            async move { squares(&client.call(2 * wait, ask).await?, expected) }
+        };
+        let judge = |failures, failure: Failure| {
+            // Waiting for the others' sums is the barrier, not a failure.
+            if failure.kind == Kind::NotYet {
+                return Ok::<_, Infallible>(Pause::None);
+            }
+            if failures == 0 {
                 let place = Place::from(address);
                 tracing::warn!(%place, %partition, %step, reason = %failure, "no norms of that partition; asking again");
             }
-            tokio::time::sleep(Retry::default().wait(attempt, step.get())).await;
-            attempt += 1;
-        }
+            Ok(Pause::Growing)
+        };
+        let Ok(measured) = Retry::unlimited().run(step.get(), tokio::time::sleep, judge, attempt).await;
+        measured
     }
 
-    fn client(&self, partition: PartitionId) -> ParametersClient<Channel> {
+    fn client(&self, partition: PartitionId) -> PsClient {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner).clients[partition.index()].clone()
     }
 }
