@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -63,7 +62,8 @@ impl Spare {
 
 /// A region that is used again when it is dropped.
 pub struct Recycled {
-    region: ManuallyDrop<Region>,
+    /// Always there, until it is dropped.
+    region: Option<Region>,
     home: Regions,
 }
 
@@ -85,11 +85,9 @@ impl Regions {
         }
         let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).take(bytes);
         let region = spare.or_else(|| self.0.memory.take(bytes))?;
-        Some(Recycled { region: ManuallyDrop::new(region), home: self.clone() })
+        Some(Recycled { region: Some(region), home: self.clone() })
     }
-}
 
-impl Regions {
     /// `len` floats of any content. `None`: too few for a region, or there is no room; use other memory.
     pub fn floats(&self, len: usize) -> Option<Values> {
         let region = self.take(len * DType::F32.size())?;
@@ -117,13 +115,13 @@ impl Deref for Recycled {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.region
+        self.region.as_deref().unwrap_or_default()
     }
 }
 
 impl DerefMut for Recycled {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.region
+        self.region.as_deref_mut().unwrap_or_default()
     }
 }
 
@@ -135,9 +133,8 @@ impl AsRef<[u8]> for Recycled {
 
 impl Drop for Recycled {
     fn drop(&mut self) {
-        // SAFETY: it is not used after this.
-        let region = unsafe { ManuallyDrop::take(&mut self.region) };
-        self.home.0.spare.lock().unwrap_or_else(PoisonError::into_inner).give(region);
+        let mut spare = self.home.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        self.region.take().into_iter().for_each(|region| spare.give(region));
     }
 }
 
