@@ -13,7 +13,6 @@ use model::Registry;
 use model::device::Choice;
 use net::channel::Dialer;
 use proto::parameters::Parameters;
-use proto::status::{Failure, Kind};
 use store::Stores;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -74,12 +73,12 @@ impl Local {
             master: Roles::default(),
             ps: Roles::default(),
             workers: Roles::default(),
-            connector: in_process(BTreeMap::new()),
+            connector: Connector::embedded(BTreeMap::new()),
             _folder: folder,
         };
         local.start_master()?;
         let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
-        local.connector = in_process(ps);
+        local.connector = Connector::embedded(ps);
         for index in 0..options.workers {
             local.start_worker(index, &options, registry.clone());
         }
@@ -179,11 +178,3 @@ impl Local {
 
 #[cfg(test)]
 mod hangs;
-
-/// Reaches each ps of this process as the object that it is.
-fn in_process(ps: BTreeMap<String, Arc<dyn Parameters>>) -> Connector {
-    Connector::new(move |url| {
-        let missing = || Failure::new(Kind::NotFound, format!("no ps at {url} in this process"));
-        ps.get(url).cloned().ok_or_else(missing)
-    })
-}

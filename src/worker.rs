@@ -30,8 +30,8 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     metrics::serve(settings.text("metrics"), &files, app).await?;
     let dialer = app.dialer.clone().with(keys);
     let connector = match app.environment.memory()? {
-        Some(memory) => Connector::near(dialer.clone(), memory, watched.metrics.clone()),
-        None => Connector::grpc(dialer.clone()),
+        Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
+        None => Connector::socket(dialer.clone()),
     };
     // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
     let _health = match settings.text("health_listen") {

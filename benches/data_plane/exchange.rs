@@ -18,7 +18,7 @@ use ps::{Opening, Ps};
 use store::Stores;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
-use worker::ps_client::{Connector, PsClient};
+use worker::exchange::{Connector, Partitions};
 
 const JOB: JobId = JobId(1);
 
@@ -109,7 +109,7 @@ impl Case {
 /// A worker's side.
 pub(crate) struct Exchange {
     case: Case,
-    client: PsClient,
+    client: Partitions,
     /// Where gradients lie that the ps may read.
     regions: Option<Regions>,
     step: Step,
@@ -121,7 +121,8 @@ impl Exchange {
         let _entered = runtime.enter();
         let layout = Arc::new(Layout::new(case.tensors(), 1).expect("a valid model"));
         let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
-        let client = PsClient::new(connector, JOB, layout, &[address], case.spec().limits, 1).expect("a URL");
+        let client =
+            Partitions::new(connector, JOB, layout, &[address], case.spec().limits, 1).expect("a URL");
         let client = client.exchanging(case.wire);
         let zeros = case.tensors().iter().map(TensorSpec::zeros).collect();
         runtime.block_on(client.push(Target::Initial, zeros)).expect("version 0");

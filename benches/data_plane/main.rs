@@ -20,6 +20,7 @@ mod peer;
 mod report;
 mod requests;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -35,7 +36,7 @@ use requests::Requests;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::runtime::Runtime;
-use worker::ps_client::Connector;
+use worker::exchange::Connector;
 
 /// As `ebb` has it.
 #[global_allocator]
@@ -138,18 +139,19 @@ fn bulk(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
     let [ps, nearby, sharing] = [(); 3].map(|()| Served::start("serve-sums"));
     let mut raw = raw();
-    let mut remote = Exchange::new(SUMS, &Connector::grpc(Dialer::tcp()), &ps.url(), &runtime);
-    let mut unix = Exchange::new(SUMS, &Connector::grpc(Dialer::nearest()), &nearby.url(), &runtime);
+    let mut remote = Exchange::new(SUMS, &Connector::socket(Dialer::tcp()), &ps.url(), &runtime);
+    let mut unix = Exchange::new(SUMS, &Connector::socket(Dialer::nearest()), &nearby.url(), &runtime);
     let halved = Served::start("serve-narrow");
-    let mut narrow = Exchange::new(NARROW, &Connector::grpc(Dialer::tcp()), &halved.url(), &runtime);
+    let mut narrow = Exchange::new(NARROW, &Connector::socket(Dialer::tcp()), &halved.url(), &runtime);
     let memory = Memory::new().expect("Linux has shared memory");
-    let connector = Connector::near(Dialer::nearest(), memory.clone(), Arc::default());
+    let connector = Connector::shared_memory(Dialer::nearest(), memory.clone(), Arc::default());
     let mut shared = Exchange::new(SUMS, &connector, &sharing.url(), &runtime);
     let reading = Served::start("serve-sums");
     let mut lent = Exchange::new(SUMS, &connector, &reading.url(), &runtime).lending(Regions::new(memory));
     let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition(None));
-    let connector = Connector::new(move |_| Ok(embedded.clone()));
-    let mut local = Exchange::new(SUMS, &connector, "http://embedded", &runtime);
+    let url = "http://embedded";
+    let connector = Connector::embedded(BTreeMap::from([(url.to_owned(), embedded)]));
+    let mut local = Exchange::new(SUMS, &connector, url, &runtime);
     let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);
     let mut rows: [Vec<f64>; 14] = Default::default();
     // The first round warms up.
@@ -301,7 +303,7 @@ fn anywhere() {
 fn steps(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
     let (one, many, mut raw) = (Served::start("serve-adam"), Served::start("serve-tiny"), raw());
-    let connector = Connector::grpc(Dialer::tcp());
+    let connector = Connector::socket(Dialer::tcp());
     let mut exchange = Exchange::new(ADAM, &connector, &one.url(), &runtime);
     let mut tiny = Exchange::new(TINY, &connector, &many.url(), &runtime);
     let mut memory = (vec![1_u8; BYTES], vec![2_u8; BYTES]);

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ebbflow::data::Batch;
-use ebbflow::model::{Evaluation, Gradients, Model, Registry};
+use ebbflow::model::{Allocator, Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use harness::{Cluster, events, text};
 use report::{Figure, Target};
@@ -152,7 +152,12 @@ impl Model for Still {
         Ok(Gradients { loss: 0.0, values: self.tensors().iter().map(TensorSpec::zeros).collect() })
     }
 
-    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
+    fn weighted_gradients(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        _: &dyn Allocator,
+    ) -> ebbflow::Result<Gradients> {
         self.gradients(batch, key)
     }
 

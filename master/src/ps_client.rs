@@ -17,8 +17,8 @@ use crate::job::PsAddress;
 /// Longest wait for one answer: all of these are small.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// How long the connection to a ps is kept without calls. Each epoch has some, and a ps that left is
-/// forgotten in time.
+/// How long the connection to a ps is kept without calls. Each epoch has some, and a ps that left
+/// is forgotten in time.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// About three seconds of trying; who waits for the result decides what comes next.

@@ -18,5 +18,5 @@ pub mod weights;
 pub use device::Device;
 pub use engines::Registry;
 pub use error::{Error, Result};
-pub use model::{Allocator, Context, Evaluation, Gradients, Model};
+pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory};
 pub use weights::Weights;

@@ -42,10 +42,6 @@ pub trait Model: Send {
         self.load(weights)
     }
 
-    /// Lends the model memory for gradients: [`weighted_gradients`](Self::weighted_gradients) that lie in it need no copy on
-    /// their way to a ps of this host. Default: not used.
-    fn lend(&mut self, _memory: Box<dyn Allocator>) {}
-
     /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of
     /// the job's seed and the microbatch.
     ///
@@ -53,17 +49,23 @@ pub trait Model: Send {
     /// Labels or outputs do not fit the loss, or the device fails.
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients>;
 
-    /// What the microbatch adds to its step: [`gradients`](Self::gradients) with those of parameters multiplied by the number of its
-    /// records. Default: another pass over them; override it to save that pass, with the same bits.
+    /// What the microbatch adds to its step: [`gradients`](Self::gradients) with those of
+    /// parameters multiplied by the number of its records.
+    ///
+    /// Gradients that lie in `memory` need no further copy on their way to a ps of this host. Where
+    /// `memory` has no room, they lie in memory of the model's own.
+    ///
+    /// Default: another pass over the gradients, into `memory`. An override that saves this pass
+    /// returns the same bits.
     ///
     /// # Errors
     /// As [`gradients`](Self::gradients).
-    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
         let mut gradients = self.gradients(batch, key)?;
         let weight = batch.samples as f32;
         for (tensor, values) in self.tensors().iter().zip(&mut gradients.values) {
             if tensor.role == Role::Parameter {
-                values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= weight);
+                weigh(values, weight, memory);
             }
         }
         Ok(gradients)
@@ -93,10 +95,34 @@ pub trait Model: Send {
     }
 }
 
-/// Memory that a worker lends to its model.
+/// Multiplies floats by `weight`, into `memory` if it has room.
+fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
+    let Some(from) = values.as_f32() else { return };
+    match memory.floats(from.len()) {
+        Some(mut weighted) => {
+            let to = weighted.as_f32_mut().into_iter().flatten();
+            to.zip(from).for_each(|(to, from)| *to = from * weight);
+            *values = weighted;
+        }
+        None => values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= weight),
+    }
+}
+
+/// Gives a model memory for its gradients.
 pub trait Allocator: Send {
-    /// `len` floats of any content. `None`: this memory has no room for them, or is not for so few; use other memory.
+    /// `len` floats of any content, which belong to the caller. `None`: this memory has no room for
+    /// them, or is not for so few; the caller uses its own.
     fn floats(&self, len: usize) -> Option<Values>;
+}
+
+/// No memory but the model's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnMemory;
+
+impl Allocator for OwnMemory {
+    fn floats(&self, _: usize) -> Option<Values> {
+        None
+    }
 }
 
 /// What one microbatch contributes.
@@ -152,5 +178,42 @@ impl Context {
     /// Number of values in one record's features.
     pub fn inputs(&self) -> usize {
         self.features.iter().product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Memory for some floats, which counts those that it gave.
+    struct Room(Cell<usize>);
+
+    impl Allocator for Room {
+        fn floats(&self, len: usize) -> Option<Values> {
+            (len > 2).then(|| {
+                self.0.set(self.0.get() + len);
+                Values::F32(vec![f32::NAN; len])
+            })
+        }
+    }
+
+    #[test]
+    fn weighing_gives_the_same_bits_in_either_memory() {
+        let from = [0.1, -3.0e-39, 1.5e38];
+        let (room, weight) = (Room(Cell::new(0)), 7.0);
+        for len in [0, 1, 3] {
+            let [mut own, mut lent] = [(); 2].map(|()| Values::F32(from[..len].to_vec()));
+            weigh(&mut own, weight, &OwnMemory);
+            weigh(&mut lent, weight, &room);
+            let bits = |values: &Values| values.bytes().to_vec();
+            assert_eq!(bits(&own), bits(&lent));
+            assert_eq!(own.as_f32().unwrap(), from[..len].iter().map(|v| v * weight).collect::<Vec<_>>());
+        }
+        assert_eq!(room.0.get(), 3);
+        let mut counter = Values::I64(vec![5, 6, 7]);
+        weigh(&mut counter, weight, &room);
+        assert_eq!(counter, Values::I64(vec![5, 6, 7]));
     }
 }

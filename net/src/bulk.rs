@@ -246,6 +246,9 @@ pub struct Incoming<B> {
     answered: bool,
 }
 
+/// The replies of a server to a call.
+pub type Replies = Incoming<tonic::body::Body>;
+
 impl<B> Incoming<B>
 where
     B: Body<Data = Bytes, Error = Status> + Unpin,
@@ -344,11 +347,7 @@ fn succeeded(headers: &HeaderMap) -> Result<(), Status> {
 ///
 /// # Errors
 /// There is no connection.
-pub async fn call<I>(
-    channel: &Channel,
-    path: &'static str,
-    messages: I,
-) -> Result<Incoming<tonic::body::Body>, Status>
+pub async fn call<I>(channel: &Channel, path: &'static str, messages: I) -> Result<Replies, Status>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
@@ -365,18 +364,14 @@ pub async fn call_until<I>(
     path: &'static str,
     messages: I,
     until: Option<Until>,
-) -> Result<Incoming<tonic::body::Body>, Status>
+) -> Result<Replies, Status>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
     call_with(channel, path, Outgoing::new(messages, true, until)).await
 }
 
-async fn call_with<I>(
-    channel: &Channel,
-    path: &'static str,
-    body: Outgoing<I>,
-) -> Result<Incoming<tonic::body::Body>, Status>
+async fn call_with<I>(channel: &Channel, path: &'static str, body: Outgoing<I>) -> Result<Replies, Status>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {

@@ -31,7 +31,8 @@ where
     retry.run(seed, tokio::time::sleep, judge, attempt).await
 }
 
-/// The result of `call`, or [`Kind::Unavailable`] once it has taken longer than `limit`. The call is dropped then.
+/// The result of `call`, or [`Kind::Unavailable`] once it has taken longer than `limit`. The call
+/// is dropped then.
 ///
 /// # Errors
 /// The failure of the call, or that it took too long.

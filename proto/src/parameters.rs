@@ -1,5 +1,6 @@
-//! The exchange between worker and ps as a Rust trait: implemented by the ps itself for workers of the same process,
-//! and by the worker's gRPC client for all others. Both sides of the wire check what they receive in [`convert`](crate::convert).
+//! The exchange between worker and ps as a Rust trait. The ps itself implements it, for workers of
+//! the same process, and so do the worker's carriers for all others: socket and shared memory. Both
+//! sides of the wire check what they receive in [`convert`](crate::convert).
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! The one place for retries: exponential back-off with jitter, and the loop around a call that may
 //! succeed later.
 //!
-//! Time is an argument here: the caller of [`Retry::run`] says how to sleep, and judges each failure.
+//! Time is an argument here: the caller of [`Retry::run`] says how to sleep, and judges each
+//! failure.
 
 use std::time::Duration;
 

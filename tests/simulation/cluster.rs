@@ -307,7 +307,7 @@ async fn run_worker(
     // What hung was another process.
     options.inline.iter().for_each(|inline| inline.hangs.store(false, Ordering::Relaxed));
     shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
-    let connector = worker::Connector::grpc(dialer());
+    let connector = worker::Connector::socket(dialer());
     let master = format!("http://master:{PORT}");
     if let Err(error) = worker::run(
         options,

@@ -1,7 +1,7 @@
 //! The serial reference: the same job as a loop, with no cluster in sight. Canonical runs must end with its bits.
 
 use ebbflow::data::{Batch, Dataset};
-use ebbflow::model::Model;
+use ebbflow::model::{Model, OwnMemory};
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
 use ebbflow::tensor::{Role, Values};
@@ -36,7 +36,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
             let batch: Batch = data.batch(records).expect("records");
             let key = random::key(spec.seed, "dropout", id.get());
-            model.weighted_gradients(&batch, key).expect("gradients").values
+            model.weighted_gradients(&batch, key, &OwnMemory).expect("gradients").values
         };
         let sum = reduce(spec, &mut model, Node::root(plan.of(step)), plan.of(step), &leaf);
         let scale = 1.0 / plan.samples_of(step) as f32;

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -15,7 +16,7 @@ use net::channel::{Channel, Dialer, Listener, Purpose};
 use net::memory::attach::{Attachment, Offer};
 use net::memory::{Memory, Regions};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
-use proto::parameters::{Address, Outcome, Parameters as _, Pull, Target, Want};
+use proto::parameters::{Address, Outcome, Parameters, Pull, Target, Want};
 use proto::pb;
 use proto::pb::PartitionAddress;
 use proto::pb::parameters_client::ParametersClient;
@@ -33,7 +34,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use worker::Metrics;
-use worker::ps_client::{Connector, PsClient};
+use worker::exchange::{Connector, Partitions};
 
 const JOB: JobId = JobId(1);
 const ADDRESS: Address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
@@ -122,15 +123,15 @@ impl Served {
         Dialer::nearest().channel(&self.url, Purpose::Bulk).unwrap()
     }
 
-    fn client(&self, connector: &Connector) -> PsClient {
+    fn client(&self, connector: &Connector) -> Partitions {
         self.client_at(connector, &self.url)
     }
 
-    fn client_at(&self, connector: &Connector, url: &str) -> PsClient {
+    fn client_at(&self, connector: &Connector, url: &str) -> Partitions {
         let layout = Arc::new(Layout::new(tensors(), 1).unwrap());
         let address = PartitionAddress { ps: "ps".to_owned(), url: url.to_owned() };
         let limits = spec(self.wire).limits;
-        PsClient::new(connector, JOB, layout, &[address], limits, 1).unwrap().exchanging(self.wire)
+        Partitions::new(connector, JOB, layout, &[address], limits, 1).unwrap().exchanging(self.wire)
     }
 
     /// Bytes that were pushed and pulled without a socket.
@@ -153,7 +154,7 @@ fn memory() -> Memory {
 
 fn near(memory: Memory) -> (Connector, Arc<Metrics>) {
     let metrics = Arc::<Metrics>::default();
-    (Connector::near(Dialer::nearest(), memory, metrics.clone()), metrics)
+    (Connector::shared_memory(Dialer::nearest(), memory, metrics.clone()), metrics)
 }
 
 /// Waits for a state.
@@ -164,12 +165,12 @@ async fn until(mut reached: impl FnMut() -> bool) {
 }
 
 /// Pushes version 0 and `steps` steps, each as four leaves of which two pairs wait for each other; answers the last weights.
-async fn train(client: &PsClient, steps: u64) -> Weights {
+async fn train(client: &Partitions, steps: u64) -> Weights {
     train_in(WireType::F32, client, steps).await
 }
 
 /// The same with leaves that are rounded, as the trainer does.
-async fn train_in(wire: WireType, client: &PsClient, steps: u64) -> Weights {
+async fn train_in(wire: WireType, client: &Partitions, steps: u64) -> Weights {
     client.push(Target::Initial, values(0)).await.unwrap();
     for step in 0..steps {
         client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();
@@ -193,7 +194,7 @@ async fn every_way_gives_the_same_bits() {
 
 async fn every_way(wire: WireType) -> Weights {
     let served = |memory| Served::exchanging(wire, memory, Options::default());
-    let reference = train_in(wire, &served(None).client(&Connector::grpc(Dialer::tcp())), 5).await;
+    let reference = train_in(wire, &served(None).client(&Connector::socket(Dialer::tcp())), 5).await;
     let small = Memory::with_bytes(8 << 10).unwrap();
     for (what, ps, worker, shared) in [
         ("shared memory", Some(memory()), Some(memory()), [true; 2]),
@@ -203,19 +204,26 @@ async fn every_way(wire: WireType) -> Weights {
         ("a worker whose memory is full", Some(memory()), Some(small), [false, true]),
     ] {
         let served = served(ps);
-        let connector = worker.map_or_else(|| Connector::grpc(Dialer::nearest()), |memory| near(memory).0);
-        let client = served.client(&connector);
-        let trained = train_in(wire, &client, 5).await;
-        assert!(*trained == *reference, "{what}, {wire}: other bits");
-        let pulled = client.pull_rounded(Want::Exact(Version(5))).await.unwrap().unwrap();
-        for (pulled, values) in pulled.iter().zip(&*reference) {
-            let mut expected = values.clone();
-            cast::round(wire, expected.as_f32_mut().unwrap());
-            assert!(*pulled == expected, "{what}, {wire}: other bits in weights for training");
-        }
+        let connector = worker.map_or_else(|| Connector::socket(Dialer::nearest()), |memory| near(memory).0);
+        one_way(what, wire, &served.client(&connector), &reference).await;
         assert_eq!(served.shared(), shared, "{what}, {wire}: pushes and pulls by shared memory");
     }
+    let served = served(None);
+    let embedded: Arc<dyn Parameters> = Arc::new(served.ps.clone());
+    let connector = Connector::embedded(BTreeMap::from([(served.url.clone(), embedded)]));
+    one_way("a ps of the same process", wire, &served.client(&connector), &reference).await;
     reference
+}
+
+async fn one_way(what: &str, wire: WireType, client: &Partitions, reference: &Weights) {
+    let trained = train_in(wire, client, 5).await;
+    assert!(*trained == **reference, "{what}, {wire}: other bits");
+    let pulled = client.pull_rounded(Want::Exact(Version(5))).await.unwrap().unwrap();
+    for (pulled, values) in pulled.iter().zip(&**reference) {
+        let mut expected = values.clone();
+        cast::round(wire, expected.as_f32_mut().unwrap());
+        assert!(*pulled == expected, "{what}, {wire}: other bits in weights for training");
+    }
 }
 
 /// Forwards connections to a server, and counts the bytes: up, down.
@@ -251,7 +259,7 @@ async fn a_16_bit_exchange_takes_half_of_the_bytes_of_a_connection() {
     for (wire, bytes) in [(WireType::F32, whole), (WireType::Bf16, whole / 2), (WireType::F16, whole / 2)] {
         let served = Served::exchanging(wire, None, Options::default());
         let (url, counts) = counted(&served.url).await;
-        let client = served.client_at(&Connector::grpc(Dialer::tcp()), &url);
+        let client = served.client_at(&Connector::socket(Dialer::tcp()), &url);
         client.push(Target::Initial, values(0)).await.unwrap();
         let taken = || [0, 1].map(|way| counts[way].swap(0, Ordering::Relaxed));
         // With frames, headers and what the connection says of itself.
@@ -303,7 +311,7 @@ async fn push_regions(channel: &Channel, attachment: Bytes, regions: &[Option<pb
 #[tokio::test]
 async fn regions_that_are_none_are_refused_and_change_nothing() {
     let (served, memory) = (Served::new(Some(memory())), memory());
-    served.client(&Connector::grpc(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
+    served.client(&Connector::socket(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
     let (channel, attachment) = attached(&served, &memory).await;
     let name = attachment.name();
     let good = Some(pb::Region { offset: 0, bytes: 1 << 20 });
@@ -335,10 +343,10 @@ async fn gradients_in_the_memory_are_lent_without_a_copy_and_come_back() {
     let memory = Memory::with_bytes(OF as usize * bytes.next_multiple_of(4 << 10)).unwrap();
     let regions = Regions::new(memory.clone());
     let steps = 20;
-    let reference = train(&Served::new(None).client(&Connector::grpc(Dialer::tcp())), steps).await;
+    let reference = train(&Served::new(None).client(&Connector::socket(Dialer::tcp())), steps).await;
 
     let served = Served::new(Some(self::memory()));
-    served.client(&Connector::grpc(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
+    served.client(&Connector::socket(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
     let client = served.client(&near(memory).0);
     for step in 0..steps {
         client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();
@@ -373,7 +381,7 @@ async fn a_push_stays_as_it_is_until_its_sibling_has_come() {
     }
     let trained = client.pull(Want::Exact(Version(1))).await.unwrap().unwrap();
     let other = Served::new(None);
-    let reference = other.client(&Connector::grpc(Dialer::tcp()));
+    let reference = other.client(&Connector::socket(Dialer::tcp()));
     reference.push(Target::Initial, values(0)).await.unwrap();
     for index in 0..OF {
         reference.push(leaf(0, index), values(1 + index)).await.unwrap();
@@ -407,7 +415,7 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
     // Time enough for pushes on a machine that is busy.
     let options = Options { push_timeout: Duration::from_secs(2), ..Options::default() };
     let (served, memory) = (Served::with(Some(memory()), options), memory());
-    let client = served.client(&Connector::grpc(Dialer::tcp()));
+    let client = served.client(&Connector::socket(Dialer::tcp()));
     client.push(Target::Initial, values(0)).await.unwrap();
     let (channel, attachment) = attached(&served, &memory).await;
     let pull = Pull {
@@ -451,7 +459,7 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
 #[tokio::test]
 async fn a_version_is_held_as_long_as_it_is_read() {
     let (served, memory) = (Served::new(Some(memory())), memory());
-    let trainer = served.client(&Connector::grpc(Dialer::tcp()));
+    let trainer = served.client(&Connector::socket(Dialer::tcp()));
     trainer.push(Target::Initial, values(0)).await.unwrap();
     let (channel, attachment) = attached(&served, &memory).await;
     let pull = Pull {
@@ -515,7 +523,8 @@ fn a_push_outlives_the_worker_that_leaves() {
     let (served, other, memory) = (Served::new(Some(memory())), Served::new(None), memory());
     let leaving = runtime();
     leaving.block_on(async {
-        for client in [served.client(&near(memory.clone()).0), other.client(&Connector::grpc(Dialer::tcp()))]
+        for client in
+            [served.client(&near(memory.clone()).0), other.client(&Connector::socket(Dialer::tcp()))]
         {
             client.push(Target::Initial, values(0)).await.unwrap();
             client.push(leaf(0, 0), values(1)).await.unwrap();
@@ -526,7 +535,7 @@ fn a_push_outlives_the_worker_that_leaves() {
     let trained = runtime().block_on(async {
         let mut trained = Vec::new();
         for served in [&served, &other] {
-            let client = served.client(&Connector::grpc(Dialer::tcp()));
+            let client = served.client(&Connector::socket(Dialer::tcp()));
             for index in 1..OF {
                 client.push(leaf(0, index), values(1 + index)).await.unwrap();
             }

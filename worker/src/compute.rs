@@ -5,8 +5,9 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use model::Model;
+use data::Batch;
 use model::weights::Weights;
+use model::{Allocator, Gradients, Model};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::config::Inline;
@@ -18,6 +19,8 @@ type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 pub(crate) struct Loaded {
     pub(crate) model: Box<dyn Model>,
     weights: Option<Weights>,
+    /// Where its gradients may lie.
+    memory: Box<dyn Allocator>,
     /// Goes with the model.
     _kept: Box<dyn Any + Send>,
 }
@@ -31,6 +34,12 @@ impl Loaded {
             self.weights = Some(weights.clone());
         }
         Ok(self.model.as_mut())
+    }
+
+    /// What a microbatch adds to its step, computed with these weights.
+    pub(crate) fn gradients(&mut self, weights: &Weights, batch: &Batch, key: u64) -> Result<Gradients> {
+        self.with(weights)?;
+        Ok(self.model.weighted_gradients(batch, key, self.memory.as_ref())?)
     }
 }
 
@@ -49,13 +58,19 @@ pub(crate) enum Compute {
 }
 
 impl Compute {
-    /// Builds the model where it will live: on the caller's thread if `inline` says how. `kept` lives as long as the model.
-    pub(crate) async fn start<F>(inline: Option<&Inline>, kept: impl Send + 'static, build: F) -> Result<Self>
+    /// Builds the model where it will live: on the caller's thread if `inline` says how. `kept`
+    /// lives as long as the model, and its gradients lie in `memory`.
+    pub(crate) async fn start<F>(
+        inline: Option<&Inline>,
+        kept: impl Send + 'static,
+        memory: Box<dyn Allocator>,
+        build: F,
+    ) -> Result<Self>
     where
         F: FnOnce() -> Result<Box<dyn Model>> + Send + 'static,
     {
         if let Some(how) = inline.cloned() {
-            let loaded = Loaded { model: build()?, weights: None, _kept: Box::new(kept) };
+            let loaded = Loaded { model: build()?, weights: None, memory, _kept: Box::new(kept) };
             let loaded = Arc::new(Mutex::new(loaded));
             return Ok(Self::Inline { loaded, how });
         }
@@ -63,7 +78,7 @@ impl Compute {
         let (ready_tx, ready) = oneshot::channel();
         let life = move || match build() {
             Ok(model) => {
-                let mut loaded = Loaded { model, weights: None, _kept: Box::new(kept) };
+                let mut loaded = Loaded { model, weights: None, memory, _kept: Box::new(kept) };
                 // The receiver may be gone: then nobody calls either.
                 let _ = ready_tx.send(Ok(()));
                 queue.into_iter().for_each(|call| call(&mut loaded));

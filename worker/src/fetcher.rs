@@ -21,12 +21,12 @@ use tracing::{Instrument as _, Span};
 
 use crate::config::Options;
 use crate::error::{Error, Result};
+use crate::exchange::Connector;
 use crate::held::Held;
 use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::other_tasks::Index;
 use crate::progress::Progress;
-use crate::ps_client::Connector;
 use crate::reporter::Granted;
 use crate::work::{Lease, OtherTask, Task, Train, Work};
 

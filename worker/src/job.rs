@@ -19,9 +19,9 @@ use crate::artifact::Artifact;
 use crate::compute::Compute;
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
+use crate::exchange::{Connector, Partitions};
 use crate::master_client::MasterClient;
 use crate::progress::Progress;
-use crate::ps_client::{Connector, PsClient};
 
 /// A job that is indexed: its records are counted, so its plan is fixed.
 pub(crate) struct Job {
@@ -48,7 +48,7 @@ pub(crate) struct Job {
 pub(crate) struct Placed {
     number: u64,
     pub(crate) layout: Arc<Layout>,
-    pub(crate) ps: PsClient,
+    pub(crate) ps: Partitions,
 }
 
 impl Job {
@@ -91,19 +91,18 @@ impl Job {
             device,
             threads: options.threads,
         };
-        let (registry, memory) = (registry.clone(), connector.allocator());
+        let registry = registry.clone();
         // The place that works has a handle of its own.
         let compiling = progress.clone();
         let build = move || {
             let model = &context.spec.model;
             let name = model.builtin.as_deref().or(model.script.as_deref()).unwrap_or_default();
             compiling.enter(Phase::Compiling, format!("`{name}`"));
-            let mut model = registry.build(&context)?;
-            memory.into_iter().for_each(|memory| model.lend(memory));
-            Ok(model)
+            Ok(registry.build(&context)?)
         };
         // The model may read them again, and may outlive the job by one call.
-        let compute = Compute::start(options.inline.as_ref(), files.clone(), build).await?;
+        let memory = connector.gradient_memory();
+        let compute = Compute::start(options.inline.as_ref(), files.clone(), memory, build).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let job = Self {
@@ -131,9 +130,15 @@ impl Job {
         let layout = Arc::new(layout);
         // Workers that retry must not knock in step.
         let seed = proto::random::key(self.spec.seed, &self.worker, 0);
-        let ps =
-            PsClient::new(connector, self.id, layout.clone(), &placement.partitions, self.spec.limits, seed)?
-                .exchanging(self.spec.exchange.dtype);
+        let ps = Partitions::new(
+            connector,
+            self.id,
+            layout.clone(),
+            &placement.partitions,
+            self.spec.limits,
+            seed,
+        )?
+        .exchanging(self.spec.exchange.dtype);
         let number = placement.number;
         let mut placed = self.placed.write().unwrap_or_else(PoisonError::into_inner);
         if placed.as_ref().is_none_or(|placed| placed.number < number) {

@@ -14,11 +14,11 @@ use proto::spec::{DataSet, JobSpec};
 
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
+use crate::exchange::Connector;
 use crate::initial;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
 use crate::progress::Progress;
-use crate::ps_client::Connector;
 use crate::trainer;
 
 /// Counts the records of one file (pair).

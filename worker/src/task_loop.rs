@@ -33,6 +33,7 @@ use tracing::Instrument as _;
 
 use crate::config::Options;
 use crate::error::{Error, Result};
+use crate::exchange::Connector;
 use crate::fetcher::Fetcher;
 use crate::held::Held;
 use crate::in_flight::InFlight;
@@ -40,7 +41,6 @@ use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::other_tasks;
-use crate::ps_client::Connector;
 use crate::reporter::Reporter;
 use crate::trainer::{self, Piece, Sum};
 use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};

@@ -77,7 +77,7 @@ impl Piece {
         job.compute
             .call(move |loaded| {
                 let _place = place;
-                let gradients = loaded.with(&weights)?.weighted_gradients(&batch, key)?;
+                let gradients = loaded.gradients(&weights, &batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
                         step: microbatch.step.get(),

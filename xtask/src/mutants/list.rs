@@ -319,6 +319,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Lib("ps", "server"),
     },
     Mutant {
+        what: "a process opens a connection for each call to a ps",
+        file: "net/src/ps_client.rs",
+        find: "if let Some(known) = known.get_mut(url) {",
+        replace: "if let Some(known) = known.get_mut(url).filter(|_| false) {",
+        test: Test::Lib("net", "ps_client"),
+    },
+    Mutant {
+        what: "a placement opens new connections to the ps that it leaves where they were",
+        file: "worker/src/exchange/connector.rs",
+        find: "and_then(Weak::upgrade) {",
+        replace: "and_then(Weak::upgrade).filter(|_| false) {",
+        test: Test::Lib("worker", "connector"),
+    },
+    Mutant {
         what: "any number of workers lend their memory",
         file: "ps/src/attached.rs",
         find: "if self.lock().len() >= self.max {",

@@ -18,7 +18,7 @@ use super::{loss, settings};
 use crate::engines::loss::mismatch;
 use crate::error::{Error, Result};
 use crate::export::Constant;
-use crate::model::{Allocator, Context, Evaluation, Gradients, Model};
+use crate::model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory};
 use crate::weights::Weights;
 
 /// A network with its loss and metrics.
@@ -28,8 +28,6 @@ pub(super) struct TorchModel<N> {
     loaded: Vec<(usize, Tensor)>,
     /// Weights that parameters lie in.
     shared: Vec<Weights>,
-    /// Memory for gradients.
-    memory: Option<Box<dyn Allocator>>,
     loss: Loss,
     metrics: Vec<Metric>,
     device: tch::Device,
@@ -55,7 +53,6 @@ impl<N: Network> TorchModel<N> {
         Ok(Self {
             loaded: state.map(keep).collect::<tch::Result<_>>().map_err(failed("copy state"))?,
             shared: Vec::new(),
-            memory: None,
             network,
             loss: context.spec.model.loss,
             metrics: context.spec.model.metrics.clone(),
@@ -72,8 +69,9 @@ impl<N: Network> TorchModel<N> {
         Ok((loss, output.outputs))
     }
 
-    /// One microbatch; the parameters' gradients are multiplied by `weight`.
-    fn train(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
+    /// One microbatch; the parameters' gradients are multiplied by `weight`, into `memory` if it
+    /// has room.
+    fn train(&mut self, batch: &Batch, key: u64, weight: f32, memory: &dyn Allocator) -> Result<Gradients> {
         let (loss, _) = self.forward(batch, Mode::Train { key })?;
         if !loss.requires_grad() {
             let found = "a value without gradients; does forward detach it?".to_owned();
@@ -85,7 +83,7 @@ impl<N: Network> TorchModel<N> {
         let mut gradients = gradients.into_iter();
         let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
             Role::Parameter => match gradients.next().filter(Tensor::defined) {
-                Some(gradient) => read_weighted(&gradient, weight, self.memory.as_deref()),
+                Some(gradient) => read_weighted(&gradient, weight, memory),
                 // It took no part in the loss.
                 None => Ok(spec.zeros()),
             },
@@ -95,9 +93,15 @@ impl<N: Network> TorchModel<N> {
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
     }
 
-    fn train_and_restore(&mut self, batch: &Batch, key: u64, weight: f32) -> Result<Gradients> {
+    fn train_and_restore(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        weight: f32,
+        memory: &dyn Allocator,
+    ) -> Result<Gradients> {
         settings::enter(self.threads)?;
-        let gradients = self.train(batch, key, weight);
+        let gradients = self.train(batch, key, weight, memory);
         self.restore()?;
         gradients
     }
@@ -166,16 +170,12 @@ impl<N: Network> Model for TorchModel<N> {
         Ok(())
     }
 
-    fn lend(&mut self, memory: Box<dyn Allocator>) {
-        self.memory = Some(memory);
-    }
-
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
-        self.train_and_restore(batch, key, 1.0)
+        self.train_and_restore(batch, key, 1.0, &OwnMemory)
     }
 
-    fn weighted_gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
-        self.train_and_restore(batch, key, batch.samples as f32)
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
+        self.train_and_restore(batch, key, batch.samples as f32, memory)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
@@ -272,11 +272,12 @@ pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     Ok(values)
 }
 
-/// The elements times `weight`, in lent `memory` where it has room: one pass, whose memory is not cleared before.
-fn read_weighted(tensor: &Tensor, weight: f32, memory: Option<&dyn Allocator>) -> tch::Result<Values> {
+/// The elements times `weight`, in `memory` where it has room: one pass, whose memory is not
+/// cleared before.
+fn read_weighted(tensor: &Tensor, weight: f32, memory: &dyn Allocator) -> tch::Result<Values> {
     with_elements(tensor, |elements| {
         let weighted = elements.iter().map(|value| value * weight);
-        let Some(mut shared) = memory.and_then(|memory| memory.floats(elements.len())) else {
+        let Some(mut shared) = memory.floats(elements.len()) else {
             return Values::F32(weighted.collect());
         };
         if let Some(values) = shared.as_f32_mut() {

@@ -1,8 +1,9 @@
-//! Memory between this worker and a ps of the same host.
+//! What this worker has lent to a ps of the same host, and whether the two are attached.
 //!
-//! Always true here: a region that a ps was told of is written to again only when the ps has ended that call, which it does when it
-//! does not read it any more. When the call breaks instead, the region is *lost*: it rests until the ps has let go of this worker's
-//! memory altogether, or is gone.
+//! Always true here: a region that a ps was told of is written to again only when the ps has ended
+//! that call, which it does when it does not read the region any more. When the call breaks
+//! instead, the region is *lost*: it rests until the ps has let go of this worker's memory
+//! altogether, or is gone.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,26 +11,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use net::channel::Channel;
 use net::memory::attach::{Attachment, Offer};
 use net::memory::{Memory, Regions};
+use net::ps_client::PsClient;
 use proto::pb;
-use proto::pb::parameters_client::ParametersClient;
-use proto::status::Failure;
+use proto::status::{Failure, Kind};
 use proto::tensor::Chunk;
 use tokio::runtime::Handle;
 
 use crate::metrics::Metrics;
 
-/// Pushes that one ps may still read. A ps keeps a push until its sibling comes, and its call stays open; more are sent as bytes, so
-/// that calls are left for others.
+/// Pushes that one ps may still read. A ps keeps a push until its sibling comes, and its call stays
+/// open; more are sent as bytes, so that calls are left for others.
 const LENT_MAX: usize = 64;
 
 /// How long a ps may take to attach.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is needed to share memory with one ps.
-pub(crate) struct Near {
+/// Attaches this worker and one ps to each other.
+pub(super) struct Attaching {
     regions: Regions,
     metrics: Arc<Metrics>,
     state: tokio::sync::Mutex<State>,
@@ -44,7 +44,7 @@ enum State {
 }
 
 /// An attachment that this worker offered.
-pub(crate) struct Attached {
+pub(super) struct Attached {
     attachment: Attachment,
     /// What the ps may still read although its calls broke.
     lost: Mutex<Vec<Bytes>>,
@@ -52,26 +52,26 @@ pub(crate) struct Attached {
 }
 
 /// What one push says lies in this worker's memory.
-pub(crate) struct Lent {
+pub(super) struct Lent {
     attached: Arc<Attached>,
     regions: Regions,
     kept: Mutex<Vec<Bytes>>,
     answered: AtomicBool,
 }
 
-impl Near {
-    pub(crate) fn new(regions: Regions, metrics: Arc<Metrics>) -> Self {
+impl Attaching {
+    pub(super) fn new(regions: Regions, metrics: Arc<Metrics>) -> Self {
         Self { regions, metrics, state: tokio::sync::Mutex::new(State::Untried) }
     }
 
-    /// The attachment to the ps behind `channel`; makes one when it is a process of this host. `None`: use the connection.
-    pub(crate) async fn attached(&self, channel: &Channel) -> Option<Arc<Attached>> {
-        if !channel.is_within_host() {
+    /// The attachment to `ps`; makes one when it is a process of this host. `None`: use the socket.
+    pub(super) async fn attached(&self, ps: &PsClient) -> Option<Arc<Attached>> {
+        if !ps.channel().is_within_host() {
             return None;
         }
         let mut state = self.state.lock().await;
         if matches!(*state, State::Untried) {
-            *state = match tokio::time::timeout(TIMEOUT, attach(self.regions.memory(), channel)).await {
+            *state = match tokio::time::timeout(TIMEOUT, attach(self.regions.memory(), ps)).await {
                 Ok(Ok(attachment)) => {
                     tracing::debug!("a ps of this host: by shared memory");
                     let metrics = self.metrics.clone();
@@ -94,12 +94,12 @@ impl Near {
     }
 
     /// A call failed: there may be another ps now.
-    pub(crate) async fn forget(&self) {
+    pub(super) async fn forget(&self) {
         *self.state.lock().await = State::Untried;
     }
 
-    /// For one push. `None`: the ps still reads too many.
-    pub(crate) fn lend(&self, attached: &Arc<Attached>) -> Option<Arc<Lent>> {
+    /// What one push lends. `None`: the ps still reads too many pushes.
+    pub(super) fn lend(&self, attached: &Arc<Attached>) -> Option<Arc<Lent>> {
         let room = Arc::strong_count(attached) <= LENT_MAX;
         room.then(|| {
             Arc::new(Lent {
@@ -112,14 +112,14 @@ impl Near {
     }
 }
 
-async fn attach(memory: &Memory, channel: &Channel) -> Result<Attachment, Failure> {
-    let unavailable = |error| Failure::new(proto::status::Kind::Unavailable, error);
+async fn attach(memory: &Memory, ps: &PsClient) -> Result<Attachment, Failure> {
+    let unavailable = |error| Failure::new(Kind::Unavailable, error);
     let offer = Offer::new(memory).map_err(unavailable)?;
     let request = pb::AttachRequest { name: offer.name() };
     let asked = async {
-        let reply = ParametersClient::new(channel.clone()).attach(request).await?;
+        let asking = ps.call(TIMEOUT, |mut client| async move { client.attach(request).await });
         let unwilling = || std::io::Error::other("it has no memory to share, or cannot read this one's");
-        if reply.into_inner().attached { Ok(()) } else { Err(unavailable(unwilling())) }
+        if asking.await?.attached { Ok(()) } else { Err(unavailable(unwilling())) }
     };
     let taken = async { offer.taken().await.map_err(unavailable) };
     let ((), attachment) = tokio::try_join!(asked, taken)?;
@@ -127,7 +127,7 @@ async fn attach(memory: &Memory, channel: &Channel) -> Result<Attachment, Failur
 }
 
 impl Attached {
-    pub(crate) const fn attachment(&self) -> &Attachment {
+    pub(super) const fn attachment(&self) -> &Attachment {
         &self.attachment
     }
 
@@ -156,12 +156,13 @@ impl Drop for Attached {
 }
 
 impl Lent {
-    pub(crate) fn attachment(&self) -> &Attachment {
+    pub(super) fn attachment(&self) -> &Attachment {
         &self.attached.attachment
     }
 
-    /// How a chunk is sent: the ps is told where it lies, for which it is copied unless it lies in the memory already; or as it is.
-    pub(crate) fn lend(&self, chunk: Chunk) -> pb::Chunk {
+    /// The message for a chunk. It says where the chunk lies; a chunk that lies elsewhere is copied
+    /// into the memory first. Where the memory has no room, the chunk is sent as it is.
+    pub(super) fn lend(&self, chunk: Chunk) -> pb::Chunk {
         let id = chunk.id.get();
         let memory = self.regions.memory();
         let mut values = chunk.values;
@@ -181,7 +182,7 @@ impl Lent {
     }
 
     /// The ps has ended the call.
-    pub(crate) fn answered(&self) {
+    pub(super) fn answered(&self) {
         self.answered.store(true, Ordering::Release);
     }
 }

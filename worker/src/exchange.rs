@@ -1,92 +1,49 @@
-//! Fan-out over a job's partitions: one push or pull becomes one call to each, concurrently, with retries.
+//! The exchange of a worker with all partitions of a job: a push or a pull becomes one call for
+//! each partition, concurrently, with retries.
+//!
+//! How the values travel is the business of a carrier, behind the trait
+//! [`Parameters`](proto::parameters::Parameters). The [`Connector`] chooses it:
+//!
+//! | carrier | for | copies of a push in the worker |
+//! | --- | --- | --- |
+//! | `embedded` | a ps of this process | none |
+//! | `socket` | a ps behind gRPC | none; the kernel makes one |
+//! | `shared_memory` | a ps of this host | none for gradients that lie in such memory, else one |
+//!
+//! A pull has one copy with every carrier: into the tensors of the caller.
+
+mod attached;
+mod connector;
+mod embedded;
+mod shared_memory;
+mod socket;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
 use kernels::cpu::cast;
-use model::Allocator;
 use model::weights::{Spare, Weights};
-use net::channel::{Dialer, Purpose};
-use net::memory::{Memory, Regions};
+use net::retry::within;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
-use proto::retry::Retry;
+use proto::retry::{Pause, Retry};
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::{Chunk, Values};
 use proto::wire::WireType;
 use tokio::time::Instant;
 
+pub use self::connector::Connector;
 use crate::error::{Error, Result};
-use crate::grpc_ps::GrpcPs;
-use crate::metrics::Metrics;
-use crate::near::Near;
 use crate::progress::Progress;
 
-/// Turns a ps's URL into a connection: gRPC, or the ps itself when it lives in this process.
+/// All partitions of one job, as a worker reaches them. Clones share their carriers.
 #[derive(Clone)]
-pub struct Connector {
-    connect: Arc<Connect>,
-    /// Memory that a ps of this host may read.
-    memory: Option<Memory>,
-}
-
-type Connect = dyn Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync;
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Connector")
-    }
-}
-
-impl Connector {
-    /// A connector that asks `connect`.
-    pub fn new(
-        connect: impl Fn(&str) -> Result<Arc<dyn Parameters>, Failure> + Send + Sync + 'static,
-    ) -> Self {
-        Self { connect: Arc::new(connect), memory: None }
-    }
-
-    /// gRPC over bulk channels of `dialer`.
-    pub fn grpc(dialer: Dialer) -> Self {
-        Self::new(move |url| Ok(Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, None))))
-    }
-
-    /// As [`grpc`](Self::grpc), and by `memory` to a ps of this host and this user, where `dialer` finds that it is one.
-    pub fn near(dialer: Dialer, memory: Memory, metrics: Arc<Metrics>) -> Self {
-        let regions = Regions::new(memory.clone());
-        let connect = move |url: &str| {
-            let near = Near::new(regions.clone(), metrics.clone());
-            let ps: Arc<dyn Parameters> =
-                Arc::new(GrpcPs::new(dialer.channel(url, Purpose::Bulk)?, Some(near)));
-            Ok(ps)
-        };
-        Self { connect: Arc::new(connect), memory: Some(memory) }
-    }
-
-    /// Memory for a model's gradients that need no copy on their way to a ps of this host. What the model leaves goes back to the system.
-    pub(crate) fn allocator(&self) -> Option<Box<dyn Allocator>> {
-        let memory = self.memory.clone()?;
-        Some(Box::new(Shared(Regions::new(memory))))
-    }
-}
-
-/// Shared memory as a model sees it.
-struct Shared(Regions);
-
-impl Allocator for Shared {
-    fn floats(&self, len: usize) -> Option<Values> {
-        self.0.floats(len)
-    }
-}
-
-/// All partitions of one job.
-#[derive(Clone)]
-pub struct PsClient {
+pub struct Partitions {
     job: JobId,
     era: Era,
     layout: Arc<Layout>,
@@ -96,7 +53,7 @@ pub struct PsClient {
     /// What the job exchanges.
     wire: WireType,
     spare: Spare,
-    /// The progress of the lease that this client is used for.
+    /// The progress of the lease that they are called for.
     progress: Progress,
 }
 
@@ -107,18 +64,19 @@ struct Partition {
     ps: Arc<dyn Parameters>,
 }
 
-impl fmt::Debug for PsClient {
+impl fmt::Debug for Partitions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let partitions: Vec<_> = self.partitions.iter().map(|partition| &partition.name).collect();
-        f.debug_struct("PsClient")
+        f.debug_struct("Partitions")
             .field("job", &self.job)
             .field("partitions", &partitions)
             .finish_non_exhaustive()
     }
 }
 
-impl PsClient {
-    /// Connects to the partitions of `placement` (lazily).
+impl Partitions {
+    /// The partitions of `job` at `addresses`, by partition. They are connected to when they are
+    /// first called; the carriers of partitions that stay where they were are used again.
     ///
     /// # Errors
     /// An address is no URL.
@@ -132,7 +90,8 @@ impl PsClient {
     ) -> Result<Self> {
         let connect = |(index, address): (usize, &pb::PartitionAddress)| {
             let name = format!("partition {index} on ps `{}` at {}", address.ps, address.url);
-            let ps = (connector.connect)(&address.url)
+            let ps = connector
+                .connect(job, &address.url)
                 .map_err(|failure| Error::Call { what: name.clone(), failure })?;
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
@@ -141,26 +100,37 @@ impl PsClient {
         Ok(Self { job, era, layout, partitions, limits, seed, wire, spare, progress })
     }
 
-    /// This client for a job that exchanges `wire`: pushed nodes and weights [pulled for training](Self::pull_rounded) travel in it.
+    /// These partitions for a job that exchanges `wire`: pushed nodes and weights
+    /// [pulled for training](Self::pull_rounded) travel in it.
     pub fn exchanging(self, wire: WireType) -> Self {
         Self { wire, ..self }
     }
 
-    /// This client, calling in `era`.
+    /// These partitions, called in `era`.
     pub(crate) fn at(&self, era: Era) -> Self {
         Self { era, ..self.clone() }
     }
 
-    /// This client for one lease, telling `progress` how it gets on.
+    /// These partitions for one lease, telling `progress` how it gets on.
     pub(crate) fn saying(self, progress: &Progress) -> Self {
         Self { progress: progress.clone(), ..self }
     }
 
-    /// Sends the values of `target` to every partition; those of a node's parameters are rounded to what the job exchanges, version 0 is
-    /// not. Ends when all have acknowledged: `Duplicate` only if all say so.
+    /// Sends the values of `target` to every partition. Nodes of a step travel in the type that the
+    /// job exchanges, version 0 does not.
+    ///
+    /// Returns when every partition has acknowledged its part: [`Outcome::Duplicate`] if each of
+    /// them had it before, else [`Outcome::Merged`].
+    ///
+    /// The values are not copied. They belong to the carriers, which drop them when the ps does not
+    /// read them any more; with shared memory that may be after the return.
+    ///
+    /// A caller may drop the future. Each partition then has its whole part or nothing of it, and
+    /// the push may be repeated.
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
+    /// The others may have their parts.
     pub async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
         let wire = match target {
             Target::Initial => WireType::F32,
@@ -183,8 +153,15 @@ impl PsClient {
         Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
     }
 
-    /// Reads the whole model as the ps keep it, for measuring and exporting; waits on each partition until it has what is wanted. `None`:
-    /// an exact version is gone, its steps are applied.
+    /// Reads the whole model as the ps keep it, for measuring and exporting. `None`: an exact
+    /// version is gone, because its steps are applied.
+    ///
+    /// Returns when all partitions have what is wanted and all of it was copied; it waits for that
+    /// as long as necessary.
+    ///
+    /// The weights belong to the caller. Their last clone gives the memory to the next pull.
+    ///
+    /// A caller may drop the future: nothing remains of the pull.
     ///
     /// # Errors
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
@@ -192,7 +169,8 @@ impl PsClient {
         self.pull_as(WireType::F32, want).await
     }
 
-    /// Reads the whole model for training: the values of parameters are rounded to what the job exchanges. Else as [`pull`](Self::pull).
+    /// Reads the whole model for training: the values of parameters are rounded to what the job
+    /// exchanges. All else is as in [`pull`](Self::pull).
     ///
     /// # Errors
     /// As [`pull`](Self::pull).
@@ -265,8 +243,9 @@ impl PsClient {
         Address { job: self.job, partition: partition.id, era: self.era }
     }
 
-    /// Repeats a call that may succeed later, for as long as the job's `pull_attempts_max` time-outs together. A ps that is
-    /// full answers, so it is waited for without counting, in the phase `full`. "Not yet" is the caller's business: it is no failure.
+    /// Repeats a call that may succeed later, for as long as the job's `pull_attempts_max`
+    /// time-outs together. A ps that is full answers, so it is waited for without counting, in the
+    /// phase `full`. "Not yet" is the caller's business: it is no failure.
     async fn retry<T, Fut>(
         &self,
         partition: &Partition,
@@ -279,24 +258,18 @@ impl PsClient {
     {
         let (deadline, budget) =
             (self.limits.pull_timeout * 2, self.limits.pull_timeout * self.limits.pull_attempts_max);
-        let (mut since, mut attempt, mut said) = (Instant::now(), 0, None);
-        loop {
-            let late = |_| Err(Failure::new(Kind::Unavailable, format!("no answer within {deadline:?}")));
-            let failure = match tokio::time::timeout(deadline, call()).await.unwrap_or_else(late) {
-                Ok(value) => return Ok(value),
-                Err(failure) => failure,
-            };
+        let (mut since, mut said) = (Instant::now(), None);
+        let judge = |failures, failure: Failure| {
+            let what = || format!("{verb} {}", partition.name);
             if failure.kind == Kind::Full {
                 since = Instant::now();
             }
             if failure.kind == Kind::NotFound {
-                let (what, partition) = (format!("{verb} {}", partition.name), partition.id);
-                return Err(Error::NotHeld { what, partition, failure });
+                return Err(Error::NotHeld { what: what(), partition: partition.id, failure });
             }
             if failure.kind == Kind::NotYet || !failure.is_retryable() || since.elapsed() >= budget {
-                return Err(Error::Call { what: format!("{verb} {}", partition.name), failure });
+                return Err(Error::Call { what: what(), failure });
             }
-            let what = || format!("{verb} {}", partition.name);
             // Each refusal shows that the ps lives and answers.
             let waits =
                 full == Phase::WaitingForRoom && failure.kind == Kind::Full && self.progress.refused(what());
@@ -304,11 +277,12 @@ impl PsClient {
                 self.progress.enter(Phase::Retrying, what());
             }
             said = Some(if waits { Phase::WaitingForRoom } else { Phase::Retrying });
-            if attempt == 0 {
+            if failures == 0 {
                 tracing::warn!(reason = %failure, "{verb} {}: trying again for {budget:?}", partition.name);
             }
-            tokio::time::sleep(Retry::default().wait(attempt, self.seed)).await;
-            attempt += 1;
-        }
+            Ok(Pause::Growing)
+        };
+        let attempt = || within(deadline, call());
+        Retry::unlimited().run(self.seed, tokio::time::sleep, judge, attempt).await
     }
 }

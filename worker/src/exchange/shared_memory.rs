@@ -1,0 +1,138 @@
+//! The shared-memory carrier: a push tells the ps where the gradients lie, and a pull is told where
+//! the weights lie (ADR 17).
+//!
+//! Calls still pass the socket, without the payloads. The socket also carries what does not lie in
+//! such memory, and everything for a ps that is not of this host.
+
+use std::sync::Arc;
+
+use model::Allocator;
+use net::bulk::{self, PULL, PUSH, Until};
+use net::memory::{REGION_BYTES_MIN, Regions};
+use net::ps_client::PsClient;
+use proto::convert::{pack_as, required};
+use proto::ids::Version;
+use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
+use proto::pb;
+use proto::pb::push_request::Part as Request;
+use proto::status::{Failure, Kind};
+use proto::tensor::Values;
+use proto::wire::WireType;
+use tokio::sync::oneshot;
+use tracing::Instrument as _;
+
+use super::attached::{Attached, Attaching, Lent};
+use super::socket::{Reading, Socket, part, take_all};
+use crate::metrics::Metrics;
+
+/// A ps that may be a process of this host.
+pub(super) struct SharedMemory {
+    socket: Socket,
+    attaching: Arc<Attaching>,
+}
+
+impl SharedMemory {
+    /// Copies what this worker sends into `regions`, unless it lies in their memory already.
+    pub(super) fn new(ps: PsClient, regions: Regions, metrics: Arc<Metrics>) -> Self {
+        Self { socket: Socket::new(ps), attaching: Arc::new(Attaching::new(regions, metrics)) }
+    }
+
+    async fn attached(&self) -> Option<Arc<Attached>> {
+        self.attaching.attached(self.socket.ps()).await
+    }
+
+    /// Reads the chunks where they lie in the memory of the ps: f32.
+    async fn read(&self, attached: &Attached, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
+        let wire = WireType::F32;
+        let mut request = pb::PullRequest::from(Pull { wire, ..pull });
+        request.attachment = attached.attachment().name().clone();
+        let (until, ended) = oneshot::channel::<()>();
+        let ended = Box::pin(async move {
+            let _ = ended.await;
+            None
+        }) as Until;
+        let request = std::iter::once(request);
+        let replies = bulk::call_until(self.socket.ps().channel(), PULL, request, Some(ended)).await?;
+        let reading = Reading { attachment: attached.attachment(), until };
+        take_all(replies, wire, Some(reading), take).await
+    }
+}
+
+#[async_trait::async_trait]
+impl Parameters for SharedMemory {
+    /// Lends the chunks to the ps. It may read them after this has returned, until it has applied
+    /// them or added them to others.
+    async fn push(&self, push: Push) -> Result<Pushed, Failure> {
+        if push.chunks.iter().any(|chunk| chunk.values.len() >= REGION_BYTES_MIN)
+            && let Some(attached) = self.attached().await
+            && let Some(lent) = self.attaching.lend(&attached)
+        {
+            let (reply, replied) = oneshot::channel();
+            // In a task of its own: when the caller gives up, the ps may still read.
+            let pushing = push_lent(self.socket.ps().clone(), self.attaching.clone(), lent, push, reply);
+            tokio::spawn(pushing.in_current_span());
+            let gone = |_| Failure::new(Kind::Internal, "a push ended without an answer");
+            return replied.await.map_err(gone)?;
+        }
+        self.socket.push(push).await
+    }
+
+    /// Takes the chunks from the memory of the ps. What was taken counts only when this succeeds.
+    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
+        let pulled = match self.attached().await {
+            Some(attached) => self.read(&attached, pull, take).await,
+            None => self.socket.pull_into(pull, take).await,
+        };
+        if pulled.as_ref().is_err_and(|failure| failure.kind == Kind::Unavailable) {
+            self.attaching.forget().await;
+        }
+        pulled
+    }
+}
+
+/// A push by memory, where values stay f32: answers the caller, then waits until the ps does not
+/// read the memory any more.
+async fn push_lent(
+    ps: PsClient,
+    attaching: Arc<Attaching>,
+    lent: Arc<Lent>,
+    push: Push,
+    reply: oneshot::Sender<Result<Pushed, Failure>>,
+) {
+    let mut header = pb::PushHeader::from((push.address, push.target));
+    header.attachment = lent.attachment().name().clone();
+    let lending = lent.clone();
+    let chunks = pack_as(push.chunks, move |chunk| lending.lend(chunk));
+    let messages = std::iter::once(Request::Header(header)).chain(chunks.map(Request::Chunks)).map(part);
+    let mut replies = match bulk::call_until(ps.channel(), PUSH, messages, None).await {
+        Ok(replies) => replies,
+        Err(status) => {
+            let _ = reply.send(Err(status.into()));
+            return attaching.forget().await;
+        }
+    };
+    let pushed = async {
+        let pushed = replies.message::<pb::PushReply>().await?;
+        Ok(required("Parameters.Push", "reply", pushed)?.try_into()?)
+    };
+    let pushed: Result<Pushed, Failure> = pushed.await;
+    let failed = pushed.as_ref().err().cloned();
+    // Nobody waits for the answer any more when this cannot be told.
+    let _ = reply.send(pushed);
+    let ended = replies.message::<pb::PushReply>().await;
+    if replies.is_answered() {
+        lent.answered();
+    }
+    if failed.is_some_and(|failure| failure.kind == Kind::Unavailable) || ended.is_err() {
+        attaching.forget().await;
+    }
+}
+
+/// Shared memory as a model sees it.
+pub(super) struct GradientMemory(pub(super) Regions);
+
+impl Allocator for GradientMemory {
+    fn floats(&self, len: usize) -> Option<Values> {
+        self.0.floats(len)
+    }
+}

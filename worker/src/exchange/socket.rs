@@ -1,0 +1,105 @@
+//! The socket carrier: gRPC over one connection, whose payloads are not copied ([`bulk`]).
+
+use kernels::cpu::cast;
+use net::bulk::{self, PULL, PUSH};
+use net::memory::attach::Attachment;
+use net::ps_client::PsClient;
+use proto::convert::{encode, pack_as, required};
+use proto::ids::{ChunkId, Version};
+use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
+use proto::pb;
+use proto::pb::pull_reply::Part as Reply;
+use proto::pb::push_request::Part as Request;
+use proto::status::Failure;
+use proto::wire::WireType;
+use tokio::sync::oneshot;
+
+/// A ps behind gRPC.
+#[derive(Debug)]
+pub(super) struct Socket {
+    ps: PsClient,
+}
+
+impl Socket {
+    pub(super) const fn new(ps: PsClient) -> Self {
+        Self { ps }
+    }
+
+    pub(super) const fn ps(&self) -> &PsClient {
+        &self.ps
+    }
+}
+
+#[async_trait::async_trait]
+impl Parameters for Socket {
+    /// Sends the chunks from where they lie, encoded in the wire type.
+    async fn push(&self, push: Push) -> Result<Pushed, Failure> {
+        let wire = push.wire;
+        let mut header = pb::PushHeader::from((push.address, push.target));
+        header.wire = pb::WireType::from(wire).into();
+        let header = part(Request::Header(header));
+        let chunks = pack_as(push.chunks, move |chunk| encode(cast::encode_chunk(wire, chunk)))
+            .map(|chunks| part(Request::Chunks(chunks)));
+        let messages = std::iter::once(header).chain(chunks);
+        let mut replies = bulk::call(self.ps.channel(), PUSH, messages).await?;
+        let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
+        // Its end says whether it is one.
+        replies.message::<pb::PushReply>().await?;
+        Ok(reply.try_into()?)
+    }
+
+    /// Takes the chunks from the memory that the connection was read into.
+    async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
+        let request = std::iter::once(pb::PullRequest::from(pull));
+        let replies = bulk::call(self.ps.channel(), PULL, request).await?;
+        take_all(replies, pull.wire, None, take).await
+    }
+}
+
+pub(super) fn part(part: Request) -> pb::PushRequest {
+    pb::PushRequest { part: Some(part) }
+}
+
+/// The memory of a ps during one pull.
+pub(super) struct Reading<'a> {
+    pub(super) attachment: &'a Attachment,
+    /// Dropped when all chunks were taken: the ps may write to that memory again.
+    pub(super) until: oneshot::Sender<()>,
+}
+
+/// Hands the chunks of a pull to `take`: from the connection, or from the memory of the ps, where
+/// the chunks name regions.
+pub(super) async fn take_all(
+    mut replies: bulk::Replies,
+    wire: WireType,
+    reading: Option<Reading<'_>>,
+    take: &mut Take<'_>,
+) -> Result<Version, Failure> {
+    let (attachment, mut until) = reading.map(|reading| (reading.attachment, reading.until)).unzip();
+    let (mut version, mut left) = (None, 0);
+    // The end of the stream says whether what was read is what it should be.
+    while let Some(reply) = replies.message::<pb::PullReply>().await? {
+        match required("PullReply", "part", reply.part)? {
+            Reply::Header(header) => {
+                version = Some(Version(header.version));
+                left = header.chunks;
+            }
+            Reply::Chunks(message) => {
+                for chunk in message.chunks {
+                    let values = match (chunk.region, attachment) {
+                        (Some(region), Some(attachment)) => attachment.read(region)?,
+                        _ => &chunk.values,
+                    };
+                    take(ChunkId(chunk.id), wire, values)?;
+                    left = left.saturating_sub(1);
+                }
+            }
+        }
+        if left == 0 {
+            // Ends the request: all has been read.
+            until = None;
+        }
+    }
+    drop(until);
+    Ok(required("PullReply", "header", version)?)
+}
