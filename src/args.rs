@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use model::device::Choice;
-use net::security::Role as TokenRole;
+use net::security::{self, Role as TokenRole};
 use proto::spec::WORKERS_MAX;
 
 use crate::settings::{Flags, Role, roles};
@@ -269,7 +269,24 @@ pub(crate) struct KeyFiles {
     pub(crate) insecure: bool,
 }
 
-/// The same, and how long a user waits for it.
+impl KeyFiles {
+    /// The key files of a user's command: flag over environment.
+    pub(crate) fn over(&self, environment: &security::Options) -> security::Options {
+        let or = |flag: &Option<PathBuf>, environment: &Option<PathBuf>| {
+            flag.clone().or_else(|| environment.clone())
+        };
+        security::Options {
+            ca: or(&self.tls_ca, &environment.ca),
+            cert: or(&self.tls_cert, &environment.cert),
+            key: or(&self.tls_key, &environment.key),
+            token: or(&self.token_file, &environment.token),
+            tokens: None,
+            insecure: self.insecure || environment.insecure,
+        }
+    }
+}
+
+/// Where the master is, and how long a user waits for it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Reach {
     #[command(flatten)]
@@ -510,6 +527,18 @@ mod tests {
                 assert!(arg.get_help().is_some(), "{} {} has no help", verb.get_name(), arg.get_id());
             }
         }
+    }
+
+    #[test]
+    fn keys_come_from_flags_then_from_the_environment() {
+        let path = |name: &str| Some(PathBuf::from(name));
+        let environment = security::Options { ca: path("ca"), token: path("t"), ..Default::default() };
+        let flags = KeyFiles { token_file: path("mine"), insecure: true, ..KeyFiles::default() };
+        let found = flags.over(&environment);
+        assert_eq!(
+            (found.ca, found.token, found.tokens, found.insecure),
+            (path("ca"), path("mine"), None, true)
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use proto::status::Failure;
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::screen::Screen;
+use crate::terminal::screen::Screen;
 
 /// How often a user hears that the master still does not answer.
 const NOTICE_EVERY: Duration = Duration::from_secs(3);

@@ -12,9 +12,6 @@ use net::memory::Memory;
 use net::security::{self, Keys};
 use store::Stores;
 
-use crate::args::KeyFiles;
-use crate::export::Batches;
-
 /// Where a master listens unless told otherwise.
 const MASTER: &str = "127.0.0.1:4700";
 
@@ -26,7 +23,7 @@ pub(crate) struct Environment {
     /// `EBB_HEALTH`.
     health: Option<String>,
     /// `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE`, `EBB_INSECURE`.
-    keys: security::Options,
+    pub(crate) keys: security::Options,
     /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
     pub(crate) log: Option<String>,
     /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
@@ -43,6 +40,25 @@ pub(crate) struct Environment {
     host: String,
     /// Object stores with their settings: `AWS_...`, `GOOGLE_...`, `AZURE_...`.
     pub(crate) stores: Stores,
+}
+
+/// When spans are sent, and how many: variables of OpenTelemetry's batch processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batches {
+    /// `OTEL_BSP_SCHEDULE_DELAY` (milliseconds): how long a span waits for others.
+    pub(crate) delay: Duration,
+    /// `OTEL_BSP_MAX_QUEUE_SIZE`: how many spans wait. Spans beyond are dropped.
+    pub(crate) queue_max: usize,
+    /// `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how many spans are sent at once.
+    pub(crate) batch_max: usize,
+}
+
+/// A call costs as much as sending 100 spans. Batches of 512, the specification's default, take
+/// memory that the exporter's thread has no other use for.
+impl Default for Batches {
+    fn default() -> Self {
+        Self { delay: Duration::from_secs(5), queue_max: 2048, batch_max: 256 }
+    }
 }
 
 /// `GLIBC_TUNABLES`: what the user told the C library. Asked before anything else.
@@ -119,21 +135,6 @@ impl Environment {
     /// https:// or http://.
     pub(crate) fn master(&self, flag: Option<&str>, keys: &Keys) -> String {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
-    }
-
-    /// Where the keys of a user's command are: flag over environment.
-    pub(crate) fn keys(&self, flags: &KeyFiles) -> security::Options {
-        let or = |flag: &Option<PathBuf>, environment: &Option<PathBuf>| {
-            flag.clone().or_else(|| environment.clone())
-        };
-        security::Options {
-            ca: or(&flags.tls_ca, &self.keys.ca),
-            cert: or(&flags.tls_cert, &self.keys.cert),
-            key: or(&flags.tls_key, &self.keys.key),
-            token: or(&flags.token_file, &self.keys.token),
-            tokens: None,
-            insecure: flags.insecure || self.keys.insecure,
-        }
     }
 
     /// A variable that begins with `EBB_`.
@@ -316,21 +317,6 @@ mod tests {
         assert_eq!(batches(set), Batches { delay, queue_max: 50, batch_max: 50 });
         assert_eq!(batches(|_| None), Batches::default());
         assert_eq!(batches(|_| Some("-1".to_owned())), Batches::default());
-    }
-
-    #[test]
-    fn keys_come_from_flags_then_from_the_environment() {
-        let path = |name: &str| Some(PathBuf::from(name));
-        let environment = Environment {
-            keys: security::Options { ca: path("ca"), token: path("t"), ..Default::default() },
-            ..Environment::default()
-        };
-        let flags = KeyFiles { token_file: path("mine"), insecure: true, ..KeyFiles::default() };
-        let found = environment.keys(&flags);
-        assert_eq!(
-            (found.ca, found.token, found.tokens, found.insecure),
-            (path("ca"), path("mine"), None, true)
-        );
     }
 
     #[test]

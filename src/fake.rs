@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
-use net::metrics::Board;
 use proto::artifact;
 use proto::pb;
 use proto::pb::artifact_part::Part;
@@ -16,15 +15,16 @@ use proto::pb::jobs_server::{Jobs, JobsServer};
 use proto::status::{Failure, Kind};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::App;
+use crate::app::App;
 use crate::args::{JobFile, KeyFiles, MasterUrl, Reach};
 use crate::config::Environment;
 use crate::out::metrics::tests::{evaluation, state, train};
 use crate::out::summary::MODEL;
 use crate::out::summary::tests::succeeded;
 use crate::pipe::Network;
-use crate::screen::Screen;
 use crate::signals::Stop;
+use crate::telemetry::metrics::Numbers;
+use crate::terminal::screen::Screen;
 
 /// What the master knows and does; clones are the same one.
 #[derive(Clone, Debug)]
@@ -118,7 +118,7 @@ impl Fake {
         let mut script = self.find(job)?;
         let status = &mut script.status;
         let (state, name) = (status.state(), &status.name);
-        if crate::report::is_end(status.state) {
+        if crate::terminal::report::is_end(status.state) {
             let message = format!("{name} cannot be {changed} any more, it is {}", state.name());
             return Err(Failure::new(Kind::Ended, message).into());
         }
@@ -135,8 +135,7 @@ pub(crate) fn app(network: &Network) -> App {
         screen: Screen::default(),
         stop: Stop::default(),
         dialer: network.dialer(),
-        board: Board::default(),
-        meter: None,
+        numbers: Numbers::default(),
     }
 }
 

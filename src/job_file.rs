@@ -10,7 +10,7 @@ use proto::spec::{self, JobSpec};
 use store::Stores;
 
 use crate::args::{GoOn, JobFile};
-use crate::checkpoint;
+use crate::verbs::checkpoint;
 
 /// A job that is ready to be sent.
 #[derive(Clone, Debug)]

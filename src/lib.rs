@@ -15,46 +15,23 @@
 //! is `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
 
 pub mod allocator;
+mod app;
 mod args;
-mod cancel;
-mod certs;
-mod checkpoint;
 mod client;
-mod completions;
 mod config;
-mod export;
 #[cfg(test)]
 mod fake;
-mod fetch;
-mod follow;
-mod health;
 mod job_file;
-mod jobs;
 mod local;
 mod locks;
-mod master;
-mod metrics;
-mod numerics;
 mod out;
-mod pause;
 pub mod pipe;
-mod progress;
-mod ps;
-mod report;
-mod resume;
-mod run;
-mod scale;
-mod screen;
+mod roles;
 mod settings;
-mod show;
 mod signals;
-mod spans;
-mod status;
-mod submit;
 mod telemetry;
-mod timeline;
-mod watch;
-mod worker;
+mod terminal;
+mod verbs;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -62,10 +39,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result as Anyhow};
 use clap::Parser as _;
-use net::channel::Dialer;
-use net::metrics::Board;
-use net::security::Keys;
-use opentelemetry::metrics::Meter;
 use tracing::Instrument as _;
 
 pub use ::{data, model};
@@ -73,61 +46,19 @@ pub use ::model::{Error, Result, device, weights};
 pub use ::net::security;
 pub use ::proto::{random, spec, tensor};
 
-use crate::args::{Cli, Command, Reach};
-use crate::client::Client;
+use crate::app::App;
+use crate::args::{Cli, Command};
 use crate::config::Environment;
-use crate::screen::{NobodyReads, Screen};
+use crate::roles::numerics;
 use crate::signals::Stop;
+use crate::telemetry::metrics::Numbers;
+use crate::terminal::screen::{NobodyReads, Screen};
 
 /// Exit code when the reader of our output left: that of programs which SIGPIPE ends.
 const NOBODY_READS: u8 = 128 + 13;
 
 /// Exit code of what went wrong.
 const FAILURE: u8 = 1;
-
-/// What every verb needs.
-struct App {
-    environment: Environment,
-    registry: model::Registry,
-    screen: Screen,
-    stop: Stop,
-    dialer: Dialer,
-    /// This role's numbers.
-    board: Board,
-    /// Where they are registered for a collector.
-    meter: Option<Meter>,
-}
-
-impl App {
-    /// This program as the user calls it.
-    fn program(&self) -> &str {
-        &self.environment.program
-    }
-
-    /// A command about a job, for the user to copy: it reaches the same master.
-    fn command(&self, verb: &str, job: &str, reach: &Reach) -> String {
-        let args::MasterUrl { url, keys } = &reach.master;
-        let master = url.as_ref().map(|url| format!(" --master {url}")).unwrap_or_default();
-        let files = [
-            ("--tls-ca", &keys.tls_ca),
-            ("--tls-cert", &keys.tls_cert),
-            ("--tls-key", &keys.tls_key),
-            ("--token-file", &keys.token_file),
-        ];
-        let given = |(flag, path): (&str, &Option<_>)| {
-            path.as_ref().map(|path: &std::path::PathBuf| format!(" {flag} {}", path.display()))
-        };
-        let keys: String = files.into_iter().filter_map(given).collect();
-        format!("{} {verb} {job}{master}{keys}", self.program())
-    }
-
-    /// The master that the user means.
-    fn client(&self, reach: &Reach) -> Anyhow<Client> {
-        let keys = Keys::load(self.environment.keys(&reach.master.keys))?;
-        let url = self.environment.master(reach.master.url.as_deref(), &keys);
-        Client::new(&self.dialer.clone().with(keys), &url, reach.master_timeout, self.screen.clone())
-    }
-}
 
 /// The whole program: parses the command line, runs it, and says on stderr what went wrong.
 ///
@@ -183,12 +114,11 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
     let screen = Screen::default();
     let outcome = {
         let _in_runtime = runtime.enter();
-        let board = Board::default();
         let trace = cli.trace.as_deref();
         let telemetry = telemetry::start(&environment, cli.log, level, service, trace, &screen)?;
-        let meter = telemetry.meter();
+        let numbers = Numbers::new(telemetry.meter());
         let (stop, dialer) = (Stop::on_signals()?, environment.dialer()?);
-        let app = App { environment, registry, screen, stop, dialer, board, meter };
+        let app = App { environment, registry, screen, stop, dialer, numbers };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {
             (true, _) => 0,
@@ -203,24 +133,24 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
 /// Runs one verb; true for success, false for a job that did not succeed.
 async fn perform(command: Command, app: &App) -> Anyhow<bool> {
     match command {
-        Command::Run(args) => return run::run(args, app).await,
-        Command::Submit(args) => return submit::run(args, app).await,
-        Command::Watch(args) => return watch::run(args, app).await,
-        Command::Checkpoint(verb) => return checkpoint::run(verb, app).await,
-        Command::Master(args) => master::run(args, app).await,
-        Command::Ps(args) => ps::run(args, app).await,
-        Command::Worker(args) => worker::run(args, app).await,
-        Command::Jobs(args) => jobs::run(args, app).await,
-        Command::Status(args) => status::run(args, app).await,
-        Command::Scale(args) => scale::run(args, app).await,
-        Command::Pause(args) => pause::run(args, app).await,
-        Command::Resume(args) => resume::run(args, app).await,
-        Command::Cancel(args) => cancel::run(args, app).await,
-        Command::Fetch(args) => fetch::run(args, app).await,
-        Command::Health(args) => return health::run(args, app).await,
-        Command::Config(verb) => show::run(verb, app),
-        Command::Certs(verb) => certs::run(verb, app),
-        Command::Completions(args) => completions::run(&args, app),
+        Command::Run(args) => return verbs::run::run(args, app).await,
+        Command::Submit(args) => return verbs::submit::run(args, app).await,
+        Command::Watch(args) => return verbs::watch::run(args, app).await,
+        Command::Checkpoint(verb) => return verbs::checkpoint::run(verb, app).await,
+        Command::Master(args) => roles::master::run(args, app).await,
+        Command::Ps(args) => roles::ps::run(args, app).await,
+        Command::Worker(args) => roles::worker::run(args, app).await,
+        Command::Jobs(args) => verbs::jobs::run(args, app).await,
+        Command::Status(args) => verbs::status::run(args, app).await,
+        Command::Scale(args) => verbs::scale::run(args, app).await,
+        Command::Pause(args) => verbs::pause::run(args, app).await,
+        Command::Resume(args) => verbs::resume::run(args, app).await,
+        Command::Cancel(args) => verbs::cancel::run(args, app).await,
+        Command::Fetch(args) => verbs::fetch::run(args, app).await,
+        Command::Health(args) => return verbs::health::run(args, app).await,
+        Command::Config(verb) => verbs::config::run(verb, app),
+        Command::Certs(verb) => verbs::certs::run(verb, app),
+        Command::Completions(args) => verbs::completions::run(&args, app),
     }
     .map(|()| true)
 }

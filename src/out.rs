@@ -25,7 +25,7 @@ pub(crate) use self::file::write as write_whole;
 use self::file::{Whole, cannot_write};
 use self::summary::{MODEL, Summary};
 use crate::client::{self, Client};
-use crate::screen::Screen;
+use crate::terminal::screen::Screen;
 
 /// What a trained model consists of.
 const MODELS: [&str; 2] = [MODEL, SCRIPT];

@@ -1,11 +1,16 @@
 //! Log lines on stderr; spans and numbers by OTLP when the user names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`); the timeline of
 //! this process as a Chrome trace when the user names a file (`--trace`).
 
+mod export;
+pub(crate) mod metrics;
+mod spans;
+mod timeline;
+
 use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use net::timeline;
+use net::timeline::TARGET;
 use opentelemetry::metrics::{Meter, MeterProvider as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
@@ -16,12 +21,12 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use self::export::Sending;
+use self::spans::Spans;
+use self::timeline::{Ending, Timeline};
 use crate::args::LogFormat;
-use crate::config::Environment;
-use crate::export::{Batches, Sending};
-use crate::screen::Screen;
-use crate::spans::Spans;
-use crate::timeline::{Ending, Timeline};
+use crate::config::{Batches, Environment};
+use crate::terminal::screen::Screen;
 
 /// What the program's scope of spans and numbers is called.
 const SCOPE: &str = "ebbflow";
@@ -66,12 +71,12 @@ pub(crate) fn start(
     let (file, _timeline) = trace.map(|path| timeline(path, service)).transpose()?.unzip();
     let export = sending.as_ref().map(Sending::export);
     let wanted = match &export {
-        None => Targets::new().with_target(timeline::TARGET, Level::DEBUG),
+        None => Targets::new().with_target(TARGET, Level::DEBUG),
         Some(_) => {
             // The exporter's own transport must not be traced: each export would cause the next.
             let quiet = "h2=off,hyper=off,tonic=off,tower=off,opentelemetry=off";
             let level = environment.log.as_deref().unwrap_or("info");
-            self::filter(&format!("{level},{}=debug,{quiet}", timeline::TARGET))?
+            self::filter(&format!("{level},{}=debug,{quiet}", TARGET))?
         }
     };
     let spans = (export.is_some() || file.is_some()).then(|| Spans { file, export }.with_filter(wanted));

@@ -185,7 +185,7 @@ limits = { stall = "1s", lease = "1s" }
                 if is_so(&status) {
                     return status;
                 }
-                assert!(!crate::report::is_end(status.state), "ended before {what}: {status:?}");
+                assert!(!crate::terminal::report::is_end(status.state), "ended before {what}: {status:?}");
                 tokio::time::sleep(LOOK).await;
             }
         };
@@ -194,7 +194,7 @@ limits = { stall = "1s", lease = "1s" }
 
     /// The SHA-256 of the model that the job ends with.
     async fn model(mut self) -> String {
-        let status = self.until("its end", |status| crate::report::is_end(status.state)).await;
+        let status = self.until("its end", |status| crate::terminal::report::is_end(status.state)).await;
         assert_eq!(status.state(), JobState::Succeeded, "{}", status.reason);
         self.local.stop().await;
         let model = status.artifacts.iter().find(|file| file.name == crate::out::summary::MODEL);

@@ -53,7 +53,7 @@ pub(crate) fn line(event: &pb::Event) -> Option<String> {
 pub(crate) fn full_line(event: &pb::Event) -> Option<String> {
     let line = match event.kind.as_ref()? {
         Kind::State(state) => {
-            json!({ "event": "state", "state": crate::report::state(state.state), "reason": state.reason })
+            json!({ "event": "state", "state": crate::terminal::report::state(state.state), "reason": state.reason })
                 .to_string()
         }
         Kind::Warning(warning) => json!({ "event": "warning", "message": warning.message }).to_string(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proto::pb;
 use serde::Serialize;
 
-use crate::report;
+use crate::terminal::report;
 
 /// Name of the file that holds every weight and state tensor.
 pub(crate) const MODEL: &str = "model.safetensors";

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
-use crate::report;
+use crate::terminal::report;
 
 /// # Errors
 /// The master does not answer.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::CommandFactory as _;
 
-use crate::App;
+use crate::app::App;
 use crate::args::{self, Cli};
 
 /// # Errors

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
-use crate::report;
+use crate::terminal::report;
 
 /// # Errors
 /// No such job, one that is ending or has ended, no worker of the class, or the master does not answer.

@@ -14,10 +14,10 @@ use store::data_file::{DataFile, weights};
 use store::found::Found;
 use store::{Folder, Stores};
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 use crate::out::write_whole;
-use crate::report::count;
+use crate::terminal::report::count;
 
 /// # Errors
 /// There are no checkpoints, the store cannot be read, or (export) the checkpoint is damaged.

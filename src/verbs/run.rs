@@ -8,15 +8,15 @@ use proto::pb;
 use proto::spec::{DataSet, FleetSpec, JobSpec};
 use tokio_util::sync::CancellationToken;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 use crate::client::Client;
-use crate::follow::Follow;
 use crate::job_file::Submission;
 use crate::local::{self, Local};
 use crate::out::Out;
-use crate::progress::Progress;
-use crate::submit::{send, show_result};
+use crate::terminal::follow::Follow;
+use crate::terminal::progress::Progress;
+use crate::verbs::submit::send;
 
 /// How long exporting may take once the user asked to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     };
     local.stop().await;
     let (status, written) = result?;
-    show_result(app, &status, written, "", args.json)
+    app.show_result(&status, written, "", args.json)
 }
 
 /// Looks whether all data files are there, before anything is started.

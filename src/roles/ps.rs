@@ -2,10 +2,9 @@
 
 use anyhow::{Result, anyhow};
 
-use crate::App;
+use crate::app::App;
 use crate::config;
 use crate::locks;
-use crate::metrics;
 use crate::settings::roles::{Ps, key_files};
 use crate::settings::{Flags, Settings};
 
@@ -26,8 +25,8 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
     };
     let ps = ps::Ps::with(options, app.environment.stores.clone(), app.environment.memory()?)?;
     let counting = ps.clone();
-    app.board.show(move || counting.metrics().readings());
-    metrics::serve(settings.text("metrics"), &files, app).await?;
+    app.numbers.board().show(move || counting.metrics().readings());
+    app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
     let listener = app.environment.listener(listener)?.behind(locks::door(keys.clone()));
     let dialer = app.dialer.clone().with(keys);

@@ -1,19 +1,17 @@
 //! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use proto::pb;
 use proto::status::Kind;
 use serde_json::json;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 use crate::client::{self, Client};
-use crate::follow::Follow;
 use crate::job_file::Submission;
 use crate::out::Out;
-use crate::out::summary::Summary;
-use crate::progress::Progress;
-use crate::report;
+use crate::terminal::follow::Follow;
+use crate::terminal::progress::Progress;
 
 /// # Errors
 /// The job file is wrong, the folder cannot be written, the master does not answer or refuses; or the job fails.
@@ -60,7 +58,7 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
         Some(status) => {
             let written = follow.finish(&status).await;
             drop(progress);
-            show_result(app, &status, written, &otherwise(app, &status.name, &args.reach), args.json)
+            app.show_result(&status, written, &app.results_elsewhere(&status.name, &args.reach), args.json)
         }
     }
 }
@@ -86,34 +84,6 @@ pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::
         }
     })?;
     Ok(reply.into_inner())
-}
-
-/// What to say when a master has results that were not written here.
-pub(crate) fn otherwise(app: &App, job: &str, reach: &args::Reach) -> String {
-    format!("the master has its results: {} --out DIR", app.command("fetch", job, reach))
-}
-
-/// Shows how a job ended; true when it ended well.
-///
-/// # Errors
-/// The results could not be written; the job's end is shown all the same.
-pub(crate) fn show_result(
-    app: &App,
-    status: &pb::JobStatus,
-    written: Result<Option<crate::out::Written>>,
-    otherwise: &str,
-    json: bool,
-) -> Result<bool> {
-    let files = written.as_ref().ok().and_then(Option::as_ref);
-    let printed = app.screen.print(&if json {
-        Summary::new(status).to_line()
-    } else {
-        report::result(status, files, otherwise)
-    });
-    // Worth more than that nobody reads the output.
-    written.with_context(|| format!("the results of {} are not complete", status.name))?;
-    printed?;
-    Ok(report::is_success(status.state))
 }
 
 #[cfg(test)]

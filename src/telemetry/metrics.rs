@@ -20,28 +20,48 @@ use net::metrics::{Board, Kind, Reading, prometheus};
 use net::security::{Guest, Options};
 use opentelemetry::metrics::{AsyncInstrument, Meter};
 
-use crate::App;
 use crate::config;
 use crate::locks;
+use crate::terminal::screen::Screen;
 
 /// The text format's name, so that Prometheus need not guess it.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Shows what the role's board shows, until the process ends. Prints where.
-///
-/// # Errors
-/// The address is none, or taken, or reached from other machines while this process has no `keys`.
-pub(crate) async fn serve(address: Option<&str>, keys: &Options, app: &App) -> Result<()> {
-    if let Some(meter) = &app.meter {
-        read(&app.board).iter().for_each(|reading| register(meter, reading, &app.board));
+/// The numbers of this process, and where they are shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers {
+    board: Board,
+    /// Registers them for a collector, if there is one.
+    meter: Option<Meter>,
+}
+
+impl Numbers {
+    /// Numbers that go to the collector of `meter`, if there is one.
+    pub(crate) fn new(meter: Option<Meter>) -> Self {
+        Self { board: Board::default(), meter }
     }
-    let Some(address) = address else { return Ok(()) };
-    let (listener, address) = config::bind_to_show(address, keys).await.context("--metrics")?;
-    app.screen.print(&format!("metrics at http://{address}/metrics"))?;
-    let entrance = Entrance { connections: locks::watchers().open(listener, None).boxed(), address };
-    let service = router(app.board.clone()).into_make_service_with_connect_info::<Asker>();
-    tokio::spawn(axum::serve(entrance, service).into_future());
-    Ok(())
+
+    /// The board on which a role shows its numbers.
+    pub(crate) const fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Serves what the board shows, until the process ends. Prints the address on `screen`.
+    ///
+    /// # Errors
+    /// `address` is wrong or taken, or other machines reach it while this process has no `keys`.
+    pub(crate) async fn serve(&self, address: Option<&str>, keys: &Options, screen: &Screen) -> Result<()> {
+        if let Some(meter) = &self.meter {
+            read(&self.board).iter().for_each(|reading| register(meter, reading, &self.board));
+        }
+        let Some(address) = address else { return Ok(()) };
+        let (listener, address) = config::bind_to_show(address, keys).await.context("--metrics")?;
+        screen.print(&format!("metrics at http://{address}/metrics"))?;
+        let entrance = Entrance { connections: locks::watchers().open(listener, None).boxed(), address };
+        let service = router(self.board.clone()).into_make_service_with_connect_info::<Asker>();
+        tokio::spawn(axum::serve(entrance, service).into_future());
+        Ok(())
+    }
 }
 
 fn router(board: Board) -> Router {

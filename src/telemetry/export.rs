@@ -20,25 +20,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tracing::{Metadata, info, warn};
 
-use crate::spans::{Ended, Fields};
-
-/// When spans are sent, and how many. Variables of OpenTelemetry's batch processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Batches {
-    /// `OTEL_BSP_SCHEDULE_DELAY` (milliseconds): how long a span waits for others.
-    pub(crate) delay: Duration,
-    /// `OTEL_BSP_MAX_QUEUE_SIZE`: how many wait; what comes then is dropped.
-    pub(crate) queue_max: usize,
-    /// `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how many are sent at once.
-    pub(crate) batch_max: usize,
-}
-
-/// A call costs as much as sending 100 spans. Batches of 512, the specification's, take memory that the exporter's thread has no other use for.
-impl Default for Batches {
-    fn default() -> Self {
-        Self { delay: Duration::from_secs(5), queue_max: 2048, batch_max: 256 }
-    }
-}
+use crate::config::Batches;
+use crate::telemetry::spans::{Ended, Fields};
 
 /// Where spans that have ended go.
 pub(crate) struct Export {
@@ -213,7 +196,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-    use crate::spans::Spans;
+    use crate::telemetry::spans::Spans;
 
     #[derive(Clone, Debug, Default)]
     struct Collector(Arc<Mutex<Vec<Vec<SpanData>>>>);

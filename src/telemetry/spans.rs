@@ -20,8 +20,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::export::Export;
-use crate::timeline::Timeline;
+use crate::telemetry::export::Export;
+use crate::telemetry::timeline::Timeline;
 
 /// The field that is no attribute of a span: `client` or `server` for the ends of a call.
 const KIND: &str = "otel.kind";

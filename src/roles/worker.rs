@@ -3,10 +3,9 @@
 use anyhow::{Context as _, Result, anyhow};
 use worker::{Connector, Options, Watched};
 
-use crate::App;
+use crate::app::App;
 use crate::config;
 use crate::locks;
-use crate::metrics;
 use crate::settings::roles::{Worker, device, key_files};
 use crate::settings::{Flags, Settings};
 
@@ -26,8 +25,8 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     let (health, service) = tonic_health::server::health_reporter();
     let watched = Watched { health, ..Watched::default() };
     let counting = watched.metrics.clone();
-    app.board.show(move || counting.readings());
-    metrics::serve(settings.text("metrics"), &files, app).await?;
+    app.numbers.board().show(move || counting.readings());
+    app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
     let dialer = app.dialer.clone().with(keys);
     let connector = match app.environment.memory()? {
         Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),

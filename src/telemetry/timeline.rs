@@ -139,7 +139,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::{File, Timeline};
-    use crate::spans::Spans;
+    use crate::telemetry::spans::Spans;
 
     /// The events of the file that `spans` lead to.
     fn traced(spans: impl FnOnce()) -> Vec<Value> {

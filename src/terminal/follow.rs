@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{self, Client};
 use crate::out::{Out, Written};
-use crate::report;
+use crate::terminal::report;
 
 /// A job that is being followed, up to its event number `after`.
 pub(crate) struct Follow<E> {

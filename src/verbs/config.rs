@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 use crate::settings::{Row, Settings};
 

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
-use crate::report;
+use crate::terminal::report;
 
 /// # Errors
 /// No such job, or the master does not answer.
@@ -25,7 +25,7 @@ mod tests {
         let app = Fake::new().app();
         let reach = reach(Duration::from_secs(5));
         run(args::OneJob { job: "line".to_owned(), reach: reach.clone(), json: true }, &app).await.unwrap();
-        crate::jobs::run(args::Jobs { reach, json: true }, &app).await.unwrap();
+        crate::verbs::jobs::run(args::Jobs { reach, json: true }, &app).await.unwrap();
         let facts = app.facts();
         let (one, list) = facts.split_once('\n').unwrap();
         assert_eq!(one, list);

@@ -2,11 +2,10 @@
 
 use anyhow::{Result, bail};
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 use crate::out::Out;
-use crate::report;
-use crate::submit::show_result;
+use crate::terminal::report;
 
 /// # Errors
 /// No such job, it has not ended, the folder cannot be written, or the master does not answer.
@@ -22,7 +21,7 @@ pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
         );
     }
     let written = Out::prepare(&args.out)?.fetch(&client, &status).await?;
-    show_result(app, &status, Ok(Some(written)), "", args.json).map(drop)
+    app.show_result(&status, Ok(Some(written)), "", args.json).map(drop)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use proto::pb;
 use proto::pb::event::Kind;
 
-use crate::report::{count, duration, metrics, rate, state_with_reason, value, workers};
-use crate::screen::Screen;
+use crate::terminal::report::{count, duration, metrics, rate, state_with_reason, value, workers};
+use crate::terminal::screen::Screen;
 
 /// The progress of one job.
 #[derive(Debug)]

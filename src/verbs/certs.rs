@@ -23,7 +23,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose,
 };
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 
 /// The name of every authority that is made here; its key makes it one or another.

@@ -10,7 +10,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
 
 /// True if the process is what was asked for.
@@ -19,7 +19,7 @@ use crate::args;
 /// It does not answer in time, or answers something else than health.
 pub(crate) async fn run(args: args::Health, app: &App) -> Result<bool> {
     // Health needs no token, so that a probe needs none, and is shown none.
-    let files = Options { token: None, ..app.environment.keys(&args.keys) };
+    let files = Options { token: None, ..args.keys.over(&app.environment.keys) };
     let keys = Keys::load(files)?;
     let url = app.environment.health(args.url.as_deref(), &keys);
     // A worker shows its health without locks, whatever it has of them.

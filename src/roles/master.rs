@@ -3,10 +3,9 @@
 use anyhow::{Context as _, Result, anyhow};
 use master::{ElectionOptions, Options, Outside};
 
-use crate::App;
+use crate::app::App;
 use crate::config;
 use crate::locks;
-use crate::metrics;
 use crate::settings::roles::{Master, key_files};
 use crate::settings::{Flags, Settings};
 
@@ -35,8 +34,8 @@ pub(crate) async fn run(flags: Flags<Master>, app: &App) -> Result<()> {
     let scheme = keys.scheme();
     let Some(etcd) = settings.text("etcd") else {
         let master = master::Master::open(options, stores, dialer).await?;
-        app.board.show(master.readings());
-        metrics::serve(settings.text("metrics"), &files, app).await?;
+        app.numbers.board().show(master.readings());
+        app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
         app.screen.print(&format!("master listening on {scheme}://{address}"))?;
         return Ok(master.serve(incoming, stop).await?);
     };
@@ -47,8 +46,8 @@ pub(crate) async fn run(flags: Flags<Master>, app: &App) -> Result<()> {
         url: config::advertised(settings.text("advertise"), address, &keys)?,
     };
     app.screen.print(&format!("master, one of several, listening on {scheme}://{address}"))?;
-    app.board.show(|| master::Metrics::default().readings());
-    metrics::serve(settings.text("metrics"), &files, app).await?;
-    let outside = Outside { stores, dialer, board: app.board.clone() };
+    app.numbers.board().show(|| master::Metrics::default().readings());
+    app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
+    let outside = Outside { stores, dialer, board: app.numbers.board().clone() };
     Ok(master::run_elected(options, election, outside, incoming, stop).await?)
 }

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use crate::App;
+use crate::app::App;
 use crate::args;
-use crate::follow::Follow;
 use crate::out::metrics;
-use crate::progress::Progress;
-use crate::submit::{otherwise, show_result};
+use crate::terminal::follow::Follow;
+use crate::terminal::progress::Progress;
+use crate::terminal::report;
 
 /// # Errors
 /// No such job, the master does not answer, or nobody reads our output any more.
@@ -33,8 +33,8 @@ pub(crate) async fn run(args: args::Watch, app: &App) -> Result<bool> {
     printed?;
     match followed {
         None => Ok(false),
-        Some(status) if args.json => Ok(crate::report::is_success(status.state)),
-        Some(status) => show_result(app, &status, Ok(None), &otherwise(app, &job, &args.reach), false),
+        Some(status) if args.json => Ok(report::is_success(status.state)),
+        Some(status) => app.show_result(&status, Ok(None), &app.results_elsewhere(&job, &args.reach), false),
     }
 }
 

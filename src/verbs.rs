@@ -1,0 +1,17 @@
+//! The verbs of `ebb`, one file each. A verb parses nothing: it gets its arguments and the [`App`](crate::app::App).
+
+pub(crate) mod cancel;
+pub(crate) mod certs;
+pub(crate) mod checkpoint;
+pub(crate) mod completions;
+pub(crate) mod config;
+pub(crate) mod fetch;
+pub(crate) mod health;
+pub(crate) mod jobs;
+pub(crate) mod pause;
+pub(crate) mod resume;
+pub(crate) mod run;
+pub(crate) mod scale;
+pub(crate) mod status;
+pub(crate) mod submit;
+pub(crate) mod watch;
