@@ -1,4 +1,5 @@
-//! Gives the root package's programs the rpath to libtorch that `model/build.rs` found; without the feature `torch` there is none.
+//! Gives the root package's programs the rpath to libtorch that `model/build.rs` found. Without the
+//! feature `torch` there is none.
 #![expect(clippy::disallowed_methods, reason = "cargo talks to build scripts through the environment")]
 
 fn main() {

@@ -1,4 +1,5 @@
-//! How long the allocators keep memory that is free: mimalloc, which is Rust's, and the C library's, which is libtorch's. And in which pages.
+//! Settings of the two allocators: mimalloc for Rust, the C library's for libtorch. They keep free
+//! memory for longer, in huge pages where the system permits them.
 #![expect(
     unsafe_code,
     reason = "the allocators' options are C functions, and an environment variable is libtorch's"
@@ -9,28 +10,35 @@ use std::ffi::c_long;
 /// `mi_option_purge_delay` of mimalloc.h.
 const PURGE_DELAY: i32 = 15;
 
-/// Milliseconds. mimalloc gives back at once all that is free when this time is over, however short it has been free, so it is to be long
-/// beside a step.
+/// Time after which mimalloc returns free memory to the system, in milliseconds. When it is over,
+/// mimalloc returns everything that is free then, so it must be long compared with a step.
 const KEPT_MS: c_long = 60_000;
 
-/// Whether libtorch asks the system for huge pages, for tensors of 2 MiB and more (`c10/core/impl/alloc_cpu.cpp`).
+/// The variable by which libtorch asks the system for huge pages, for tensors of 2 MiB and more
+/// (`c10/core/impl/alloc_cpu.cpp`).
 const HUGE_PAGES: &str = "THP_MEM_ALLOC_ENABLE";
 
-/// Memory that is free goes back to the system after a minute instead of a second, and libtorch's not at all.
+/// Keeps free memory for a minute instead of a second, and libtorch's for good.
 ///
-/// Each step receives and sends the whole model in memory that the step before gave back. When the system has taken it meanwhile, it has to
-/// clear every page of it again, which took a third of the time of a thread that receives. The environment's `MIMALLOC_PURGE_DELAY`
-/// (milliseconds) counts more. To be called before there are threads.
+/// Each step receives and sends the whole model in memory that the step before gave back. If the
+/// system took this memory meanwhile, the system must clear every page of it again, which took a
+/// third of the time of a receiving thread. `MIMALLOC_PURGE_DELAY` (milliseconds) in the
+/// environment wins.
 ///
-/// libtorch takes memory for the results and gradients of every layer, and gives it back, in each microbatch. The C library asks the system for
-/// each that is large, and takes that of threads from heaps that it shrinks again: a fifth of a small convolutional network's time, more
-/// with two workers in one process, which then wait for each other in the kernel. One heap that does not shrink has none of that. The
-/// environment's `GLIBC_TUNABLES` counts more where it names one of the three.
+/// Call this function before the process has threads.
 ///
-/// And libtorch's large tensors have huge pages, where the system allows a program to ask for them: 2 % of that network's time went into looking up
-/// small ones. `THP_MEM_ALLOC_ENABLE=0` in the environment is without.
+/// In each microbatch libtorch takes and frees memory for the results and gradients of every layer.
+/// The C library asks the system for each large piece, and takes the memory of threads from heaps
+/// that shrink again. This took a fifth of the time of a small convolutional network, and more with
+/// two workers in one process, which then wait for each other in the kernel. One heap that never
+/// shrinks avoids it. `GLIBC_TUNABLES` in the environment wins for each of the three settings that
+/// it names.
+///
+/// libtorch's large tensors get huge pages if the system permits them: 2 % of the network's time
+/// went into looking up small pages. `THP_MEM_ALLOC_ENABLE=0` in the environment prevents it.
 pub fn keep_free_memory() {
-    // SAFETY: takes two numbers; not thread-safe, and there are no threads yet. Where another allocator is in use nothing comes of it.
+    // SAFETY: takes two numbers; not thread-safe, and there are no threads yet. Without mimalloc it
+    // has no effect.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MS) }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     keep_free_memory_of_c();

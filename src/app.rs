@@ -1,17 +1,19 @@
-//! What every verb and every role gets from the program: settings, the terminal, the way out, and the way to a master.
+//! The program's state for verbs and roles: settings, the terminal, the request to stop, and the
+//! connections to a master.
 
-use std::path::PathBuf;
+use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use client::report::Summary;
+use client::results::{Folder, Written};
+use client::{Client, JobStatus, Notices};
 use net::channel::Dialer;
 use net::security::Keys;
-use proto::pb;
 
 use crate::args::{MasterUrl, Reach};
-use crate::client::Client;
 use crate::config::Environment;
-use crate::out::Written;
-use crate::out::summary::Summary;
 use crate::signals::Stop;
 use crate::telemetry::metrics::Numbers;
 use crate::terminal::report;
@@ -58,10 +60,26 @@ impl App {
     pub(crate) fn client(&self, reach: &Reach) -> Result<Client> {
         let keys = Keys::load(reach.master.keys.over(&self.environment.keys))?;
         let url = self.environment.master(reach.master.url.as_deref(), &keys);
-        Client::new(&self.dialer.clone().with(keys), &url, reach.master_timeout, self.screen.clone())
+        let client = Client::new(&self.dialer.clone().with(keys), &url, reach.master_timeout);
+        Ok(client.map_err(|error| Flagged("--master:", error))?.with_notices(self.notices()))
     }
 
-    /// The note of a result that was not written here: where it is.
+    /// Notices that go to the screen.
+    pub(crate) fn notices(&self) -> Notices {
+        let screen = self.screen.clone();
+        Notices::new(move |notice| screen.line(&notice.to_string()))
+    }
+
+    /// The folder of `--out`, with the events of an earlier run if the job goes on from it.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or its events cannot be read.
+    pub(crate) fn out(&self, dir: &Path, resumes: bool) -> Result<Folder> {
+        let out = Folder::prepare(dir).map_err(|error| Flagged("--out", error))?;
+        Ok(if resumes { out.resuming()? } else { out })
+    }
+
+    /// The note for a user whose results were not written here: how to fetch them.
     pub(crate) fn results_elsewhere(&self, job: &str, reach: &Reach) -> String {
         format!("the master has its results: {} --out DIR", self.command("fetch", job, reach))
     }
@@ -72,8 +90,8 @@ impl App {
     /// The results could not be written. The job's end is shown all the same.
     pub(crate) fn show_result(
         &self,
-        status: &pb::JobStatus,
-        written: Result<Option<Written>>,
+        status: &JobStatus,
+        written: client::Result<Option<Written>>,
         elsewhere: &str,
         json: bool,
     ) -> Result<bool> {
@@ -86,6 +104,62 @@ impl App {
         // A lost result matters more than a reader of the output that left.
         written.with_context(|| format!("the results of {} are not complete", status.name))?;
         printed?;
-        Ok(report::is_success(status.state))
+        Ok(status.state().is_success())
+    }
+}
+
+/// An error about the value of a flag, with the flag before its message.
+#[derive(Debug)]
+struct Flagged(&'static str, client::Error);
+
+impl fmt::Display for Flagged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(flag, error) = self;
+        write!(f, "{flag} {error}")
+    }
+}
+
+impl Error for Flagged {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.1.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use client::pipe::Network;
+
+    use super::*;
+    use crate::fake::{app, reach};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_sees_that_the_master_is_waited_for() {
+        let app = app(&Network::new());
+        let client = app.client(&reach(Duration::from_secs(10))).unwrap();
+        client.list().await.unwrap_err();
+        let said = app.said();
+        assert!((3..=4).contains(&said.lines().count()), "{said}");
+        assert!(said.starts_with("waiting for the master at http://127.0.0.1:4700: "), "{said}");
+    }
+
+    #[test]
+    fn a_url_that_is_none_names_its_flag() {
+        let mut reach = reach(Duration::ZERO);
+        reach.master.url = Some("ftp://m".to_owned());
+        let error = app(&Network::new()).client(&reach).unwrap_err();
+        assert!(error.to_string().starts_with("--master: "), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_names_its_flag_and_the_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "in the way").unwrap();
+        let out = |name: &str| app(&Network::new()).out(&dir.path().join(name), false).unwrap_err();
+        let error = format!("{:#}", out("file"));
+        assert!(error.starts_with("--out /") && error.ends_with("is a file; choose a folder"), "{error}");
+        let error = format!("{:#}", out("file/below"));
+        assert!(error.contains("choose another folder: Not a directory"), "{error}");
     }
 }

@@ -1,51 +1,64 @@
-//! The command line: one subcommand per verb, each with its units and defaults in `--help`.
+//! The command line: one subcommand for each verb, with units and defaults in `--help`.
 //!
-//! Nothing here reads the environment or the disk; [`config`](crate::config) fills in what the user left out.
+//! This file reads neither the environment nor the disk. [`config`](crate::config) fills in what
+//! the user left out.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use client::Start;
 use model::device::Choice;
 use net::security::{self, Role as TokenRole};
 use proto::spec::WORKERS_MAX;
 
 use crate::settings::{Flags, Role, roles};
 
-/// Train deep-learning models on parameter servers with workers that may join, leave or die at any moment.
+/// Train deep-learning models on parameter servers with workers that may join, leave or die at any
+/// moment.
 ///
-/// `ebb run JOB.toml` trains in this one process. For a cluster start `ebb master`, then `ebb ps` and `ebb worker` as many
-/// as you like, and `ebb submit JOB.toml`. Exit code: 0 only on success, 1 when something failed, 2 for a wrong command
-/// line, 130 or 143 after Ctrl-C or SIGTERM; `ebb master`, `ebb ps` and `ebb worker` then end with 0.
+/// `ebb run JOB.toml` trains in this one process. For a cluster, start `ebb master`, any number of
+/// `ebb ps` and `ebb worker`, and then run `ebb submit JOB.toml`. Exit code: 0 on success, 1 after
+/// a failure, 2 for a wrong command line, 130 after Ctrl-C, 143 after SIGTERM. `ebb master`, `ebb
+/// ps` and `ebb worker` exit with 0 after Ctrl-C and SIGTERM.
 #[derive(Debug, Parser)]
 #[command(name = "ebb", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// How log lines on stderr look; EBB_LOG or RUST_LOG says which there are (e.g. `info`, `debug,h2=info`)
-    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text, help_heading = "Log")]
+    /// Format of log lines on stderr. EBB_LOG or RUST_LOG selects the lines, e.g. `info` or
+    /// `debug,h2=info`
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t = LogFormat::Text,
+        help_heading = "Log"
+    )]
     pub(crate) log: LogFormat,
-    /// Write what this process's workers and ps do when, as a Chrome trace (open it in https://ui.perfetto.dev)
+    /// File for a Chrome trace of what the workers and ps of this process do. Open it in
+    /// https://ui.perfetto.dev [default: no trace]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Log")]
     pub(crate) trace: Option<PathBuf>,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line
     Json,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a job with master, ps and workers all in this process
+    /// Train a job with a master, ps and workers in this process
     Run(Run),
-    /// Start the master: it hands out the data and knows who is alive
+    /// Start a master: it hands out the data and knows which processes are alive
     Master(Flags<roles::Master>),
-    /// Start a parameter server: it holds a part of the model
+    /// Start a parameter server (ps): it holds a part of the model
     Ps(Flags<roles::Ps>),
     /// Start a worker: it computes gradients
     Worker(Flags<roles::Worker>),
@@ -55,24 +68,25 @@ pub(crate) enum Command {
     Jobs(Jobs),
     /// Show one job: state, progress, counters, metrics
     Status(OneJob),
-    /// Follow a job until it ends; exit code 0 if it succeeds
-    Watch(Watch),
-    /// Set how many workers take part in a job; that changes its speed, never the trained bits
+    /// Follow a job until it ends. Exit code 0 if it succeeds
+    Watch(OneJob),
+    /// Set how many workers take part in a job. This changes its speed, never the trained bits
     Scale(Scale),
-    /// Hold a job: nothing new is handed out, what its workers hold is finished
+    /// Hold a job: its workers finish what they have and get nothing new
     Pause(OneJob),
     /// Let a paused job go on
     Resume(Resume),
-    /// Stop a job; what is trained so far is exported first, and saved as a checkpoint where the job has some
+    /// Stop a job. First its model is exported, and saved as a checkpoint if the job has
+    /// checkpoints
     Cancel(Cancel),
-    /// Write the results of a job that ended into a folder
+    /// Write the results of an ended job into a folder
     Fetch(Fetch),
-    /// List, check and export checkpoints: those of a folder, or of a job of the master
+    /// List, check and export the checkpoints in a folder or of a job
     #[command(subcommand)]
     Checkpoint(Checkpoint),
-    /// Ask one process whether it is alive, or ready; exit code 0 if it is
+    /// Ask a process whether it is alive or ready. Exit code 0 if it is
     Health(Health),
-    /// Show the settings of a role, and where each comes from
+    /// Show the settings of a role and the source of each one
     #[command(subcommand)]
     Config(Config),
     /// Make certificates and tokens for a cluster
@@ -84,21 +98,22 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
-    /// Print each setting's value, unit and origin (default, file, environment, flag), as the role would take them
+    /// Print the value, unit and origin (default, file, environment, flag) of each setting of a
+    /// role
     Show {
         #[command(subcommand)]
         role: ShowRole,
     },
 }
 
-/// Whose settings are shown.
+/// The role whose settings are shown.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShowRole {
-    /// Those of `ebb master`
+    /// Settings of `ebb master`
     Master(Show<roles::Master>),
-    /// Those of `ebb ps`
+    /// Settings of `ebb ps`
     Ps(Show<roles::Ps>),
-    /// Those of `ebb worker`
+    /// Settings of `ebb worker`
     Worker(Show<roles::Worker>),
 }
 
@@ -115,68 +130,72 @@ pub(crate) struct Show<R: Role> {
 pub(crate) enum Certs {
     /// Make an authority, and a certificate and a token for each role and user
     Init(CertsInit),
-    /// Make another certificate of the authority that `init` made: for one more process or user, or before one expires
+    /// Make another certificate by the authority of `init`: for one more process or user, or to
+    /// replace one before it expires
     Issue(CertsIssue),
-    /// Make a token, and print its entry for the list of a server
+    /// Make a token and print its entry for the token list of a server
     Token(CertsToken),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertsInit {
-    /// Folder for the files, made if missing; nothing in it is overwritten
+    /// Folder for the files. It is created if missing; no file in it is overwritten
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Name or IP address by which master and ps are reached, besides this machine's own; may be repeated
+    /// Host name or IP address of a master or ps, besides localhost. May be repeated
     #[arg(long = "host", value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
-    /// A user and what the token is for; may be repeated [default: user=operate]
+    /// A user, and the role of the user's token: read, submit or operate. May be repeated [default:
+    /// user=operate]
     #[arg(long = "user", value_name = "NAME=ROLE")]
     pub(crate) users: Vec<String>,
-    /// Days until the certificates expire; the authority's own lasts ten years
+    /// Days until the certificates expire. The authority's own certificate lasts ten years
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     pub(crate) days: u32,
-    /// Let the group of the files read them too, except the authority's key: for containers of another user
+    /// Let the group of the files read them, except the authority's key. Useful for containers that
+    /// run as another user
     #[arg(long)]
     pub(crate) group_reads: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertsIssue {
-    /// For whom: `master`, `ps`, `ps-7` (one of several), `worker`, or a user
+    /// Holder of the certificate: `master`, `ps`, `ps-7` (one of several), `worker`, or a user
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// Folder that `init` made, with the authority's key
+    /// Folder of `ebb certs init`, with the authority's key
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Folder for the two files, made if missing; nothing in it is overwritten
+    /// Folder for the two files. It is created if missing; no file in it is overwritten
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Name or IP address by which a master or ps is reached, besides its machine's own; may be repeated
+    /// Host name or IP address of the master or ps, besides localhost. May be repeated
     #[arg(long = "host", value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
-    /// Days until it expires
+    /// Days until the certificate expires
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     pub(crate) days: u32,
-    /// Let the group of the files read them too, except the authority's key: for containers of another user
+    /// Let the group of the files read them, except the authority's key. Useful for containers that
+    /// run as another user
     #[arg(long)]
     pub(crate) group_reads: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertsToken {
-    /// Whose it is, in logs and limits: 1 to 64 letters, digits, `.`, `_`, `-`, `@`
+    /// Name of the holder, for logs and limits: 1 to 64 letters, digits, `.`, `_`, `-`, `@`
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
-    /// What it is for: read, submit, operate; worker, ps, master
+    /// What the token permits: read, submit, operate, worker, ps, or master
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: TokenRole,
-    /// File for the token; one that is there is not overwritten
+    /// File for the token. An existing file is not overwritten
     #[arg(long, value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Jobs with this name that may be there at once without having ended [default: as many as the master takes]
+    /// Largest number of unfinished jobs of this holder [default: the master's limit]
     #[arg(long, value_name = "N")]
     pub(crate) jobs_max: Option<u64>,
-    /// Bytes of the files of those jobs [default: as many as the master takes]
+    /// Largest size of the files of these jobs together, in bytes [default: the master's limit]
     #[arg(long, value_name = "BYTES")]
     pub(crate) artifact_bytes_max: Option<u64>,
 }
@@ -185,19 +204,22 @@ pub(crate) struct CertsToken {
 pub(crate) enum Checkpoint {
     /// List the checkpoints of a job, oldest first
     List(CheckpointList),
-    /// Read checkpoints whole and compare every byte with its checksum; exit code 0 only if all are intact
+    /// Read whole checkpoints and compare every byte with its checksum. Exit code 0 if all are
+    /// intact
     Verify(CheckpointVerify),
-    /// Write the weights of a checkpoint as one safetensors file, and the job's TorchScript module with them where it has one
+    /// Write the weights of a checkpoint as a safetensors file, and the job's TorchScript module
+    /// with these weights if it has one
     Export(CheckpointExport),
 }
 
-/// Which checkpoints are meant.
+/// The place of the checkpoints.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckpointPlace {
-    /// Where they are, as a path or URL: the job file's checkpoint.url, or the job's folder in it
+    /// Path or URL of the checkpoints: checkpoint.url of the job file, or the job's folder in it
     #[arg(value_name = "URL", required_unless_present = "job", conflicts_with = "job")]
     pub(crate) folder: Option<String>,
-    /// Those of a job of the master instead: its number, NAME-ID, or name (its newest job)
+    /// Job of the master whose checkpoints are meant: its number, NAME-ID, or name (the newest job
+    /// of that name)
     #[arg(long, value_name = "JOB")]
     pub(crate) job: Option<String>,
     #[command(flatten)]
@@ -208,7 +230,7 @@ pub(crate) struct CheckpointPlace {
 pub(crate) struct CheckpointList {
     #[command(flatten)]
     pub(crate) place: CheckpointPlace,
-    /// Print one JSON object a checkpoint on stdout
+    /// Print one JSON object per checkpoint on stdout
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -217,10 +239,10 @@ pub(crate) struct CheckpointList {
 pub(crate) struct CheckpointVerify {
     #[command(flatten)]
     pub(crate) place: CheckpointPlace,
-    /// Only the checkpoint of this version [default: all]
+    /// Version of the only checkpoint to read [default: all checkpoints]
     #[arg(long, value_name = "N")]
     pub(crate) version: Option<u64>,
-    /// Print one JSON object a checkpoint on stdout
+    /// Print one JSON object per checkpoint on stdout
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -229,42 +251,45 @@ pub(crate) struct CheckpointVerify {
 pub(crate) struct CheckpointExport {
     #[command(flatten)]
     pub(crate) place: CheckpointPlace,
-    /// The checkpoint of this version [default: the newest]
+    /// Version of the checkpoint [default: the newest]
     #[arg(long, value_name = "N")]
     pub(crate) version: Option<u64>,
-    /// File to write; a TorchScript module goes beside it, ending in .pt. Files that are there are replaced
+    /// File for the weights. A TorchScript module goes beside it, with the ending .pt. Existing
+    /// files are replaced
     #[arg(long, value_name = "FILE", default_value = "model.safetensors")]
     pub(crate) out: PathBuf,
 }
 
-/// Where the master is, for commands that need one.
+/// The master, and the keys to reach it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MasterUrl {
-    /// URL of the master, or of several, of which the one that leads is found [env: EBB_MASTER] [default: http://127.0.0.1:4700]
+    /// URL of the master. With several masters, their URLs: the leader is found [env: EBB_MASTER]
+    /// [default: http://127.0.0.1:4700]
     #[arg(long = "master", value_name = "URL[,URL..]", help_heading = "Master")]
     pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) keys: KeyFiles,
 }
 
-/// Certificates and a token: what this process shows, and whom it trusts. See docs/security.md.
+/// Certificates and a token. See docs/security.md.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Security")]
 pub(crate) struct KeyFiles {
-    /// Encrypt, and trust only those with a certificate of this authority (PEM) [env: EBB_TLS_CA]
+    /// Certificate of the authority (PEM). Connections are encrypted, and only holders of its
+    /// certificates are trusted [env: EBB_TLS_CA]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// This process's certificate (PEM) [env: EBB_TLS_CERT]
+    /// Certificate of this process (PEM) [env: EBB_TLS_CERT]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The certificate's private key (PEM) [env: EBB_TLS_KEY]
+    /// Private key of this process's certificate (PEM) [env: EBB_TLS_KEY]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The token to show, alone in a file [env: EBB_TOKEN_FILE]
+    /// File with nothing but the token of this process [env: EBB_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Be reached from, and show a token to, other machines without certificates or tokens: only where everybody who can reach
-    /// this network may do everything [env: EBB_INSECURE=1]
+    /// Permit connections with other machines without certificates or tokens. Use it only in a
+    /// network in which everybody may do everything [env: EBB_INSECURE=1]
     #[arg(long)]
     pub(crate) insecure: bool,
 }
@@ -291,18 +316,24 @@ impl KeyFiles {
 pub(crate) struct Reach {
     #[command(flatten)]
     pub(crate) master: MasterUrl,
-    /// How long to try while the master does not answer, e.g. `500ms`, `2m`
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration, help_heading = "Master")]
+    /// Time after which a command gives up on a master that does not answer, e.g. `500ms` or `2m`
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = humantime::parse_duration,
+        help_heading = "Master"
+    )]
     pub(crate) master_timeout: Duration,
 }
 
-/// A job file and what to change in it.
+/// A job file, and changes of its settings.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct JobFile {
-    /// The job file, see docs/job.md
+    /// Job file, see docs/job.md
     #[arg(value_name = "JOB.toml")]
     pub(crate) job: PathBuf,
-    /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`; may be repeated
+    /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`. May be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
 }
@@ -311,13 +342,16 @@ pub(crate) struct JobFile {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) file: JobFile,
-    /// Number of workers; their number changes the speed, never the trained bits [default: the job's fleet.workers.min]
+    /// Number of workers, 1 to 256. It changes the speed, never the trained bits [default:
+    /// fleet.workers.min of the job file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: Option<u32>,
-    /// Number of parameter servers, each with a part of the model [default: the job's fleet.ps]
+    /// Number of parameter servers, 1 to 256, each with a part of the model [default: fleet.ps of
+    /// the job file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ps: Option<u32>,
-    /// Folder for the results: created if missing, results of an earlier run in it are replaced [default: out/NAME with the job's name]
+    /// Folder for the results. It is created if missing; results of an earlier run in it are
+    /// replaced [default: out/NAME with the job's name]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
@@ -329,49 +363,61 @@ pub(crate) struct Run {
     pub(crate) json: bool,
 }
 
-/// Whether a job goes on from what an earlier run left.
+/// Whether a job goes on from the checkpoints of an earlier run.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct GoOn {
-    /// Go on from the newest checkpoint that an earlier run left at checkpoint.url, also with another number of parameter servers
+    /// Go on from the newest checkpoint of an earlier run at checkpoint.url. The number of
+    /// parameter servers may differ
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Like --resume, and also within an epoch that was begun with another seed, order, or data: some of its records then train
-    /// more than once, and others never
+    /// Like --resume, but also within an epoch that began with another seed, order, or data. Some
+    /// records of that epoch then train more than once, and others never
     #[arg(long)]
     pub(crate) resume_anyway: bool,
 }
 
 impl GoOn {
-    /// By either flag.
+    /// Whether the job goes on, by either flag.
     pub(crate) const fn is_asked(self) -> bool {
         self.resume || self.resume_anyway
     }
+
+    /// Where the job begins.
+    pub(crate) const fn start(self) -> Start {
+        match (self.resume, self.resume_anyway) {
+            (_, true) => Start::ResumeAnyway,
+            (true, false) => Start::Resume,
+            (false, false) => Start::New,
+        }
+    }
 }
 
-/// How a worker computes.
+/// How the workers of this process compute.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Compute {
-    /// Threads of one gradient computation, per worker; another number gives other floating-point bits
+    /// Threads of one gradient computation, per worker, 1 to 1024. Another number gives other
+    /// floating-point bits
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
-    /// Where to compute: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)
+    /// Device to compute on: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)
     #[arg(long, value_name = "DEVICE", default_value_t = Choice::Auto)]
     pub(crate) device: Choice,
-    /// Folder that the job's data paths start from, absolute ones too [default: the job file's folder]
+    /// Folder that all data paths of the job start from, absolute paths too [default: the job
+    /// file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
-    /// Which instructions libtorch may use on the CPU. `portable` is slower, and lets machines with AVX2 and with AVX-512 give the same
-    /// bits
+    /// Instructions that libtorch may use on the CPU. `portable` is slower; machines with AVX2 and
+    /// with AVX-512 then give the same bits
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Instructions::Native)]
     pub(crate) numerics: Instructions,
 }
 
-/// Which instructions libtorch may use on the CPU.
+/// Instructions that libtorch may use on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Instructions {
-    /// All that the CPU has.
+    /// All instructions of the CPU
     Native,
-    /// Those up to AVX2.
+    /// Instructions up to AVX2
     Portable,
 }
 
@@ -383,10 +429,10 @@ pub(crate) struct Submit {
     pub(crate) reach: Reach,
     #[command(flatten)]
     pub(crate) resume: GoOn,
-    /// Stay and show the job's progress until it ends; Ctrl-C leaves, the job goes on
+    /// Show the job's progress until it ends. After Ctrl-C the job goes on
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Folder for the results, as in `ebb run`
+    /// Folder for the results, as in `ebb run` [default: no results are written]
     #[arg(long, value_name = "DIR", requires = "follow")]
     pub(crate) out: Option<PathBuf>,
     /// Print the job, or with --follow its result, as one JSON object on stdout
@@ -398,100 +444,73 @@ pub(crate) struct Submit {
 pub(crate) struct Jobs {
     #[command(flatten)]
     pub(crate) reach: Reach,
-    /// Print one JSON object a job on stdout
+    /// Print one JSON object per job on stdout
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// One job, and nothing else to say.
-#[derive(Debug, clap::Args)]
+/// One job of the master.
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct OneJob {
-    /// The job's number, NAME-ID, or name (its newest job)
+    /// Job: its number, NAME-ID, or name (the newest job of that name)
     pub(crate) job: String,
     #[command(flatten)]
     pub(crate) reach: Reach,
-    /// Print the job as one JSON object on stdout
+    /// Print JSON on stdout, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Resume {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
-    /// Go on with workers of this numerics class, from the newest checkpoint: for a job none of whose class is left. `ebb status`
-    /// shows the classes that stand by
+    #[command(flatten)]
+    pub(crate) one: OneJob,
+    /// Numerics class in which a job goes on that has no worker of its own class left, from its
+    /// newest checkpoint. `ebb status` lists the classes that stand by
     #[arg(long, value_name = "CLASS")]
     pub(crate) numerics: Option<String>,
-    #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Print the job as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Watch {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
-    #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Print each event as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Scale {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
     #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Workers that take part at most, 1 to 65536; the others stand by. N are enough where fleet.workers.min is above N
+    pub(crate) one: OneJob,
+    /// Largest number of workers that take part, 1 to 65536. Other workers stand by. If
+    /// fleet.workers.min is above N, the job trains with N workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(crate) workers: u32,
-    /// Print the job as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Cancel {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
     #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Stop at once, without exporting what is trained so far
+    pub(crate) one: OneJob,
+    /// Stop at once, without an export of what is trained so far
     #[arg(long)]
     pub(crate) force: bool,
-    /// Print the job as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Fetch {
-    /// The job's number, NAME-ID, or name (its newest job)
-    pub(crate) job: String,
     #[command(flatten)]
-    pub(crate) reach: Reach,
-    /// Folder for the results: created if missing, results of an earlier run in it are replaced
+    pub(crate) one: OneJob,
+    /// Folder for the results. It is created if missing; results of an earlier run in it are
+    /// replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Print the result as one JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Health {
-    /// URL of a master or ps, or of a worker's --health-listen [env: EBB_HEALTH] [default: http://127.0.0.1:4700]
+    /// URL of a master or ps, or of the --health-listen of a worker [env: EBB_HEALTH] [default:
+    /// http://127.0.0.1:4700]
     #[arg(value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// Whether it takes part, not only whether it answers: a master takes jobs, a ps or worker is known to its master
+    /// Ask whether the process takes part, not only whether it answers: a master accepts jobs, a ps
+    /// or worker is registered with its master
     #[arg(long)]
     pub(crate) ready: bool,
-    /// How long to wait for the answer, e.g. `500ms`
+    /// Time to wait for the answer, e.g. `500ms`
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     pub(crate) timeout: Duration,
     /// Print the answer as one JSON object on stdout
@@ -503,7 +522,7 @@ pub(crate) struct Health {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Completions {
-    /// Which shell
+    /// Shell that the script is for
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }

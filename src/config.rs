@@ -1,4 +1,4 @@
-//! What the user did not say on the command line: environment, then default. The only reader of the environment.
+//! The environment, for what the user did not say on the command line. No other file reads it.
 #![expect(clippy::disallowed_methods, reason = "this is the one file that reads the environment")]
 
 use std::collections::BTreeMap;
@@ -12,44 +12,47 @@ use net::memory::Memory;
 use net::security::{self, Keys};
 use store::Stores;
 
-/// Where a master listens unless told otherwise.
+/// The default address of a master.
 const MASTER: &str = "127.0.0.1:4700";
 
-/// Everything that comes from outside the command line, read once at the start.
+/// The environment of the process, read once at the start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
-    /// `EBB_MASTER`.
+    /// The value of `EBB_MASTER`.
     master: Option<String>,
-    /// `EBB_HEALTH`.
+    /// The value of `EBB_HEALTH`.
     health: Option<String>,
-    /// `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE`, `EBB_INSECURE`.
+    /// The values of `EBB_TLS_CA`, `EBB_TLS_CERT`, `EBB_TLS_KEY`, `EBB_TOKEN_FILE` and
+    /// `EBB_INSECURE`.
     pub(crate) keys: security::Options,
-    /// `EBB_LOG`, else `RUST_LOG`: which log lines there are.
+    /// The filter of log lines: `EBB_LOG`, else `RUST_LOG`.
     pub(crate) log: Option<String>,
-    /// Whether `OTEL_EXPORTER_OTLP_ENDPOINT` (or its `TRACES` or `METRICS` form) is set; the exporter reads the value itself.
+    /// True if `OTEL_EXPORTER_OTLP_ENDPOINT` is set, or its `TRACES` or `METRICS` form. The
+    /// exporter reads the value itself.
     pub(crate) otlp: bool,
-    /// `OTEL_BSP_SCHEDULE_DELAY`, `OTEL_BSP_MAX_QUEUE_SIZE`, `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how spans are sent.
+    /// The values of `OTEL_BSP_SCHEDULE_DELAY`, `OTEL_BSP_MAX_QUEUE_SIZE` and
+    /// `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`.
     pub(crate) batches: Batches,
-    /// Every variable that begins with `EBB_`: the settings of roles.
+    /// All variables that begin with `EBB_`: the settings of roles.
     variables: BTreeMap<String, String>,
     /// `EBB_SOCKETS`: `tcp`, `unix`, or the default `nearest`.
     sockets: Option<String>,
-    /// This program as the user calls it.
+    /// The program's name as the user typed it.
     pub(crate) program: String,
-    /// This machine, for default names.
+    /// The name of this machine, for default names.
     host: String,
     /// Object stores with their settings: `AWS_...`, `GOOGLE_...`, `AZURE_...`.
     pub(crate) stores: Stores,
 }
 
-/// When spans are sent, and how many: variables of OpenTelemetry's batch processor.
+/// Settings of the queue of spans: variables of OpenTelemetry's batch processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Batches {
-    /// `OTEL_BSP_SCHEDULE_DELAY` (milliseconds): how long a span waits for others.
+    /// Longest time that a span waits for others: `OTEL_BSP_SCHEDULE_DELAY`, in milliseconds.
     pub(crate) delay: Duration,
-    /// `OTEL_BSP_MAX_QUEUE_SIZE`: how many spans wait. Spans beyond are dropped.
+    /// Largest number of waiting spans: `OTEL_BSP_MAX_QUEUE_SIZE`. Further spans are dropped.
     pub(crate) queue_max: usize,
-    /// `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`: how many spans are sent at once.
+    /// Largest number of spans in one call: `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`.
     pub(crate) batch_max: usize,
 }
 
@@ -61,23 +64,24 @@ impl Default for Batches {
     }
 }
 
-/// `GLIBC_TUNABLES`: what the user told the C library. Asked before anything else.
+/// The value of `GLIBC_TUNABLES`, the user's settings of the C library.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn c_tunables() -> String {
     std::env::var("GLIBC_TUNABLES").unwrap_or_default()
 }
 
-/// Whether the environment has a variable, which somebody else reads.
+/// True if the environment has a variable, which a library reads.
 pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
-/// Whether a variable, which somebody else reads, has this value.
+/// True if a variable, which a library reads, has this value.
 pub(crate) fn is(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|found| found == value)
 }
 
-/// What is no number above zero counts as not set, as OpenTelemetry wants it.
+/// Reads the settings of the queue of spans. A value that is no number above zero counts as not
+/// set, as OpenTelemetry wants it.
 fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
     let number = |name: &str| get(name)?.trim().parse::<u32>().ok().filter(|&number| number > 0);
     let size = |name: &str, default: usize| number(name).map_or(default, |number| number as usize);
@@ -89,7 +93,7 @@ fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
 }
 
 impl Environment {
-    /// Reads it.
+    /// Reads the environment.
     pub(crate) fn read() -> Self {
         let get = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let file = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -131,13 +135,13 @@ impl Environment {
         }
     }
 
-    /// URLs of the masters, separated by commas: flag over environment over default. `HOST:PORT` is reached as `keys` say, by
-    /// https:// or http://.
+    /// URLs of the masters, separated by commas: flag over environment over default. `HOST:PORT`
+    /// becomes an https:// or http:// URL, as `keys` say.
     pub(crate) fn master(&self, flag: Option<&str>, keys: &Keys) -> String {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
     }
 
-    /// A variable that begins with `EBB_`.
+    /// The value of a variable that begins with `EBB_`.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
@@ -149,26 +153,27 @@ impl Environment {
         Self { variables: variables.collect(), ..Self::default() }
     }
 
-    /// How connections are opened: over the nearest way there is, unless the user says TCP.
+    /// A dialer that takes the nearest way to a process, or TCP if the user says so.
     ///
     /// # Errors
-    /// Some other word.
+    /// `EBB_SOCKETS` has another word.
     pub(crate) fn dialer(&self) -> Result<Dialer> {
         Ok(if self.ways()? == Ways::Tcp { Dialer::tcp() } else { Dialer::nearest() })
     }
 
-    /// Where connections are taken: at `tcp`, and at a Unix socket beside it unless the user says TCP.
+    /// A listener at `tcp`, and at a Unix socket beside it unless the user says TCP.
     ///
     /// # Errors
-    /// Some other word, or the system does not give the socket away.
+    /// `EBB_SOCKETS` has another word, or the system refuses the socket.
     pub(crate) fn listener(&self, tcp: tokio::net::TcpListener) -> Result<Listener> {
         Ok(if self.ways()? == Ways::Tcp { Listener::tcp(tcp)? } else { Listener::beside(tcp)? })
     }
 
-    /// Memory that processes of this host and this user may read, where the system has such and the user does not say otherwise.
+    /// Memory that processes of this host and this user may read. `None` if the system has no such
+    /// memory, or the user forbids it.
     ///
     /// # Errors
-    /// Some other word.
+    /// `EBB_SOCKETS` has another word.
     pub(crate) fn memory(&self) -> Result<Option<Memory>> {
         if self.ways()? != Ways::Nearest {
             return Ok(None);
@@ -189,34 +194,34 @@ impl Environment {
         }
     }
 
-    /// URL of the process whose health is asked for, found in the same way: argument over environment over default.
+    /// URL of the process whose health is asked for: argument over environment over default.
     pub(crate) fn health(&self, argument: Option<&str>, keys: &Keys) -> String {
         self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)), keys)
     }
 
-    /// Name of a ps that listens on `address` and was given none.
+    /// The default name of a ps that listens on `address`.
     pub(crate) fn ps_name(&self, address: SocketAddr) -> String {
         format!("ps-{}-{}", self.host, address.port())
     }
 
-    /// Name of a worker that was given none.
+    /// The default name of a worker.
     pub(crate) fn worker_name(&self) -> String {
         format!("worker-{}-{}", self.host, std::process::id())
     }
 }
 
-/// By which ways processes of one host talk; each has those below it too.
+/// The ways between processes of one host. Each includes the ways after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ways {
     /// Shared memory.
     Nearest,
     /// Unix sockets.
     Unix,
-    /// As with any other host.
+    /// TCP, as between hosts.
     Tcp,
 }
 
-/// A list of URLs with commas, each written out: `HOST:PORT` is taken for `SCHEME://HOST:PORT`.
+/// A list of URLs with commas, in full: `HOST:PORT` becomes `SCHEME://HOST:PORT`.
 pub(crate) fn urls(list: &str, scheme: &str) -> String {
     let written = |url: &str| match url.trim_end_matches('/') {
         url if url.contains("://") => url.to_owned(),
@@ -225,10 +230,10 @@ pub(crate) fn urls(list: &str, scheme: &str) -> String {
     net::failover::urls(list).map(written).collect::<Vec<_>>().join(",")
 }
 
-/// URL where others reach a server that listens on `address`: what the user says, else that address.
+/// URL where others reach a server that listens on `address`: the user's, else the address.
 ///
 /// # Errors
-/// It listens on every interface and the user did not say which one others reach.
+/// The URL contradicts the keys; or the server listens on every interface and the user gave no URL.
 pub(crate) fn advertised(flag: Option<&str>, address: SocketAddr, keys: &Keys) -> Result<String> {
     let scheme = keys.scheme();
     match flag {
@@ -245,10 +250,10 @@ pub(crate) fn advertised(flag: Option<&str>, address: SocketAddr, keys: &Keys) -
     }
 }
 
-/// Takes the address `listen`.
+/// Listens on the address `listen`.
 ///
 /// # Errors
-/// It is no address, or somebody else has it.
+/// `listen` is no address of this machine, or it is taken.
 pub(crate) async fn bind(listen: &str) -> Result<(tokio::net::TcpListener, SocketAddr)> {
     let listener = tokio::net::TcpListener::bind(listen).await.with_context(|| {
         format!(
@@ -259,24 +264,26 @@ pub(crate) async fn bind(listen: &str) -> Result<(tokio::net::TcpListener, Socke
     Ok((listener, address))
 }
 
-/// The same for a server with these keys.
+/// Listens on the address of a server with these keys.
 ///
 /// # Errors
-/// And it is reached from other machines while the server has no locks.
+/// `listen` is no address of this machine, it is taken, or other machines reach it while the server
+/// has no certificates and tokens.
 pub(crate) async fn bind_with(
     listen: &str,
     keys: &security::Options,
 ) -> Result<(tokio::net::TcpListener, SocketAddr)> {
     let (listener, address) = bind(listen).await?;
-    // Of the address that the name led to; nothing was accepted yet.
+    // The address that the name led to; nothing was accepted yet.
     keys.may_listen(address.ip())?;
     Ok((listener, address))
 }
 
-/// The same for a port that shows this process's health or numbers.
+/// Listens on an address that shows this process's health or numbers.
 ///
 /// # Errors
-/// And it is reached from other machines while the process has no certificates.
+/// `listen` is no address of this machine, it is taken, or other machines reach it while the
+/// process has no certificates.
 pub(crate) async fn bind_to_show(
     listen: &str,
     keys: &security::Options,

@@ -1,6 +1,8 @@
-//! Ebbflow: elastic deep-learning training on sharded parameter servers, exactly once and bit for bit.
+//! Ebbflow: elastic deep-learning training on sharded parameter servers, exactly once and bit for
+//! bit.
 //!
-//! The program `ebb` is [`main`] with Ebbflow's own networks. A program of yours calls it with more:
+//! The program `ebb` is [`main`] with Ebbflow's own networks. A program of yours calls it with
+//! more:
 //!
 //! ```no_run
 //! use ebbflow::model::{Context, Model, Registry};
@@ -11,21 +13,19 @@
 //! }
 //! ```
 //!
-//! It then has the same commands, and a job file names the network with `model.builtin = "mine"`; the whole of such a program
-//! is `examples/custom_model.rs`. [`pipe`] is the in-memory network that such programs may use in their tests.
+//! Such a program has the same commands, and a job file names the network with `model.builtin =
+//! "mine"`. `examples/custom_model.rs` is a whole program.
+//!
+//! [`client`] submits and follows jobs from a program without a command line. [`pipe`] is an
+//! in-memory network for tests.
 
 pub mod allocator;
 mod app;
 mod args;
-mod client;
 mod config;
 #[cfg(test)]
 mod fake;
-mod job_file;
-mod local;
 mod locks;
-mod out;
-pub mod pipe;
 mod roles;
 mod settings;
 mod signals;
@@ -41,7 +41,8 @@ use anyhow::{Context as _, Result as Anyhow};
 use clap::Parser as _;
 use tracing::Instrument as _;
 
-pub use ::{data, model};
+pub use ::{client, data, model};
+pub use ::client::pipe;
 pub use ::model::{Error, Result, device, weights};
 pub use ::net::security;
 pub use ::proto::{random, spec, tensor};
@@ -54,16 +55,16 @@ use crate::signals::Stop;
 use crate::telemetry::metrics::Numbers;
 use crate::terminal::screen::{NobodyReads, Screen};
 
-/// Exit code when the reader of our output left: that of programs which SIGPIPE ends.
+/// Exit code when the reader of our output left: the code of programs that SIGPIPE ends.
 const NOBODY_READS: u8 = 128 + 13;
 
-/// Exit code of what went wrong.
+/// Exit code after a failure.
 const FAILURE: u8 = 1;
 
-/// The whole program: parses the command line, runs it, and says on stderr what went wrong.
+/// The whole program: parses the command line, runs it, and explains a failure on stderr.
 ///
-/// `registry` has the networks that `model.builtin` can name. Verbs that compute (`worker`, `run`) end the process here, so what
-/// a program does after this call happens for the others only.
+/// `registry` has the networks that `model.builtin` can name. The verbs that compute (`worker`,
+/// `run`) end the process here; the other verbs return.
 pub fn main(registry: model::Registry) -> ExitCode {
     allocator::keep_free_memory();
     let cli = Cli::parse();
@@ -87,13 +88,13 @@ pub fn main(registry: model::Registry) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Ends the process as it is. `exit` would destroy libtorch's globals below a thread that still computes for nobody, or that drops
-/// its model: a worker that drained in good order would end with SIGSEGV.
+/// Ends the process as it is. `exit` would destroy libtorch's globals while a thread still computes
+/// or drops its model: a worker that drained in good order would end with SIGSEGV.
 #[expect(unsafe_code, reason = "the standard library cannot end a process without running C's exit handlers")]
 fn leave(code: u8) -> ! {
     // A reader that left does not change how the program ends.
     let _ = std::io::stdout().flush();
-    // SAFETY: takes a number and does not return; what was buffered is written, telemetry was flushed by its guard.
+    // SAFETY: takes a number and does not return. Output is flushed above, telemetry by its guard.
     unsafe { libc::_exit(code.into()) }
 }
 
@@ -105,8 +106,9 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         _ => ("ebb", "warn"),
     };
     let mut runtime = match cli.command {
-        // A worker's gradients are computed by a thread of their own. What is left is sockets, and between the threads of a larger
-        // runtime each message would change cores twice, which costs about a quarter of a transfer's speed.
+        // A thread of its own computes a worker's gradients, so the runtime has only sockets. In a
+        // runtime with more threads each message would change cores twice, which costs about a
+        // quarter of a transfer's speed.
         Command::Worker(_) => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
@@ -157,15 +159,27 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
 
 /// `error: what`, then its causes, each once: libraries like to repeat the cause in the message.
 fn explain(error: &anyhow::Error) -> String {
-    let mut text = format!("error: {error}\n");
-    let mut said = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !said.contains(&cause) {
-            text.push_str(&format!("  because: {cause}\n"));
+    let mut text = String::new();
+    let mut said = String::new();
+    for (index, cause) in error.chain().enumerate() {
+        let what = cause.to_string();
+        if index == 0 || !said.contains(&what) {
+            let begin = if index == 0 { "error" } else { "  because" };
+            text.push_str(&format!("{begin}: {what}{}\n", advice(cause)));
         }
-        said = cause;
+        said = what;
     }
     text
+}
+
+/// Advice for a user of the command line about an error of the client.
+fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    match error.downcast_ref() {
+        Some(client::Error::NoAnswer { .. }) => {
+            "; start it with `ebb master`, or say where it is with --master or EBB_MASTER"
+        }
+        _ => "",
+    }
 }
 
 #[cfg(test)]
@@ -178,6 +192,13 @@ mod tests {
         assert_eq!(
             explain(&error),
             "error: cannot write out/model.safetensors\n  because: No space left on device\n"
+        );
+        let url = "http://127.0.0.1:4700".to_owned();
+        let away = client::Error::NoAnswer { url, patience: Duration::from_secs(10), last: None };
+        assert_eq!(
+            explain(&away.into()),
+            "error: no answer from the master at http://127.0.0.1:4700 for 10s; start it with `ebb master`, or say \
+             where it is with --master or EBB_MASTER\n"
         );
         let twice = anyhow::anyhow!("no route").context("call failed: no route");
         assert_eq!(explain(&twice), "error: call failed: no route\n");

@@ -1,23 +1,24 @@
-//! The keys of a role and its door: read, followed while it runs, with as many connections as the system has files for.
+//! The keys of a role, which are read again while it runs, and the doors of its ports. A door takes
+//! as many connections as the system has files for.
 
 use anyhow::Result;
 use net::security::door::{Door, Limits};
 use net::security::{self, Keys};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Open files that are no connections: the journal, artifacts, checkpoints, the log, connections to others.
+/// Open files that are not connections of clients: the journal, artifacts, checkpoints, the log.
 const OTHER_FILES: u64 = 256;
 
-/// Connections at once to a port that shows health or numbers: some probes, some scrapers, and room for a crowd that is about to be closed.
+/// Largest number of connections to a port that shows health or numbers.
 const WATCHERS_MAX: usize = 512;
 
-/// Of which so many may have asked for nothing yet.
+/// Largest number of connections among [`WATCHERS_MAX`] that have made no request yet.
 const SILENT_WATCHERS_MAX: usize = 32;
 
-/// The keys, read again whenever their files change, until the program ends.
+/// Reads the keys, and reads them again whenever their files change, until the program ends.
 ///
 /// # Errors
-/// They cannot be read.
+/// The keys cannot be read.
 pub(crate) fn follow(options: security::Options) -> Result<Keys> {
     let keys = Keys::load(options)?;
     let followed = keys.clone();
@@ -39,7 +40,7 @@ pub(crate) fn door(keys: Keys) -> Door {
     Door::new(keys, Limits { connections_max, ..limits })
 }
 
-/// The door to a port that only shows something, to whoever reaches it.
+/// The door of a port that shows something to everybody.
 pub(crate) fn watchers() -> Door {
     Door::new(
         Keys::default(),
@@ -47,7 +48,8 @@ pub(crate) fn watchers() -> Door {
     )
 }
 
-/// Lets this process open as many files as the system allows; `None`: without an end.
+/// Lets this process open as many files as the system permits. Returns their number, or `None` for
+/// no limit.
 fn raise_open_files() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -56,7 +58,7 @@ fn raise_open_files() -> Option<u64> {
     }
 }
 
-/// Connections that fit, at most `wanted`.
+/// The number of connections that fit into so many files, at most `wanted`.
 fn connections(files: Option<u64>, wanted: usize) -> usize {
     let fit = files
         .map_or(wanted, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX));

@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-/// Keeps pages between the large buffers of weights and gradients; the system's allocator returns and faults them in again.
+/// Keeps the pages of freed weights and gradients for the next ones. The system's allocator would
+/// return these pages and fault them in again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

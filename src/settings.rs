@@ -1,7 +1,7 @@
 //! The settings of a role, and where each comes from: flag over environment over file over default.
 //!
-//! [`roles`] has one table for each role. The table makes the role's flags, its environment variables, the keys of its file, and what
-//! `ebb config show` prints.
+//! [`roles`] has one table for each role. From it come the role's flags, its environment variables,
+//! the keys of its file, and the output of `ebb config show`.
 
 pub(crate) mod roles;
 
@@ -18,12 +18,12 @@ use toml::Value;
 
 use crate::config::Environment;
 
-/// What a value is.
+/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Any text: a name, an address, a URL.
     Text,
-    /// Several texts: a flag that may be repeated, texts with commas between them in a variable, a list in a file.
+    /// Several texts: a flag that may be repeated, a variable with commas, or a list in a file.
     Texts,
     /// A file or folder.
     Path,
@@ -33,14 +33,14 @@ pub(crate) enum Kind {
     Bytes,
     /// A number.
     Count,
-    /// `true` or `false`; the flag alone is `true`.
+    /// `true` or `false`. The flag alone is `true`.
     Switch,
-    /// Where a worker computes.
+    /// A device that a worker computes on.
     Device,
 }
 
 impl Kind {
-    /// For people, as the unit of a value.
+    /// The unit of a value, for people.
     const fn unit(self) -> &'static str {
         match self {
             Self::Text | Self::Device => "text",
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Reads a flag or variable.
+    /// Parses the text of a flag or variable.
     fn parse(self, text: &str) -> Result<Value, String> {
         let value = match self {
             Self::Bytes | Self::Count => {
@@ -74,7 +74,7 @@ impl Kind {
         self.check(&value).map(|()| value)
     }
 
-    /// Whether a value is of this kind.
+    /// Checks that a value is of this kind.
     fn check(self, value: &Value) -> Result<(), String> {
         match (self, value) {
             (Self::Text | Self::Path, Value::String(_)) | (Self::Switch, Value::Boolean(_)) => Ok(()),
@@ -99,27 +99,27 @@ impl Kind {
     }
 }
 
-/// One thing that a role can be told.
+/// One setting of a role.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// Its name in files; with `-` for `_` its flag.
+    /// The name in files. With `-` for `_` it is the flag.
     pub(crate) key: &'static str,
     pub(crate) kind: Kind,
-    /// What stands for the value in `--help`.
+    /// The placeholder of the value in `--help`.
     pub(crate) value_name: &'static str,
     pub(crate) heading: &'static str,
     pub(crate) help: &'static str,
     pub(crate) of: Of,
-    /// The environment variable, where it is not named after role and key.
+    /// The environment variable, if its name is not made of role and key.
     pub(crate) variable: Option<&'static str>,
 }
 
-/// Whose a setting is.
+/// The owner of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
-    /// The role's options, which have its default.
+    /// The role's options, which have the default.
     Options,
-    /// The process's, with its default as it would be written on the command line.
+    /// The process, with the default as a user would write it.
     Process(Option<&'static str>),
 }
 
@@ -128,7 +128,7 @@ impl Setting {
         self.key.replace('_', "-")
     }
 
-    /// Its default as it would be written on the command line, by those of the role's options.
+    /// The default as a user would write it. `defaults` are those of the role's options.
     fn default(&self, defaults: &toml::Table) -> Option<String> {
         match self.of {
             Of::Options => defaults.get(self.key).map(written).filter(|default| !default.is_empty()),
@@ -139,16 +139,16 @@ impl Setting {
 
 /// A role that has settings.
 pub(crate) trait Role: Clone + fmt::Debug + Send + Sync + 'static {
-    /// As in commands.
+    /// The name of the role in commands.
     const NAME: &'static str;
 
-    /// What it can be told.
+    /// All settings of the role.
     fn settings() -> Vec<Setting>;
 
-    /// The defaults of its options.
+    /// The defaults of the role's options.
     fn defaults() -> toml::Table;
 
-    /// Every relation between settings that does not hold.
+    /// Every violated relation between settings, in words.
     fn violations(settings: &Settings) -> Vec<String>;
 }
 
@@ -160,7 +160,7 @@ fn variable(role: &str, setting: &Setting) -> String {
 /// A role's part of the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags<R> {
-    /// `--config`.
+    /// The file of `--config`.
     file: Option<PathBuf>,
     given: toml::Table,
     role: PhantomData<R>,
@@ -175,7 +175,7 @@ impl<R: Role> clap::Args for Flags<R> {
             .long(FILE)
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("Take settings from this file (TOML); flags and environment variables win over it");
+            .help("File with settings (TOML). Flags and environment variables override it");
         let defaults = R::defaults();
         R::settings().into_iter().fold(command.arg(file), |command, setting| {
             let default = setting.default(&defaults).map(|default| format!(" [default: {default}]"));
@@ -219,7 +219,7 @@ impl<R: Role> clap::FromArgMatches for Flags<R> {
     }
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Default,
@@ -229,7 +229,7 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Its name alone.
+    /// The name of the kind of source.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -239,7 +239,7 @@ impl Origin {
         }
     }
 
-    /// Which file, variable or flag.
+    /// The file, variable or flag.
     pub(crate) fn place(&self) -> Option<String> {
         match self {
             Self::Default => None,
@@ -262,7 +262,7 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) setting: Setting,
-    /// `None`: it has none unless somebody sets one.
+    /// `None` for a setting without default that nobody set.
     pub(crate) value: Option<Value>,
     pub(crate) origin: Origin,
 }
@@ -272,13 +272,13 @@ impl Row {
         self.setting.kind.unit()
     }
 
-    /// The value as the user would write it.
+    /// The value as a user would write it.
     pub(crate) fn shown(&self) -> Option<String> {
         self.value.as_ref().map(written)
     }
 }
 
-/// Everything that one process of a role is told.
+/// All settings of one process of a role.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) role: &'static str,
@@ -286,7 +286,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Puts together what the command line, the environment and the file say.
+    /// Joins the command line, the environment and the file.
     ///
     /// # Errors
     /// The file cannot be read; or every unknown key, wrong value and contradiction at once.
@@ -337,35 +337,35 @@ impl Settings {
         self.rows.iter().find(|row| row.setting.key == key)
     }
 
-    /// A text, if there is one.
+    /// The text of a setting, if it has one.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.row(key)?.value.as_ref()?.as_str()
     }
 
-    /// A path, if there is one.
+    /// The path of a setting, if it has one.
     pub(crate) fn path(&self, key: &str) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
     }
 
-    /// A duration, if there is one.
+    /// The duration of a setting, if it has one.
     pub(crate) fn duration(&self, key: &str) -> Option<std::time::Duration> {
         proto::duration::parse(self.text(key)?).ok()
     }
 
-    /// Whether a switch is on.
+    /// True for a switch that is on.
     pub(crate) fn switch(&self, key: &str) -> bool {
         self.row(key).and_then(|row| row.value.as_ref()?.as_bool()).unwrap_or_default()
     }
 
-    /// Whether somebody set it.
+    /// True for a setting that somebody set.
     pub(crate) fn is_given(&self, key: &str) -> bool {
         self.row(key).is_some_and(|row| row.origin != Origin::Default)
     }
 
-    /// The role's options, with the defaults of what is no setting.
+    /// The role's options. Fields that are no setting have their defaults.
     ///
     /// # Errors
-    /// A value does not fit its field, e.g. a number that is too large.
+    /// A value does not fit its field, e.g. because a number is too large.
     pub(crate) fn options<T: DeserializeOwned>(&self) -> Result<T, String> {
         let of_options = self.rows.iter().filter(|row| row.setting.of == Of::Options);
         let table: toml::Table =
@@ -379,7 +379,7 @@ fn read(path: &Path) -> Result<toml::Table> {
     toml::from_str(&text).with_context(|| format!("--config {}", path.display()))
 }
 
-/// A value without the quotes of TOML.
+/// The value as a user would write it: without the quotes of TOML.
 fn written(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Whether the user asked to leave; clones are the same request.
+/// The user's request to leave, if there is one. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop {
     token: CancellationToken,
@@ -41,12 +41,13 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Cancelled by the first signal.
+    /// A token that the first signal cancels.
     pub(crate) const fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    /// Exit code of a program that a signal ended: 130 after Ctrl-C, 143 after SIGTERM; `None` before any.
+    /// Exit code of a program that a signal ended: 130 after Ctrl-C, 143 after SIGTERM. `None`
+    /// before any signal.
     pub(crate) fn exit_code(&self) -> Option<u8> {
         let signal = self.signal.load(Ordering::Relaxed);
         self.token.is_cancelled().then(|| u8::try_from(128 + signal).unwrap_or(1))

@@ -1,8 +1,10 @@
-//! Log lines on stderr; spans and numbers by OTLP when the user names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`); the timeline of
-//! this process as a Chrome trace when the user names a file (`--trace`).
+//! Log lines on stderr. Spans and numbers by OTLP, if the user names a collector
+//! (`OTEL_EXPORTER_OTLP_ENDPOINT`). The timeline of this process as a Chrome trace, if the user
+//! names a file (`--trace`).
 
 mod export;
 pub(crate) mod metrics;
+mod span;
 mod spans;
 mod timeline;
 
@@ -28,23 +30,26 @@ use crate::args::LogFormat;
 use crate::config::{Batches, Environment};
 use crate::terminal::screen::Screen;
 
-/// What the program's scope of spans and numbers is called.
+/// The name of the program's scope of spans and numbers.
 const SCOPE: &str = "ebbflow";
 
-/// Sends the last spans and numbers, and writes the last of the timeline, when it is dropped.
+/// Telemetry of this process. Its drop sends the last spans and numbers, and ends the timeline's
+/// file.
 #[must_use = "spans are sent until it is dropped"]
 pub(crate) struct Telemetry {
     sending: Option<Sending>,
     numbers: Option<SdkMeterProvider>,
-    /// Carries the connections to the collector, so that they take no turns of the one that trains.
+    /// The runtime of the connections to the collector. They take no time of the runtime that
+    /// trains.
     exporting: Option<Runtime>,
     _timeline: Option<Ending>,
 }
 
-/// Starts all of it. `trace` is the file of the timeline. `level` is what is logged when the environment does not say; `service` names this process in traces.
+/// Starts logs, spans, numbers and the timeline. `trace` is the file of the timeline, `level` the
+/// filter of log lines if the environment has none, `service` the name of this process in traces.
 ///
 /// # Errors
-/// A filter that is none, a collector's address that is none, or a timeline's file that cannot be written.
+/// The filter or the collector's address is wrong, or the timeline's file cannot be written.
 pub(crate) fn start(
     environment: &Environment,
     format: LogFormat,
@@ -76,7 +81,7 @@ pub(crate) fn start(
             // The exporter's own transport must not be traced: each export would cause the next.
             let quiet = "h2=off,hyper=off,tonic=off,tower=off,opentelemetry=off";
             let level = environment.log.as_deref().unwrap_or("info");
-            self::filter(&format!("{level},{}=debug,{quiet}", TARGET))?
+            self::filter(&format!("{level},{TARGET}=debug,{quiet}"))?
         }
     };
     let spans = (export.is_some() || file.is_some()).then(|| Spans { file, export }.with_filter(wanted));
@@ -86,8 +91,8 @@ pub(crate) fn start(
     Ok(Telemetry { sending, numbers, exporting, _timeline })
 }
 
-/// By target and level alone, which a span's place in the code decides once: a filter that looks at the spans around it would be asked at every turn
-/// of every future that has one.
+/// A filter by target and level, which are decided once for each place in the code. A filter by the
+/// spans around would be asked at every poll of every future that has a span.
 fn filter(directives: &str) -> Result<Targets> {
     let filter = directives.parse().ok().filter(|_| !directives.contains('['));
     filter.with_context(|| {
@@ -97,7 +102,7 @@ fn filter(directives: &str) -> Result<Targets> {
     })
 }
 
-/// What is said where the collector's address is none.
+/// The message for a wrong address of the collector.
 const ADDRESS: &str = "OTEL_EXPORTER_OTLP_ENDPOINT: expected e.g. http://localhost:4317";
 
 fn sending(service: &'static str, batches: Batches, runtime: &Runtime) -> Result<Sending> {
@@ -114,7 +119,7 @@ fn resource(service: &'static str) -> Resource {
     Resource::builder().with_service_name(service).build()
 }
 
-/// One thread, which sleeps between exports.
+/// A runtime of one thread, which sleeps between exports.
 fn exporting() -> Result<Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
@@ -131,7 +136,7 @@ fn timeline(path: &Path, service: &'static str) -> Result<(Timeline, Ending)> {
 }
 
 impl Telemetry {
-    /// Where numbers for the collector are registered, if there is one.
+    /// The meter that registers numbers for the collector, if there is one.
     pub(crate) fn meter(&self) -> Option<Meter> {
         self.numbers.as_ref().map(|provider| provider.meter(SCOPE))
     }

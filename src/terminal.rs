@@ -1,4 +1,4 @@
-//! The user's terminal: who writes to it, and in which words.
+//! The user's terminal, and the words on it.
 
 pub(crate) mod follow;
 pub(crate) mod progress;

@@ -1,4 +1,5 @@
-//! The verbs of `ebb`, one file each. A verb parses nothing: it gets its arguments and the [`App`](crate::app::App).
+//! The verbs of `ebb`, one file each. A verb gets its parsed arguments and the
+//! [`App`](crate::app::App).
 
 pub(crate) mod cancel;
 pub(crate) mod certs;

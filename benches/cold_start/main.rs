@@ -8,7 +8,7 @@
 //! compute taking time: one worker has a rate of 1 / c microbatches, two of them 2 / c, so the ratio is 2. What is missing is the
 //! exchange of 97 MB with the ps in each step, and waiting at its end.
 //!
-//! `cargo bench --no-default-features --bench cold_start` takes 7 minutes.
+//! `cargo bench --no-default-features --bench cold_start` takes 5 to 7 minutes.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 #[path = "../../tests/harness/mod.rs"]

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# The secrets of a cluster on Kubernetes from a folder of `ebb certs init`: each role its own, and ca.key in none. Say it again after files
-# there were replaced; pods see the new ones within about a minute, and read them by themselves.
+# Makes the secrets of a cluster on Kubernetes from a folder of `ebb certs init`. Each role gets its own
+# secret; no secret has ca.key. Run the script again after a file in the folder was replaced: pods see
+# the new files within about a minute, and read them without a restart.
 #
 #     ebb certs init --dir certs --host=master --host=master-{0,1}.masters --host=ps-{0..7}.ps
 #     deploy/kubernetes/secrets.sh certs
 #
-# The names are those of the service of one master, of the two of overlays/ha, and of as many ps as there may ever be. Environment:
-# EBB_NAMESPACE (default ebbflow).
+# The hosts are the service of one master, the two masters of overlays/ha, and the largest number of ps
+# that the cluster will have. Environment: EBB_NAMESPACE, the namespace (default ebbflow).
 set -euo pipefail
 
 if [ $# -ne 1 ] || ! [ -r "$1/ca.pem" ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 certs=$1

@@ -351,6 +351,16 @@ impl pb::JobState {
             Self::Unreadable => "unreadable",
         }
     }
+
+    /// Whether a job in this state changes no more.
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
+    }
+
+    /// Whether a job in this state ended well.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Succeeded)
+    }
 }
 
 impl pb::Phase {

@@ -1,7 +1,8 @@
-//! `--numerics portable`: libtorch held to instructions that every machine with AVX2 has.
+//! `--numerics portable`: restricts libtorch to instructions that every machine with AVX2 has.
 //!
-//! The libraries read these variables when they begin, some while the program is being loaded. So the program starts itself again with
-//! them, which costs one more load of libtorch and depends on nothing that libtorch does.
+//! The libraries read these variables at their start, some while the program is loaded. So the
+//! program starts itself again with them. This costs one more load of libtorch, and works with any
+//! version.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -12,17 +13,18 @@ use crate::config::{self, Environment};
 use crate::settings::Settings;
 use crate::settings::roles::PORTABLE;
 
-/// ATen, oneDNN and MKL, which are below libtorch.
+/// The variables of ATen, oneDNN and MKL, which are below libtorch.
 const HELD: [(&str, &str); 3] =
     [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_CBWR", "AVX2")];
 
-/// Starts this program again with the variables that `cli` asks for, unless they are set. To be called before there are threads.
+/// Starts this program again with the variables that `cli` asks for. Returns if they are set, or if
+/// none are asked for. Call it before the process has threads.
 ///
 /// # Errors
-/// The program cannot be started again; otherwise this returns only if there is nothing to change.
+/// The program cannot be started again.
 pub(crate) fn hold(cli: &Cli, environment: &Environment) -> io::Result<()> {
     let portable = match &cli.command {
-        // What is wrong with its settings, the role says itself.
+        // The role itself reports wrong settings.
         args::Command::Worker(flags) => {
             Settings::of(flags, environment).is_ok_and(|settings| settings.text("numerics") == Some(PORTABLE))
         }

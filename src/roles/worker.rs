@@ -10,7 +10,8 @@ use crate::settings::roles::{Worker, device, key_files};
 use crate::settings::{Flags, Settings};
 
 /// # Errors
-/// The settings are wrong, the device is not there, the master refuses this worker or stays away, or a ps stays away.
+/// The settings are wrong, the device is missing, the master refuses this worker, or the master or
+/// a ps stays away.
 pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     let settings = Settings::of(&flags, &app.environment)?;
     let files = key_files(&settings);
@@ -32,7 +33,8 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
         None => Connector::socket(dialer.clone()),
     };
-    // Before the first word to the master: whoever asks while it is away hears "alive, not ready".
+    // Before the first call to the master: while the master is away, probes hear "alive, not
+    // ready".
     let _health = match settings.text("health_listen") {
         Some(listen) => {
             let (listener, address) =
@@ -49,7 +51,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Ends a task with its owner.
+/// Ends a task when it is dropped.
 struct AbortOnDrop(tokio::task::AbortHandle);
 
 impl Drop for AbortOnDrop {

@@ -1,4 +1,4 @@
-//! What a master, a ps and a worker can be told.
+//! The settings of a master, a ps and a worker.
 
 use std::path::PathBuf;
 
@@ -14,21 +14,21 @@ pub(super) const SECURITY: &str = "Security";
 const AVAILABILITY: &str = "High availability";
 const GENERAL: &str = "Settings";
 
-/// Libtorch may use all instructions that the CPU has.
+/// libtorch may use all instructions of the CPU.
 const NATIVE: &str = "native";
 
-/// Libtorch may use those up to AVX2.
+/// libtorch may use instructions up to AVX2.
 pub(crate) const PORTABLE: &str = "portable";
 
-/// `ebb master`.
+/// The role of `ebb master`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Master;
 
-/// `ebb ps`.
+/// The role of `ebb ps`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ps;
 
-/// `ebb worker`.
+/// The role of `ebb worker`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Worker;
 
@@ -63,47 +63,50 @@ impl Setting {
     }
 }
 
-const LISTEN: &str = "Address to listen on, HOST:PORT; port 0 takes a free one, which is printed. Beyond this machine only with \
-    certificates and tokens";
+const LISTEN: &str = "Address to listen on, HOST:PORT. Port 0 takes a free port and prints it. An address that \
+    other machines reach needs certificates and tokens";
 
 fn master_url() -> Setting {
-    let help = "URL of the master, or of several, of which the one that leads is found";
+    let help = "URL of the master. With several masters, their URLs: the leader is found";
     of_process("master", Kind::Text, "URL[,URL..]", Some("127.0.0.1:4700"), help).named("EBB_MASTER")
 }
 
 fn metrics() -> Setting {
-    let help = "Show this process's numbers to Prometheus at http://ADDR/metrics, HOST:PORT; port 0 takes a free one, which is \
-        printed. To whoever reaches it; beyond this machine only of a process with certificates";
+    let help = "Address of metrics for Prometheus, HOST:PORT, as http://ADDR/metrics. Port 0 takes a free port and \
+        prints it. Every process that reaches the address may read them; an address that other machines reach needs \
+        certificates";
     of_process("metrics", Kind::Text, "ADDR", None, help).named("EBB_METRICS")
 }
 
 fn store_patience() -> Setting {
-    let help = "How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2s";
+    let help = "Time during which a failed call to a checkpoint store is repeated, with waits that double from 0.2s. \
+        Then the checkpoint is given up";
     option("store_patience", Kind::Duration, "DURATION", TIMES, help)
 }
 
-/// Certificates and a token: what the process shows, and whom it trusts.
+/// Certificates and a token of the process, and the authority that it trusts.
 fn keys() -> Vec<Setting> {
     let file =
         |key, help, variable| of_process(key, Kind::Path, "FILE", None, help).under(SECURITY).named(variable);
-    let insecure = "Be reached from, and show a token to, other machines without certificates or tokens: only where everybody who \
-        can reach this network may do everything";
+    let insecure = "Permit connections with other machines without certificates or tokens. Use it only in a network in \
+        which everybody may do everything";
     vec![
         file(
             "tls_ca",
-            "Encrypt, and trust only those with a certificate of this authority (PEM)",
+            "Certificate of the authority (PEM). Connections are encrypted, and only holders of its certificates are \
+             trusted",
             "EBB_TLS_CA",
         ),
-        file("tls_cert", "This process's certificate (PEM)", "EBB_TLS_CERT"),
-        file("tls_key", "The certificate's private key (PEM)", "EBB_TLS_KEY"),
-        file("token_file", "The token to show, alone in a file", "EBB_TOKEN_FILE"),
+        file("tls_cert", "Certificate of this process (PEM)", "EBB_TLS_CERT"),
+        file("tls_key", "Private key of this process's certificate (PEM)", "EBB_TLS_KEY"),
+        file("token_file", "File with nothing but the token of this process", "EBB_TOKEN_FILE"),
         of_process("insecure", Kind::Switch, "", None, insecure).under(SECURITY).named("EBB_INSECURE"),
     ]
 }
 
-/// Whom a server lets in.
+/// The tokens that a server accepts.
 fn tokens() -> Setting {
-    let help = "The tokens that may call, as `ebb certs` writes them (TOML); without it every call is taken";
+    let help = "List of the tokens that may call, as `ebb certs` writes it (TOML). Without a list every call is accepted";
     of_process("tokens", Kind::Path, "FILE", None, help).under(SECURITY).named("EBB_TOKENS")
 }
 
@@ -125,8 +128,8 @@ impl Role for Master {
                 Kind::Path,
                 "DIR",
                 None,
-                "Folder for the model files of jobs, and without --etcd for the journal; created if missing. Masters with one etcd \
-                 need the same folder, on a file system that they share",
+                "Folder for the files of jobs and, without --etcd, for the journal. It is created if missing. Masters with \
+                 one etcd need the same folder, on a file system that they share",
             ),
             metrics(),
             option(
@@ -134,28 +137,31 @@ impl Role for Master {
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How often workers and ps send a heartbeat. Longer suits thousands of processes",
+                "Time between two heartbeats of a worker or ps. Raise it for thousands of processes",
             ),
             option(
                 "death",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "Silence after which a process counts as gone; at least two heartbeats. Raise it where machines or networks pause for longer",
+                "Silence after which a process counts as dead, at least two heartbeats. Raise it if machines or networks \
+                 pause for longer",
             ),
             option(
                 "ps_grace",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How long a job waits for a ps that lost its connection before another takes its place. Raise it where machines come back after longer",
+                "Time that a job waits for a lost ps before another ps replaces it. Raise it if machines take longer to \
+                 come back",
             ),
             option(
                 "stream_silence",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "Longest silence of a submission or an export, 1s to 30s. Raise it for clients on networks that pause for longer",
+                "Longest silence of a submission or an export, 1s to 30s. Raise it for clients on networks that pause \
+                 for longer",
             ),
             store_patience(),
             option(
@@ -163,66 +169,68 @@ impl Role for Master {
                 Kind::Texts,
                 "PLACE",
                 LIMITS,
-                "Path or URL below which jobs may have their checkpoints; may be repeated. Without it they may name any place that master \
-                 and ps can write",
+                "Path or URL below which jobs may have their checkpoints. May be repeated. Without it jobs may name any \
+                 place that master and ps can write",
             ),
             option(
                 "jobs_max",
                 Kind::Count,
                 "N",
                 LIMITS,
-                "Jobs kept in memory. Beyond, the oldest that has ended is forgotten; when none has, submissions are refused",
+                "Largest number of jobs in memory. Beyond it the oldest ended job is forgotten; if no job has ended, \
+                 submissions are refused",
             ),
             option(
                 "members_max",
                 Kind::Count,
                 "N",
                 LIMITS,
-                "Processes registered at once, workers and ps together",
+                "Largest number of registered processes, workers and ps together",
             ),
             option(
                 "artifact_bytes_max",
                 Kind::Bytes,
                 "BYTES",
                 LIMITS,
-                "Bytes of all files of one submission or one export together",
+                "Largest size of the files of one submission or one export together, in bytes",
             ),
             option(
                 "incoming_bytes_max",
                 Kind::Bytes,
                 "BYTES",
                 LIMITS,
-                "Bytes of the files of all submissions and exports that are on their way in; at least artifact_bytes_max",
+                "Largest size of the files of all arriving submissions and exports, in bytes, at least \
+                 artifact_bytes_max",
             ),
             etcd(
                 "etcd",
                 Kind::Text,
                 "URL[,URL..]",
                 None,
-                "Be one of several masters: their journal is in the etcd with these members, which also elects the one that leads; \
-                 the others stand by and take over",
+                "URLs of the members of an etcd, for one of several masters. The etcd has their journal and elects the \
+                 leader; the other masters stand by and take over",
             ),
             etcd(
                 "etcd_prefix",
                 Kind::Text,
                 "PREFIX",
                 Some("ebbflow/"),
-                "What keys in etcd begin with; the same for the masters of one cluster, another for each cluster",
+                "Begin of all keys in etcd. The masters of one cluster share it; each cluster has its own",
             ),
             etcd(
                 "leader_ttl",
                 Kind::Duration,
                 "DURATION",
                 Some("5s"),
-                "How long a leader that died is waited for before another master takes over: whole seconds, 2s to 10m",
+                "Time after the death of a leader until another master takes over: whole seconds, 2s to 10m",
             ),
             etcd(
                 "advertise",
                 Kind::Text,
                 "URL",
                 None,
-                "URL where others reach this master, told by those that stand by; without it http:// or https:// and the address it \
-                 listens on",
+                "URL where other processes reach this master; the masters that stand by tell it. Without it http:// or \
+                 https:// and the listening address",
             ),
         ];
         settings.extend(keys());
@@ -258,30 +266,30 @@ impl Role for Ps {
                 Kind::Text,
                 "NAME",
                 None,
-                "Name that stays the same when this ps is started again; without it ps-HOST-PORT",
+                "Name of this ps. It must stay the same after a restart. Without it ps-HOST-PORT",
             ),
             of_process(
                 "advertise",
                 Kind::Text,
                 "URL",
                 None,
-                "URL where workers reach this ps; without it http:// or https:// and the address it listens on",
+                "URL where workers and other ps reach this ps. Without it http:// or https:// and the listening address",
             ),
             metrics(),
-            option("threads", Kind::Count, "N", GENERAL, "Threads that apply updates, 1 to 1024"),
+            option("threads", Kind::Count, "N", GENERAL, "Number of threads that apply updates, 1 to 1024"),
             option(
                 "push_timeout",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How long the chunks of one push may take to arrive. Raise it for slow networks",
+                "Longest time for the transfer of one push or one pull. Raise it for slow networks",
             ),
             option(
                 "drain",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How long a ps that was told to leave waits until its jobs are saved. Raise it for large models on slow stores",
+                "Time that a leaving ps waits until its jobs are saved. Raise it for large models on slow stores",
             ),
             store_patience(),
             option(
@@ -289,31 +297,33 @@ impl Role for Ps {
                 Kind::Bytes,
                 "BYTES",
                 LIMITS,
-                "Bytes of pushes that may be on their way in at once, over all jobs. Raise it when workers report that this ps is full",
+                "Largest size of arriving pushes and waiting sums of all jobs, in bytes. Raise it if workers report that \
+                 this ps is full",
             ),
             option(
                 "partition_bytes_max",
                 Kind::Bytes,
                 "BYTES",
                 LIMITS,
-                "Bytes of weights of the largest partition it takes. Memory is several times that",
+                "Largest size of the weights of a partition, in bytes. Its memory is several times as large",
             ),
             option(
                 "steps_in_progress_max",
                 Kind::Count,
                 "N",
                 LIMITS,
-                "Steps of one partition that may be in progress in the modes bounded and async. Each costs at least one sum of the \
-                 partition's size",
+                "Largest number of unfinished steps of a partition in the modes bounded and async. Each takes at least one \
+                 sum of the partition's size",
             ),
             option(
                 "pulled_versions_max",
                 Kind::Count,
                 "N",
                 LIMITS,
-                "Older versions of one partition that may still be read. Each costs the partition's size",
+                "Largest number of older versions of a partition that are still being read. Each takes the partition's \
+                 size",
             ),
-            option("jobs_max", Kind::Count, "N", LIMITS, "Jobs at once"),
+            option("jobs_max", Kind::Count, "N", LIMITS, "Largest number of jobs at a time"),
         ];
         settings.extend(keys());
         settings.push(tokens());
@@ -325,7 +335,7 @@ impl Role for Ps {
     }
 
     fn violations(settings: &Settings) -> Vec<String> {
-        // Name and URLs are the process's, and checked once it has them.
+        // The process checks name and URLs once it has them.
         let checked = settings.options::<ps::Options>().map(|options| options.validate());
         match checked {
             Ok(Err(ps::Error::Options(wrong))) => wrong,
@@ -342,73 +352,73 @@ impl Role for Worker {
     fn settings() -> Vec<Setting> {
         let mut settings = vec![
             master_url(),
-            of_process("name", Kind::Text, "NAME", None, "Name for people; without it worker-HOST-PID"),
+            of_process(
+                "name",
+                Kind::Text,
+                "NAME",
+                None,
+                "Name of this worker, for people. Without it worker-HOST-PID",
+            ),
             of_process(
                 "health_listen",
                 Kind::Text,
                 "ADDR",
                 None,
-                "Address on which to answer `ebb health` and health probes, HOST:PORT, to whoever reaches it; beyond this machine only \
-                 of a process with certificates. Without it a worker listens on nothing",
+                "Address for `ebb health` and health probes, HOST:PORT. Every process that reaches it gets an answer; an \
+                 address that other machines reach needs certificates. Without it a worker does not listen",
             ),
             option(
                 "threads",
                 Kind::Count,
                 "N",
                 GENERAL,
-                "Threads of one gradient computation, 1 to 1024; another number gives other floating-point bits",
+                "Number of threads of one gradient computation, 1 to 1024. Another number gives other floating-point bits",
             ),
             of_process(
                 "device",
                 Kind::Device,
                 "DEVICE",
                 Some("auto"),
-                "Where to compute: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)",
+                "Device to compute on: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)",
             ),
             of_process(
                 "numerics",
                 Kind::Text,
                 "WHICH",
                 Some(NATIVE),
-                "Which instructions libtorch may use on the CPU: native, or portable, which is slower, and lets machines with AVX2 and \
-                 with AVX-512 give the same bits",
+                "Instructions that libtorch may use on the CPU: native or portable. portable is slower; machines with AVX2 \
+                 and with AVX-512 then give the same bits",
             ),
             option(
                 "data_root",
                 Kind::Path,
                 "DIR",
                 GENERAL,
-                "Folder that the job's data paths start from, absolute ones too; without it the job file's folder",
+                "Folder that all data paths of a job start from, absolute paths too. Without it the job file's folder",
             ),
-            option("scratch", Kind::Path, "DIR", GENERAL, "Folder for files that come with a job"),
+            option("scratch", Kind::Path, "DIR", GENERAL, "Folder for the files that come with a job"),
             metrics(),
             option(
                 "master_timeout",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How long to keep trying to reach the master before giving up",
+                "Time after which a worker gives up on a master that does not answer",
             ),
             option(
                 "drain",
                 Kind::Duration,
                 "DURATION",
                 TIMES,
-                "How long a draining worker may take to finish its microbatch and hand back the rest",
+                "Time in which a draining worker finishes its microbatch and hands back the rest",
             ),
-            option(
-                "prefetch",
-                Kind::Count,
-                "N",
-                LIMITS,
-                "Microbatches read ahead of the one that is computed",
-            ),
+            option("prefetch", Kind::Count, "N", LIMITS, "Number of microbatches that are read ahead"),
             option(
                 "pushes_in_flight_max",
                 Kind::Count,
                 "N",
                 LIMITS,
-                "Nodes of the reduction tree that may be on their way to the ps at once",
+                "Largest number of nodes of the reduction tree on their way to the ps",
             ),
         ];
         settings.extend(keys());
@@ -432,15 +442,15 @@ impl Role for Worker {
     }
 }
 
-/// Where a worker computes.
+/// The device that a worker computes on.
 ///
 /// # Errors
-/// It is no device.
+/// The setting names no device.
 pub(crate) fn device(settings: &Settings) -> Result<Choice, model::Error> {
     settings.text("device").unwrap_or("auto").parse()
 }
 
-/// Where the certificates, the token and the list of tokens of a role are.
+/// The files with the certificates, the token and the list of tokens of a role.
 pub(crate) fn key_files(settings: &Settings) -> security::Options {
     let path = |key: &str| -> Option<PathBuf> { settings.path(key) };
     security::Options {

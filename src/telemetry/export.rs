@@ -1,9 +1,11 @@
-//! Sends spans to a collector: those that have ended wait in a queue until there are some, or for a few seconds.
+//! Sends spans to a collector. Spans that have ended wait in a queue until there is a batch of
+//! them, or for a few seconds.
 //!
-//! The exporter is OpenTelemetry's, and so are the variables that are read here; the queue is our own. That of its SDK has a thread, and
-//! room for a few hundred spans in several places; memory that a process never used before has to be cleared by the system, 2 MiB at a
-//! time, and in a job of seconds that was more than all else that spans cost. Here they wait as they are, become what the exporter takes just
-//! before they are sent, a few at once, and whoever ends a span neither waits for anything nor wakes anybody but once for a batch.
+//! The exporter and its variables are OpenTelemetry's; the queue is our own. The queue of
+//! OpenTelemetry's SDK has a thread and room for a few hundred spans in several places. The system
+//! must clear memory that a process never used before, 2 MiB at a time: in a job of seconds this
+//! cost more than all else about spans. Here a span waits as it is, and is converted just before it
+//! is sent. The thread that ends a span waits for nothing, and wakes the sender once for a batch.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,26 +22,26 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tracing::{Metadata, info, warn};
 
+use super::span::{Ended, Fields};
 use crate::config::Batches;
-use crate::telemetry::spans::{Ended, Fields};
 
-/// Where spans that have ended go.
+/// The queue of spans that have ended.
 pub(crate) struct Export {
-    /// The sampler, the limits and the ids: as the environment has them.
+    /// The sampler, the limits and the ids, from the environment.
     config: Config,
     scope: InstrumentationScope,
     batches: Batches,
     queue: Mutex<Vec<Ended>>,
-    /// There is a batch, or it is the end.
+    /// Wakes the sender: there is a batch, or the process ends.
     due: Notify,
     ending: AtomicBool,
     dropping: AtomicBool,
 }
 
-/// Sends until it is told to end.
+/// The task that sends spans, until [`end`](Self::end).
 pub(crate) struct Sending {
     export: Arc<Export>,
-    /// Closed when the last span has been sent.
+    /// A channel that closes when the last span has been sent.
     sent: Receiver<()>,
 }
 
@@ -70,17 +72,18 @@ impl Sending {
         self.export.clone()
     }
 
-    /// Sends what is left, for so long. Spans that end later are passed over.
+    /// Sends the remaining spans, for `patience` at most. Spans that end later are dropped.
     pub(crate) fn end(self, patience: Duration) {
         self.export.ending.store(true, Ordering::Relaxed);
         self.export.due.notify_one();
-        // It has been sent, or it will not be.
+        // Sent or given up: the process ends either way.
         let _ = self.sent.recv_timeout(patience);
     }
 }
 
 impl Export {
-    /// Where a new span stands: below its parent, or as the root of a trace, for which the sampler decides.
+    /// The place of a new span: below its parent, or as the root of a trace that the sampler may
+    /// drop.
     pub(crate) fn place(&self, parent: Option<Mark>, metadata: &Metadata<'_>, fields: &Fields) -> Place {
         let span = self.config.id_generator.new_span_id();
         if let Some(parent) = parent {
@@ -93,7 +96,7 @@ impl Export {
         Place { mark: Mark { trace, span, sampled }, parent: None, remote: false, links: Vec::new() }
     }
 
-    /// How many lines of the log a span keeps.
+    /// Largest number of log lines that a span keeps.
     pub(crate) fn events_max(&self) -> usize {
         self.config.span_limits.max_events_per_span as usize
     }
@@ -122,7 +125,7 @@ impl Export {
     async fn run(self: Arc<Self>, exporter: impl SpanExporter, _sending: Sender<()>) {
         let (mut taken, mut failing) = (Vec::new(), false);
         loop {
-            // Whether there is a batch or the time is over: what there is goes.
+            // A batch is there, or the time is over: everything in the queue is sent.
             let _ = tokio::time::timeout(self.batches.delay, self.due.notified()).await;
             let ending = self.ending.load(Ordering::Relaxed);
             mem::swap(&mut taken, &mut *self.queue());
@@ -147,7 +150,7 @@ impl Export {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A span as the exporter takes it.
+    /// The exporter's form of a span.
     fn data(&self, Ended { metadata, open, place, end }: Ended) -> SpanData {
         let limits = &self.config.span_limits;
         let mut attributes = open.fields.list;
@@ -178,7 +181,7 @@ fn context(Mark { trace, span, sampled }: Mark) -> SpanContext {
     SpanContext::new(trace, span, flags, false, TraceState::default())
 }
 
-/// Leaves the first `max`; answers how many there were more.
+/// Removes all but the first `max`. Returns the number of those removed.
 fn cut<T>(list: &mut Vec<T>, max: u32) -> u32 {
     let more = list.len().saturating_sub(max as usize);
     list.truncate(max as usize);

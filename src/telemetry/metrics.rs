@@ -1,7 +1,7 @@
 //! A role's numbers: for Prometheus at `/metrics` (`--metrics ADDR`), and for a collector by OTLP.
 //!
-//! Whoever reaches that address may read them, without certificate or token, and change nothing. Who connects and asks for nothing is
-//! closed, as at every door.
+//! Everybody who reaches that address may read them, without certificate or token. Connections that
+//! make no request are closed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::config;
 use crate::locks;
 use crate::terminal::screen::Screen;
 
-/// The text format's name, so that Prometheus need not guess it.
+/// The name of the text format, so that Prometheus need not guess it.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The numbers of this process, and where they are shown.
@@ -72,7 +72,7 @@ fn router(board: Board) -> Router {
     Router::new().route("/metrics", get(show))
 }
 
-/// What the role counts, and what its process uses.
+/// The numbers of the role, and the memory of its process.
 fn read(board: &Board) -> Vec<Reading> {
     let mut readings = board.read();
     let used = memory_bytes("/proc/self/status", "VmRSS:");
@@ -88,14 +88,14 @@ fn read(board: &Board) -> Vec<Reading> {
     readings
 }
 
-/// A line `NAME   NUMBER kB` of the kernel's; none where there is no such file.
+/// The bytes in a line `NAME   NUMBER kB` of a file of the kernel. `None` without such a file.
 fn memory_bytes(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(1024 * line.split_whitespace().next()?.parse::<u64>().ok()?)
 }
 
-/// Connections that came through a door, as axum takes them.
+/// The connections of a door, in the form that axum takes.
 struct Entrance {
     connections: BoxStream<'static, io::Result<Accepted<Box<dyn Io>>>>,
     address: SocketAddr,
@@ -120,7 +120,7 @@ impl Listener for Entrance {
     }
 }
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 struct Asker(Guest);
 
@@ -130,7 +130,7 @@ impl Connected<IncomingStream<'_, Entrance>> for Asker {
     }
 }
 
-/// Lets a collector's exporter read a number of the board.
+/// Registers a number of the board for a collector's exporter.
 fn register(meter: &Meter, reading: &Reading, board: &Board) {
     let Reading { name, help, kind, .. } = *reading;
     let board = board.clone();

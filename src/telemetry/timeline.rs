@@ -1,10 +1,13 @@
 //! The timeline of a process, as a Chrome trace: each span is written when it ends.
 //!
-//! The format is Google's "Trace Event Format": a JSON array of events, here a pair of *async* ones (`b` and `e`) for each span, for spans of
-//! one thread overlap. Spans below one root share its `id`, and so a track of the viewer. Times are microseconds since 1970, that files of
-//! several processes lie beside each other. The file of a process that was killed ends in the middle; viewers read what there is.
+//! The format is Google's "Trace Event Format": a JSON array of events. Each span is a pair of
+//! *async* events (`b` and `e`), because spans of one thread overlap. Spans below one root share
+//! its `id`, and so a track of the viewer. Times are microseconds since 1970, so that files of
+//! several processes line up. The file of a killed process ends in the middle; viewers read what
+//! there is.
 //!
-//! Who ends a span writes it, into a buffer: another thread, woken for each of them, would cost more than the writing.
+//! The thread that ends a span writes it into a buffer. To wake another thread for each span would
+//! cost more than the writing.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -26,7 +29,7 @@ pub(crate) struct Timeline(Out);
 #[must_use = "the file ends when it is dropped"]
 pub(crate) struct Ending(Out);
 
-/// None once it has ended, or cannot be written any more.
+/// The open file. `None` once it has ended, or cannot be written any more.
 type Out = Arc<Mutex<Option<BufWriter<File>>>>;
 
 /// A line of the file.
@@ -34,7 +37,7 @@ type Out = Arc<Mutex<Option<BufWriter<File>>>>;
 struct Event<'a> {
     ph: char,
     pid: u32,
-    /// Viewers want one; what matters is `id`.
+    /// A number that viewers want. They sort by `id`.
     tid: u32,
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,7 +55,7 @@ impl Timeline {
     /// Begins `file`. `process` names this process there.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn new(file: File, process: &'static str) -> io::Result<(Self, Ending)> {
         let mut file = BufWriter::with_capacity(BUFFER, file);
         file.write_all(b"[\n")?;
@@ -101,7 +104,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// A field's value, as JSON has it.
+/// A field's value in JSON.
 struct Json<'a>(&'a Value);
 
 impl Serialize for Json<'_> {

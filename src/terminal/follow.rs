@@ -1,89 +1,75 @@
-//! Following a job to its end: events to the screen and to the results' folder, across broken connections.
+//! Following a job to its end: events to the screen and to the folder of results.
 
-use anyhow::{Context as _, Result};
-use proto::pb;
-use proto::retry::Retry;
+use client::results::{Folder, Written};
+use client::{Client, Event, Followed, JobStatus, Result};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{self, Client};
-use crate::out::{Out, Written};
-use crate::terminal::report;
+use crate::terminal::screen::Screen;
 
-/// A job that is being followed, up to its event number `after`.
+/// A job that is being followed.
 pub(crate) struct Follow<E> {
     client: Client,
-    /// `NAME-ID`.
-    job: String,
-    out: Option<Out>,
+    job: client::Follow,
+    out: Option<Folder>,
+    screen: Screen,
     on_event: E,
-    after: u64,
 }
 
-impl<E: FnMut(&pb::Event)> Follow<E> {
+impl<E: FnMut(&Event)> Follow<E> {
     /// Follows `job` from its first event on. Its results go to `out`, each event to `on_event`.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub(crate) fn new(client: Client, job: &str, mut out: Option<Out>, on_event: E) -> Result<Self> {
+    pub(crate) fn new(
+        client: Client,
+        job: &str,
+        mut out: Option<Folder>,
+        screen: Screen,
+        on_event: E,
+    ) -> Result<Self> {
         if let Some(out) = &mut out {
-            out.begin(job, client.screen())?;
+            out.begin(job, client.notices())?;
         }
-        Ok(Self { client, job: job.to_owned(), out, on_event, after: 0 })
+        let job = client.follow(job);
+        Ok(Self { client, job, out, screen, on_event })
     }
 
-    /// Follows until the job ends, and says how; `None` when `stop` came first. Then it may be called again.
+    /// Follows until the job ends, and says how; `None` when `stop` came first. It may then be
+    /// called again.
     ///
     /// # Errors
     /// The master does not answer any more, or does not know the job any more.
-    pub(crate) async fn run(&mut self, stop: &CancellationToken) -> Result<Option<pb::JobStatus>> {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => Ok(None),
-            status = self.until_end() => status.map(Some),
-        }
-    }
-
-    async fn until_end(&mut self) -> Result<pb::JobStatus> {
+    pub(crate) async fn run(&mut self, stop: &CancellationToken) -> Result<Option<Box<JobStatus>>> {
         loop {
-            let mut events = self.client.watch(&self.job, self.after).await?;
-            let broken = loop {
-                match events.message().await.map_err(client::failure) {
-                    Ok(Some(event)) => self.event(&event),
-                    Ok(None) => break None,
-                    Err(failure) if failure.is_retryable() => break Some(failure),
-                    Err(failure) => return Err(failure).with_context(|| format!("watching {}", self.job)),
-                }
+            let next = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(None),
+                next = self.job.next() => next?,
             };
-            if let Some(failure) = broken {
-                self.client.screen().line(&format!("lost sight of {}: {failure}; looking again", self.job));
-            } else {
-                let status = self.client.status(&self.job).await?;
-                if report::is_end(status.state) {
-                    return Ok(status);
-                }
+            match next {
+                Followed::Event(event) => self.event(&event),
+                Followed::Ended(status) => return Ok(Some(status)),
             }
-            tokio::time::sleep(Retry::default().first).await;
         }
     }
 
-    fn event(&mut self, event: &pb::Event) {
-        self.after = event.sequence;
+    fn event(&mut self, event: &Event) {
         (self.on_event)(event);
         if let Some(out) = &mut self.out
             && let Err(error) = out.event(event)
         {
-            let screen = self.client.screen();
-            screen.line(&format!(
+            let error = anyhow::Error::new(error);
+            self.screen.line(&format!(
                 "warning: {error:#}; training goes on, all events are written again at its end"
             ));
         }
     }
 
-    /// Writes what the ended job left into the folder, when there is one.
+    /// Writes what the ended job left into the folder, if there is one.
     ///
     /// # Errors
     /// A file cannot be written or fetched.
-    pub(crate) async fn finish(self, status: &pb::JobStatus) -> Result<Option<Written>> {
+    pub(crate) async fn finish(self, status: &JobStatus) -> Result<Option<Written>> {
         match self.out {
             Some(out) => out.finish(&self.client, status).await.map(Some),
             None => Ok(None),

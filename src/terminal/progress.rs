@@ -1,12 +1,12 @@
-//! What a user sees while a job trains: one live line on a terminal, otherwise a few plain lines.
+//! The progress of a job for a user: one live line on a terminal, otherwise a few plain lines.
 //!
-//! The texts are pure functions of the events; only [`Progress::event`] writes. Epochs are counted from 1 for people (and from 0
-//! in files).
+//! The texts are pure functions of the events; only [`Progress::event`] writes. Epochs count from 1
+//! for people, and from 0 in files.
 
 use std::time::Duration;
 
+use client::{Event, JobState, Kind};
 use proto::pb;
-use proto::pb::event::Kind;
 
 use crate::terminal::report::{count, duration, metrics, rate, state_with_reason, value, workers};
 use crate::terminal::screen::Screen;
@@ -16,15 +16,16 @@ use crate::terminal::screen::Screen;
 pub(crate) struct Progress {
     screen: Screen,
     live: bool,
-    /// A user holds the job; steps that its workers held then still come.
+    /// A user holds the job. Steps that its workers had begun still come.
     paused: bool,
-    /// Since when the pace is measured: the first step, or the first after a change of the job's state.
+    /// The step from which the pace is measured: the first one, or the first after a change of
+    /// state.
     first: Option<Mark>,
-    /// The newest plain line, since the same.
+    /// The step of the newest plain line.
     shown: Option<Mark>,
 }
 
-/// When a step was.
+/// A step and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     unix_ms: u64,
@@ -45,15 +46,15 @@ impl Progress {
     }
 
     /// Shows an event.
-    pub(crate) fn event(&mut self, event: &pb::Event) {
-        let Some(kind) = &event.kind else { return };
+    pub(crate) fn event(&mut self, event: &Event) {
+        let kind = &event.kind;
         let Kind::Train(train) = kind else {
             if let Some(text) = line(kind) {
                 self.screen.line(&text);
             }
             if let Kind::State(state) = kind {
-                self.screen.set_live(None, state_with_reason(state.state, ""));
-                self.paused = state.state() == pb::JobState::Paused;
+                self.screen.set_live(None, state_with_reason(state.state(), ""));
+                self.paused = state.state() == JobState::Paused;
                 (self.first, self.shown) = (None, None);
             }
             return;
@@ -73,7 +74,7 @@ impl Progress {
     }
 }
 
-/// The state of training on one line; what matters least is last, where a narrow terminal cuts it off.
+/// The state of training on one line. A narrow terminal cuts off the end, which matters least.
 fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     let left = left.map(|left| format!(", {} left", duration(left))).unwrap_or_default();
     format!(
@@ -88,12 +89,12 @@ fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     )
 }
 
-/// Every other event on a line of its own.
+/// The line of any other event.
 fn line(kind: &Kind) -> Option<String> {
     Some(match kind {
         // A warning says what was lost, and the next line of training where it stands.
         Kind::Train(_) | Kind::Rewind(_) => return None,
-        Kind::State(state) => state_with_reason(state.state, &state.reason),
+        Kind::State(state) => state_with_reason(state.state(), &state.reason),
         Kind::Evaluation(evaluation) => format!(
             "epoch {} done, validation: {} ({}, step {})",
             evaluation.epoch + 1,
@@ -116,7 +117,7 @@ fn line(kind: &Kind) -> Option<String> {
     })
 }
 
-/// At the mean pace since the first step that was seen.
+/// Time until the end of training, at the mean pace since `first`.
 fn time_left(first: Mark, now: Mark, steps: u64) -> Option<Duration> {
     let done = now.step.checked_sub(first.step).filter(|&done| done > 0)?;
     let left = steps.saturating_sub(now.step + 1);
@@ -124,7 +125,8 @@ fn time_left(first: Mark, now: Mark, steps: u64) -> Option<Duration> {
     Some(Duration::from_secs_f64(elapsed_ms / 1e3 * left as f64 / done as f64))
 }
 
-/// Whether a plain line is worth it: after a tenth of the steps, or after 5 s, and less often in a long job.
+/// True if a plain line is due: after a tenth of the steps, or after 5 s, and less often in a long
+/// job.
 fn is_due(first: Mark, shown: Mark, now: Mark, steps: u64) -> bool {
     let since = |mark: Mark| now.unix_ms.saturating_sub(mark.unix_ms);
     let tenth = (steps / 10).max(1);
@@ -138,7 +140,7 @@ mod tests {
     use std::sync::PoisonError;
 
     use super::*;
-    use crate::out::metrics::tests::{evaluation, event, state, train};
+    use crate::fake::{evaluation, event, state, train};
 
     fn mark(unix_ms: u64, step: u64) -> Mark {
         Mark { unix_ms, step }
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_training_line_has_everything_with_units() {
-        let Some(Kind::Train(train)) = train(2).kind else { unreachable!() };
+        let Kind::Train(train) = train(2).kind else { unreachable!() };
         assert_eq!(
             training(&train, Some(Duration::from_secs(90))),
             "epoch 2/2, step 3/4, loss 0.5000, 1 min 30 s left, 100 samples/s, 3 workers"
@@ -155,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_training_line_names_who_stands_by() {
-        let Some(Kind::Train(mut train)) = train(2).kind else { unreachable!() };
+        let Kind::Train(mut train) = train(2).kind else { unreachable!() };
         train.workers_standby = 2;
         assert!(training(&train, None).ends_with(", 3 workers (+2 standing by)"));
     }
@@ -165,9 +167,9 @@ mod tests {
         let screen = Screen::default();
         let mut progress = Progress::new(screen.clone());
         progress.live = false;
-        let at = |mut event: pb::Event, unix_ms: u64| {
+        let at = |mut event: Event, unix_ms: u64| {
             event.unix_ms = unix_ms;
-            if let Some(Kind::Train(train)) = &mut event.kind {
+            if let Kind::Train(train) = &mut event.kind {
                 train.steps = 10;
             }
             event
@@ -175,9 +177,9 @@ mod tests {
         for event in [
             at(train(0), 0),
             at(train(1), 1_000),
-            at(state(4, pb::JobState::Paused, "a user paused it"), 1_500),
+            at(state(4, JobState::Paused, "a user paused it"), 1_500),
             at(train(2), 2_000),
-            at(state(6, pb::JobState::Running, "workers train"), 3_600_000),
+            at(state(6, JobState::Running, "workers train"), 3_600_000),
             at(train(3), 3_601_000),
             at(train(4), 3_602_000),
         ] {
@@ -192,12 +194,12 @@ mod tests {
 
     #[test]
     fn other_events_have_lines_of_their_own() {
-        let text = |event: pb::Event| line(&event.kind.unwrap());
+        let text = |event: Event| line(&event.kind);
         assert_eq!(
             text(evaluation(0)).unwrap(),
             "epoch 1 done, validation: loss 0.2500, accuracy 0.7500 (20 records, step 2)"
         );
-        assert_eq!(text(state(1, pb::JobState::Running, "2 workers")).unwrap(), "running: 2 workers");
+        assert_eq!(text(state(1, JobState::Running, "2 workers")).unwrap(), "running: 2 workers");
         let fleet = pb::FleetEvent { generation: 2, workers: 1, ps: 2, reason: "worker `b` died".into() };
         assert_eq!(text(event(1, Kind::Fleet(fleet))).unwrap(), "fleet: 1 worker, 2 ps: worker `b` died");
         assert_eq!(text(train(0)), None);
@@ -230,7 +232,7 @@ mod tests {
         for step in 0..1000 {
             let mut event = train(step);
             event.unix_ms = step;
-            if let Some(Kind::Train(train)) = &mut event.kind {
+            if let Kind::Train(train) = &mut event.kind {
                 train.steps = 1000;
             }
             progress.event(&event);

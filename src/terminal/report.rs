@@ -1,34 +1,18 @@
-//! What users read: a job in words and as JSON, numbers with their units. Pure functions of what the master says.
+//! A job in words for users, numbers with their units. Pure functions of what the master says.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use client::report::{MODEL, final_metrics, model_sha256};
+use client::results::Written;
+use client::{JobState, JobStatus};
 use proto::pb;
-use proto::pb::JobState;
-use serde_json::{Value, json};
-
-use crate::out::Written;
-use crate::out::summary::{MODEL, final_metrics, model_sha256};
-
-/// A state's name, as in summaries and events.
-pub(crate) fn state(number: i32) -> &'static str {
-    JobState::try_from(number).unwrap_or_default().name()
-}
-
-/// Whether a job in this state changes no more.
-pub(crate) fn is_end(number: i32) -> bool {
-    matches!(JobState::try_from(number), Ok(JobState::Succeeded | JobState::Failed | JobState::Cancelled))
-}
-
-/// Whether it ended well.
-pub(crate) fn is_success(number: i32) -> bool {
-    JobState::try_from(number) == Ok(JobState::Succeeded)
-}
 
 /// `running: 3 workers`, or the state alone when there is no reason.
-pub(crate) fn state_with_reason(number: i32, reason: &str) -> String {
-    if reason.is_empty() { state(number).to_owned() } else { format!("{}: {reason}", state(number)) }
+pub(crate) fn state_with_reason(state: JobState, reason: &str) -> String {
+    let state = state.name();
+    if reason.is_empty() { state.to_owned() } else { format!("{state}: {reason}") }
 }
 
 /// A measured value: four significant digits, exponents only where they are needed.
@@ -74,8 +58,8 @@ fn standby(number: u32, words: &str) -> String {
     if number == 0 { String::new() } else { format!(" (+{number}{words})") }
 }
 
-/// Who takes part in a job and who might: `2 workers (+1 standing by), wants 1 to 2`.
-pub(crate) fn workers_wanted(status: &pb::JobStatus) -> String {
+/// The workers of a job and its bounds: `2 workers (+1 standing by), wants 1 to 2`.
+pub(crate) fn workers_wanted(status: &JobStatus) -> String {
     let now = workers(status.workers, status.workers_standby);
     match (status.workers_min, status.workers_max) {
         (min, max) if min == max => format!("{now}, wants {max}"),
@@ -92,8 +76,8 @@ pub(crate) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
     parts.join(", ")
 }
 
-/// One job for `ebb status`.
-pub(crate) fn status(status: &pb::JobStatus) -> String {
+/// One job, for `ebb status`.
+pub(crate) fn status(status: &JobStatus) -> String {
     let mut text = String::new();
     let mut line = |name: &str, content: String| {
         if !content.is_empty() {
@@ -101,7 +85,7 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
         }
     };
     line("job", status.name.clone());
-    line("state", state_with_reason(status.state, &status.reason));
+    line("state", state_with_reason(status.state(), &status.reason));
     line("progress", progress(status));
     line(
         "applied",
@@ -113,7 +97,7 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
             status.leases_expired
         ),
     );
-    let workers = Some(workers_wanted(status)).filter(|_| !is_end(status.state));
+    let workers = Some(workers_wanted(status)).filter(|_| !status.state().is_end());
     line(
         "workers",
         workers.into_iter().chain([format!("{} so far", status.workers_seen)]).collect::<Vec<_>>().join("; "),
@@ -130,7 +114,7 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
         line("computed", format!("from version {} by class {class}", since.version));
     }
     let class =
-        status.numerics_class.as_ref().filter(|_| !is_end(status.state) || status.numerics.len() == 1);
+        status.numerics_class.as_ref().filter(|_| !status.state().is_end() || status.numerics.len() == 1);
     line("numerics", class.map(shown).unwrap_or_default());
     for standby in &status.numerics_standby {
         let class = standby.numerics.as_ref().map(shown).unwrap_or_default();
@@ -155,7 +139,7 @@ pub(crate) fn status(status: &pb::JobStatus) -> String {
     text
 }
 
-fn progress(status: &pb::JobStatus) -> String {
+fn progress(status: &JobStatus) -> String {
     let epochs = count(status.epochs, "epoch", "epochs");
     match status.steps {
         0 => format!("{epochs}; the number of steps is known once the data is counted"),
@@ -163,7 +147,8 @@ fn progress(status: &pb::JobStatus) -> String {
     }
 }
 
-/// Who gets no work because it is slow: `worker `b` takes 512.0 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s`.
+/// A worker that gets no work because it is slow:
+/// ``worker `b` takes 512.0 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s``.
 fn left_out(slow: &pb::LeftOut) -> String {
     let &pb::LeftOut { ref worker, microbatch_us, usual_us, again_ms } = slow;
     let millis = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
@@ -178,7 +163,8 @@ fn left_out(slow: &pb::LeftOut) -> String {
     )
 }
 
-/// Who lives and does not get on: `worker `b` has been reading `x.gz` for 6 min 02 s: count the records of `x.gz`; no other worker is free to`.
+/// A worker that lives and makes no progress: ``worker `b` has been reading x.gz for 6 min 02 s;
+/// another worker is to count the records of `x.gz` ``.
 fn hangs(hang: &pb::Hang) -> String {
     let doing = hang.phase().doing();
     let what = if hang.what.is_empty() { String::new() } else { format!(" {}", hang.what) };
@@ -191,13 +177,13 @@ fn hangs(hang: &pb::Hang) -> String {
     format!("worker `{}` has been {doing}{what} for {time}; {work}", hang.worker)
 }
 
-/// All jobs for `ebb jobs`.
-pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
+/// All jobs, for `ebb jobs`.
+pub(crate) fn table(jobs: &[JobStatus]) -> String {
     let header = ["JOB", "STATE", "STEPS", "LOSS", "WORKERS", "TIME", "REASON"].map(str::to_owned);
-    let row = |job: &pb::JobStatus| {
+    let row = |job: &JobStatus| {
         [
             job.name.clone(),
-            state(job.state).to_owned(),
+            job.state().name().to_owned(),
             if job.steps == 0 { "-".to_owned() } else { format!("{}/{}", job.steps_done, job.steps) },
             job.loss.map_or_else(|| "-".to_owned(), value),
             format!("{}{}", job.workers, standby(job.workers_standby, "")),
@@ -217,84 +203,13 @@ pub(crate) fn table(jobs: &[pb::JobStatus]) -> String {
     text
 }
 
-/// Everything the master says of a job, for `--json`.
-pub(crate) fn json(status: &pb::JobStatus) -> Value {
-    let artifact =
-        |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
-    let left_out = |slow: &pb::LeftOut| {
-        json!({
-            "worker": slow.worker,
-            "microbatch_seconds": slow.microbatch_us as f64 / 1e6,
-            "usual_seconds": slow.usual_us as f64 / 1e6,
-            "again_seconds": slow.again_ms as f64 / 1e3,
-        })
-    };
-    let hang = |hang: &pb::Hang| {
-        json!({
-            "worker": hang.worker,
-            "phase": hang.phase().name(),
-            "what": hang.what,
-            "idle_seconds": hang.idle_ms as f64 / 1e3,
-            "work": Some(&hang.work).filter(|work| !work.is_empty()),
-            "taken_over": hang.taken_over,
-        })
-    };
-    json!({
-        "job": status.name,
-        "id": status.job,
-        "status": state(status.state),
-        "reason": status.reason,
-        "epochs": status.epochs,
-        "steps": status.steps,
-        "steps_done": status.steps_done,
-        "samples_applied": status.samples_applied,
-        "samples_before": status.samples_before,
-        "microbatches_applied": status.microbatches_applied,
-        "duplicates_dropped": status.duplicates_dropped,
-        "leases_expired": status.leases_expired,
-        "workers": status.workers,
-        "workers_standby": status.workers_standby,
-        "workers_min": status.workers_min,
-        "workers_max": status.workers_max,
-        "workers_seen": status.workers_seen,
-        "hangs": status.hangs.iter().map(hang).collect::<Vec<_>>(),
-        "left_out": status.left_out.iter().map(left_out).collect::<Vec<_>>(),
-        "wall_seconds": status.wall_ms as f64 / 1e3,
-        "training_seconds": status.training_ms as f64 / 1e3,
-        "loss": status.loss,
-        "final": final_metrics(status),
-        "model_sha256": model_sha256(status),
-        "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
-        "checkpoint": status.checkpoint,
-        "checkpoints": Some(&status.checkpoints).filter(|folder| !folder.is_empty()),
-        "numerics_class": status.numerics_class.as_ref().map(|numerics| &numerics.class),
-        "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
-        "numerics": numerics(status),
-        "numerics_standby": status.numerics_standby.iter().map(standing_by).collect::<Vec<_>>(),
-    })
-}
-
-fn standing_by(standby: &pb::NumericsStandby) -> Value {
-    let pb::Numerics { class, facts } = standby.numerics.clone().unwrap_or_default();
-    json!({ "class": class, "facts": facts, "workers": standby.workers })
-}
-
-/// The numerics classes that computed a job, each with the first version that it computed from.
-pub(crate) fn numerics(status: &pb::JobStatus) -> Vec<Value> {
-    let one = |since: &pb::NumericsSince| {
-        let pb::Numerics { class, facts } = since.numerics.clone().unwrap_or_default();
-        json!({ "version": since.version, "class": class, "facts": facts })
-    };
-    status.numerics.iter().map(one).collect()
-}
-
-/// How a job ended, in a few lines. `otherwise` is what to say when nothing was written.
-pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>, otherwise: &str) -> String {
+/// The end of a job, in a few lines. `otherwise` is the note for a user if nothing was written.
+pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &str) -> String {
     let training = Duration::from_millis(status.training_ms);
     let mut text = format!(
         "{} {}: {} of {}, {} samples in {}",
         status.name,
-        state(status.state),
+        status.state().name(),
         status.steps_done,
         count(status.steps, "step", "steps"),
         status.samples_applied,
@@ -309,7 +224,7 @@ pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>, otherwis
             let _ = writeln!(text, "  {name:12} {content}");
         }
     };
-    if !is_success(status.state) {
+    if !status.state().is_success() {
         line("reason", &status.reason);
     }
     let measured = if status.final_metrics.is_empty() { "training" } else { "validation" };
@@ -329,7 +244,9 @@ pub(crate) fn result(status: &pb::JobStatus, written: Option<&Written>, otherwis
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::out::summary::tests::succeeded;
+    use crate::fake::succeeded;
+    use client::report::json;
+    use serde_json::json as value_of;
 
     #[test]
     fn numbers_are_as_precise_as_they_are_worth() {
@@ -370,8 +287,8 @@ mod tests {
 
     #[test]
     fn a_failed_result_says_why() {
-        let failed = pb::JobStatus {
-            state: pb::JobState::Failed.into(),
+        let failed = JobStatus {
+            state: JobState::Failed.into(),
             reason: "data/x.csv: no such file".to_owned(),
             artifacts: Vec::new(),
             ..succeeded()
@@ -385,11 +302,11 @@ mod tests {
 
     #[test]
     fn the_table_lines_up() {
-        let waiting = pb::JobStatus {
+        let waiting = JobStatus {
             name: "a-rather-long-name-12".to_owned(),
-            state: pb::JobState::Pending.into(),
+            state: JobState::Pending.into(),
             reason: "0 of 1 workers".to_owned(),
-            ..pb::JobStatus::default()
+            ..JobStatus::default()
         };
         let text = table(&[succeeded(), waiting]);
         let columns: Vec<_> =
@@ -399,8 +316,8 @@ mod tests {
 
     #[test]
     fn standby_is_shown_where_there_is_some_and_bounds_as_long_as_they_count() {
-        let mut job = pb::JobStatus {
-            state: pb::JobState::Paused.into(),
+        let mut job = JobStatus {
+            state: JobState::Paused.into(),
             reason: "a user paused it".to_owned(),
             workers: 1,
             workers_standby: 2,
@@ -414,7 +331,7 @@ mod tests {
         assert!(table(std::slice::from_ref(&job)).contains("  1 (+2)  "));
         (job.workers, job.workers_standby, job.workers_max) = (3, 0, 4);
         assert_eq!(workers_wanted(&job), "3 workers, wants 1 to 4");
-        job.state = pb::JobState::Failed.into();
+        job.state = JobState::Failed.into();
         assert!(status(&job).contains("workers    3 so far"));
     }
 
@@ -428,13 +345,13 @@ mod tests {
             work: "count the records of `x.gz`".to_owned(),
             taken_over: false,
         };
-        let mut job = pb::JobStatus { hangs: vec![hang], ..succeeded() };
+        let mut job = JobStatus { hangs: vec![hang], ..succeeded() };
         let line = "hangs      worker `b` has been reading /data/x.gz for 6 min 02 s; it is to count the records of `x.gz`, and no \
                     other worker is free for that";
         assert!(status(&job).contains(line), "{}", status(&job));
         assert_eq!(
             (&json(&job)["hangs"][0]["phase"], &json(&job)["hangs"][0]["idle_seconds"]),
-            (&json!("reading"), &json!(362.0))
+            (&value_of!("reading"), &value_of!(362.0))
         );
         job.hangs[0].work = String::new();
         assert!(
@@ -448,7 +365,7 @@ mod tests {
     fn status_names_a_worker_that_is_left_out() {
         let slow =
             pb::LeftOut { worker: "b".to_owned(), microbatch_us: 512_300, usual_us: 140_000, again_ms: 1900 };
-        let job = pb::JobStatus { left_out: vec![slow], ..succeeded() };
+        let job = JobStatus { left_out: vec![slow], ..succeeded() };
         let line = "left out   worker `b` takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s";
         assert!(status(&job).contains(line), "{}", status(&job));
         assert_eq!(json(&job)["left_out"][0]["again_seconds"], 1.9);
@@ -461,13 +378,13 @@ mod tests {
         {
             assert!(text.contains(part), "{part} missing in {text}");
         }
-        assert!(!status(&pb::JobStatus::default()).contains("validation"));
+        assert!(!status(&JobStatus::default()).contains("validation"));
         let class =
             |name: &str| Some(pb::Numerics { class: name.to_owned(), facts: format!("facts of {name}") });
-        let waits = pb::JobStatus {
+        let waits = JobStatus {
             numerics_class: class("aa"),
             numerics_standby: vec![pb::NumericsStandby { numerics: class("bb"), workers: 2 }],
-            ..pb::JobStatus::default()
+            ..JobStatus::default()
         };
         let text = status(&waits);
         for part in ["numerics   aa (facts of aa)", "2 workers of another numerics class: bb (facts of bb)"] {

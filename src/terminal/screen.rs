@@ -1,5 +1,5 @@
-//! Who writes to the terminal: facts to stdout; to stderr one live line at the bottom and everything else above it. All of it
-//! goes through here, so that none tears another apart.
+//! The terminal: facts go to stdout. On stderr one live line stands at the bottom, and everything
+//! else above it. All output goes through this file, so that no line tears another one apart.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Whoever read our stdout has seen enough, as `head` does: the program ends without a word, as others do.
+/// The reader of our stdout left, as `head` does. The program ends without a message, as others do.
 #[derive(Debug)]
 pub(crate) struct NobodyReads;
 
@@ -18,21 +18,21 @@ impl fmt::Display for NobodyReads {
     }
 }
 
-/// What to make of a failed write to stdout.
+/// The error of a failed write to stdout.
 fn unwritten(error: io::Error) -> anyhow::Error {
     let nobody_reads = error.kind() == io::ErrorKind::BrokenPipe;
     let error = anyhow::Error::new(error);
     if nobody_reads { error.context(NobodyReads) } else { error.context("cannot write to stdout") }
 }
 
-/// The terminal; clones are the same one.
+/// The terminal. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     live: Arc<Mutex<Option<ProgressBar>>>,
-    /// What was written to stderr, instead of writing it.
+    /// The lines for stderr, which are not written in tests.
     #[cfg(test)]
     pub(crate) lines: Arc<Mutex<Vec<String>>>,
-    /// The same for stdout.
+    /// The lines for stdout, which are not written in tests.
     #[cfg(test)]
     pub(crate) facts: Arc<Mutex<Vec<String>>>,
 }
@@ -63,7 +63,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Starts the live line; false when nobody would see it move, because stderr is no terminal.
+    /// Starts the live line. Returns false if stderr is no terminal, and there is no live line.
     pub(crate) fn start_live(&self) -> bool {
         if !io::stderr().is_terminal() {
             return false;
@@ -76,7 +76,8 @@ impl Screen {
         true
     }
 
-    /// Changes the live line, if there is one; the bar only when `done` of `total` is given.
+    /// Changes the live line, if there is one. `done` is a part and the whole; without it the bar
+    /// stays.
     pub(crate) fn set_live(&self, done: Option<(u64, u64)>, text: String) {
         if let Some(bar) = &*self.live.lock().unwrap_or_else(PoisonError::into_inner) {
             if let Some((position, length)) = done {
@@ -102,7 +103,7 @@ impl Screen {
     }
 }
 
-/// For log lines: one `write` is one line.
+/// The way of log lines to the terminal: one `write` is one line.
 impl Write for Screen {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         self.above(|| io::stderr().write_all(text)).map(|()| text.len())

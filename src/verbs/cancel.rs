@@ -7,19 +7,19 @@ use crate::args;
 use crate::terminal::report;
 
 /// # Errors
-/// No such job, or the master does not answer.
+/// The job is not known, or the master does not answer.
 pub(crate) async fn run(args: args::Cancel, app: &App) -> Result<()> {
-    let client = app.client(&args.reach)?;
-    let mut status = client.status(&args.job).await?;
-    let had_ended = report::is_end(status.state);
+    let client = app.client(&args.one.reach)?;
+    let mut status = client.status(&args.one.job).await?;
+    let had_ended = status.state().is_end();
     if !had_ended {
         status = client.cancel(&status.name, args.force).await?;
     }
-    if args.json {
-        return app.screen.print(&report::json(&status).to_string());
+    if args.one.json {
+        return app.screen.print(&client::report::json(&status).to_string());
     }
-    let state = report::state_with_reason(status.state, &status.reason);
-    let fetch = app.command("fetch", &status.name, &args.reach);
+    let state = report::state_with_reason(status.state(), &status.reason);
+    let fetch = app.command("fetch", &status.name, &args.one.reach);
     app.screen.print(&match (had_ended, args.force) {
         (true, _) => format!("{} had ended already, {state}; its results: {fetch} --out DIR", status.name),
         (false, false) => format!("{} {state}; its results once it ended: {fetch} --out DIR", status.name),
@@ -29,20 +29,18 @@ pub(crate) async fn run(args: args::Cancel, app: &App) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use proto::pb;
+    use client::JobState;
 
     use super::*;
-    use crate::fake::{Fake, reach};
+    use crate::fake::{Fake, one_job};
 
     #[tokio::test]
     async fn cancelling_says_where_the_results_are_unless_forced() {
-        let (fake, reach) = (Fake::new(), reach(Duration::from_secs(5)));
+        let fake = Fake::new();
         for force in [false, true] {
-            fake.script().status.state = pb::JobState::Running.into();
+            fake.script().status.state = JobState::Running.into();
             let app = fake.app();
-            let args = args::Cancel { job: "3".to_owned(), reach: reach.clone(), force, json: false };
+            let args = args::Cancel { one: one_job("3", false), force };
             run(args, &app).await.unwrap();
             assert!(app.facts().contains("line-3 cancelled: a user stopped it"), "{}", app.facts());
             assert_eq!(app.facts().contains("fetch line-3"), !force);
@@ -55,8 +53,7 @@ mod tests {
         let fake = Fake::new();
         for force in [false, true] {
             let app = fake.app();
-            let reach = reach(Duration::from_secs(5));
-            run(args::Cancel { job: "line".to_owned(), reach, force, json: false }, &app).await.unwrap();
+            run(args::Cancel { one: one_job("line", false), force }, &app).await.unwrap();
             let expected = "line-3 had ended already, succeeded: all steps applied";
             assert!(app.facts().starts_with(expected), "{}", app.facts());
         }

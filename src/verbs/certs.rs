@@ -1,4 +1,5 @@
-//! `ebb certs`: an authority, certificates and tokens for a laboratory. Who has an authority of their own uses that.
+//! `ebb certs`: an authority, certificates and tokens for a laboratory. Users with an authority of
+//! their own use that one.
 //!
 //! ```text
 //!   DIR/ca.pem  ca.key            the authority; the key only signs, no process needs it
@@ -7,7 +8,8 @@
 //!   DIR/tokens.toml               their hashes: the list of a server
 //! ```
 //!
-//! Every file is for its owner alone, or with `--group-reads` for its group as well (`ca.key` never), and none is ever overwritten.
+//! Only the owner may read the files; with `--group-reads` the group may too, except for `ca.key`.
+//! No file is ever overwritten.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -26,29 +28,29 @@ use rcgen::{
 use crate::app::App;
 use crate::args;
 
-/// The name of every authority that is made here; its key makes it one or another.
+/// The name of every authority that is made here. Authorities differ by their keys.
 const AUTHORITY: &str = "ebbflow lab authority";
 
-/// The file that nobody but its owner may read.
+/// The file that only its owner may read.
 const AUTHORITY_KEY: &str = "ca.key";
 
-/// How long the authority's own certificate lasts, in days.
+/// Days until the authority's own certificate expires.
 const AUTHORITY_DAYS: u32 = 3650;
 
-/// Certificates begin to be good that long ago: clocks differ.
+/// Time before now from which certificates are valid, because clocks differ.
 const SKEW: Duration = Duration::from_secs(3600);
 
-/// By these names a server is always reached from its own machine.
+/// Names of a server on its own machine.
 const HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// Processes that are reached by others, so that their certificates name hosts.
+/// Processes that listen, so that their certificates name hosts.
 const SERVERS: [&str; 2] = ["master", "ps"];
 
-/// A file that is to be made.
+/// Name and content of a file that is to be made.
 type Made = (String, String);
 
 /// # Errors
-/// A name that cannot be, a file that is there already, or a folder that cannot be written.
+/// A name is not permitted, a file is there already, or a folder cannot be written.
 pub(crate) fn run(verb: args::Certs, app: &App) -> Result<()> {
     match verb {
         args::Certs::Init(args) => init(&args, app),
@@ -120,7 +122,7 @@ fn token(args: &args::CertsToken, app: &App) -> Result<()> {
     app.screen.print(&entry(&args.name, args.role, &token, args.jobs_max, args.artifact_bytes_max))
 }
 
-/// What an authority says of itself. Its key is not in here.
+/// The certificate of an authority, without its key.
 fn authority(now: Duration) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = named(AUTHORITY);
@@ -130,7 +132,8 @@ fn authority(now: Duration) -> CertificateParams {
     params
 }
 
-/// A key and its certificate. Only servers are good as servers: nobody with a worker's certificate can stand in for a ps.
+/// A key and its certificate. Only the certificates of servers are valid for servers, so nobody can
+/// use a worker's certificate to stand in for a ps.
 fn certificate(
     issuer: &Issuer<'_, KeyPair>,
     name: &str,
@@ -158,7 +161,7 @@ fn certificate(
     Ok([(format!("{name}.pem"), signed.pem()), (format!("{name}.key"), key.serialize_pem())])
 }
 
-/// `master`, `ps`, or one of several: `ps-7`.
+/// True for `master`, `ps`, or one of several: `ps-7`.
 fn is_server(name: &str) -> bool {
     let is =
         |server: &str| name.strip_prefix(server).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
@@ -184,7 +187,7 @@ fn check_name(name: &str) -> Result<()> {
     bail!("`{name}` is no name; expected 1 to 64 letters, digits, `.`, `_`, `-`, `@`")
 }
 
-/// Writes files into a folder: all of them, or none when one is there already.
+/// Writes files into a folder: all of them, or none if one is there already.
 fn make(dir: &Path, files: Vec<Made>, group_reads: bool) -> Result<()> {
     if let Some((name, _)) = files.iter().find(|(name, _)| fs::symlink_metadata(dir.join(name)).is_ok()) {
         bail!(
@@ -212,7 +215,7 @@ fn write(path: &Path, content: &str, mode: u32) -> io::Result<()> {
     file.sync_all()
 }
 
-/// From the system, as a secret must be.
+/// Random bytes of the system, as a secret needs them.
 fn random() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let mut source = fs::File::open("/dev/urandom").context("/dev/urandom")?;
@@ -220,7 +223,7 @@ fn random() -> Result<[u8; 32]> {
     Ok(bytes)
 }
 
-/// Since 1970.
+/// Time since 1970.
 #[expect(clippy::disallowed_methods, reason = "a certificate says from when to when it is good")]
 fn now() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
@@ -231,12 +234,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
+    use client::pipe::Network;
     use net::security::tokens::Tokens;
     use net::security::{Keys, Options};
 
     use super::*;
     use crate::fake::app;
-    use crate::pipe::Network;
 
     fn init_args(dir: &Path) -> args::CertsInit {
         let users = vec!["anna=submit".to_owned(), "otto".to_owned()];

@@ -1,22 +1,22 @@
-//! `ebb checkpoint`: what lies on a store, whether it is intact, and the weights in it as files of their own.
+//! `ebb checkpoint`: lists the checkpoints on a store, verifies them, and exports their weights.
 
 use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use client::results::write_whole;
 use proto::artifact;
 use proto::checkpoint::manifest::{Manifest, Script};
-use proto::checkpoint::{Error, folder_name, version_of};
+use proto::checkpoint::{Error, folder_name};
 use proto::ids::{PartitionId, Version};
 use proto::tensor::Values;
 use serde_json::json;
+use store::Folder;
 use store::data_file::{DataFile, weights};
 use store::found::Found;
-use store::{Folder, Stores};
 
 use crate::app::App;
 use crate::args;
-use crate::out::write_whole;
 use crate::terminal::report::count;
 
 /// # Errors
@@ -88,7 +88,7 @@ async fn verify(args: &args::CheckpointVerify, app: &App) -> Result<bool> {
     Ok(intact)
 }
 
-/// Compares every byte with its checksum; how many those were.
+/// Compares every byte with its checksum. Returns the number of bytes.
 async fn read_all(folder: &Folder, manifest: &Manifest) -> proto::checkpoint::Result<u64> {
     for partition in (0..manifest.files.len() as u32).map(PartitionId) {
         DataFile::open(folder, manifest, partition).await?.verify().await?;
@@ -104,8 +104,8 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
             let module = read_script(&folder, script).await?;
             refuse_to_replace(&args.out.with_extension(MODULE), script)?;
             // With libtorch this computes; nothing else is to be done meanwhile.
-            match ::model::engines::script_with_weights(module.path(), &manifest.tensors, &values) {
-                Err(missing @ ::model::Error::NoTorch(_)) => {
+            match model::engines::script_with_weights(module.path(), &manifest.tensors, &values) {
+                Err(missing @ model::Error::NoTorch(_)) => {
                     app.screen.line(&format!(
                         "note: the job has a TorchScript module, and {beside} is not written, nor are in {name} the tensors of the module \
                          that training never changes: {missing}"
@@ -118,7 +118,7 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
         None => None,
     };
     let constants = module.as_ref().map(|(_, constants)| &constants[..]).unwrap_or_default();
-    write_whole(dir, name, &::model::export::safetensors(&manifest.tensors, &values, constants)?)?;
+    write_whole(dir, name, &model::export::safetensors(&manifest.tensors, &values, constants)?)?;
     let tensors = count(manifest.tensors.len() as u64, "tensor", "tensors");
     let (version, job) = (manifest.version, &manifest.job);
     app.screen.print(&format!("{}: {tensors} of version {version} of {job}", args.out.display()))?;
@@ -129,13 +129,13 @@ async fn export(args: &args::CheckpointExport, app: &App) -> Result<bool> {
     Ok(true)
 }
 
-/// Newest checkpoints that are tried, when each was superseded while it was read.
+/// Largest number of newest checkpoints that are tried, if each is superseded while it is read.
 const NEWEST_TRIED_MAX: usize = 10;
 
-/// Ending of a TorchScript module.
+/// The file ending of a TorchScript module.
 const MODULE: &str = "pt";
 
-/// Folder and name of the weights' file, and the name of the module's beside it.
+/// Folder and name of the weights' file, and the name of the module's file beside it.
 fn targets(out: &Path) -> Result<(&Path, &str, String)> {
     let name = out.file_name().and_then(|name| name.to_str());
     let name = name.with_context(|| format!("--out {}: is no name of a file", out.display()))?;
@@ -149,8 +149,8 @@ fn targets(out: &Path) -> Result<(&Path, &str, String)> {
     Ok((dir, name, beside.display().to_string()))
 }
 
-/// The checkpoint that is asked for, and its weights. The job may go on meanwhile: when the newest is removed while it is read, there is
-/// a newer one.
+/// Reads the weights of a checkpoint. The job may go on meanwhile: if the newest checkpoint is
+/// removed while it is read, a newer one is read instead.
 async fn read(args: &args::CheckpointExport, app: &App) -> Result<(Folder, Manifest, Vec<Values>)> {
     let mut tried = Vec::new();
     loop {
@@ -178,7 +178,7 @@ async fn read(args: &args::CheckpointExport, app: &App) -> Result<(Folder, Manif
     }
 }
 
-/// The job's module as a file of this machine, which goes when it is dropped.
+/// Copies the job's module into a temporary file, which its drop removes.
 async fn read_script(folder: &Folder, script: &Script) -> Result<tempfile::NamedTempFile> {
     let name = script.file_name();
     let content = folder.read(&name, script.bytes).await?;
@@ -192,7 +192,11 @@ async fn read_script(folder: &Folder, script: &Script) -> Result<tempfile::Named
     Ok(file)
 }
 
-/// A module that is there is replaced, unless it is what the job was submitted with: the user's own.
+/// Refuses to replace the module that the job was submitted with, which is the user's own. Another
+/// module may be replaced.
+///
+/// # Errors
+/// The file at `path` is the user's own.
 fn refuse_to_replace(path: &Path, script: &Script) -> Result<()> {
     let Ok(content) = std::fs::read(path) else { return Ok(()) };
     if artifact::sha256_hex(&content) == script.sha256 {
@@ -205,41 +209,9 @@ fn refuse_to_replace(path: &Path, script: &Script) -> Result<()> {
     Ok(())
 }
 
-/// The weights of the newest intact checkpoint of a folder, as a safetensors file.
-///
-/// # Errors
-/// There is none, or the store cannot be read.
-pub(crate) async fn newest_weights(stores: &Stores, url: &str) -> Result<Vec<u8>> {
-    let (folder, found) = look_at(stores, url).await?;
-    let Some((_, manifest)) = found.manifests.last_key_value() else {
-        bail!(
-            "{folder} has no intact checkpoint; `ebb checkpoint verify {folder}` says what is wrong with each"
-        );
-    };
-    safetensors(&folder, manifest).await
-}
-
-async fn safetensors(folder: &Folder, manifest: &Manifest) -> Result<Vec<u8>> {
-    let values = weights(&folder.below(&folder_name(manifest.version)), manifest).await?;
-    Ok(::model::export::safetensors(&manifest.tensors, &values, &[])?)
-}
-
-/// The folder of one job, and what it has.
+/// The folder of one job, and its checkpoints.
 async fn look(place: &args::CheckpointPlace, app: &App) -> Result<(Folder, Found)> {
-    look_at(&app.environment.stores, &url(place, app).await?).await
-}
-
-async fn look_at(stores: &Stores, url: &str) -> Result<(Folder, Found)> {
-    let folder = folder(stores, url).await?;
-    let found = Found::look(&folder).await?;
-    if found.is_empty() {
-        bail!(
-            "{folder} has no checkpoints yet, only what was begun: none of its {} is complete (has a manifest.json); let the job go \
-             on until one is, or name another folder",
-            count(found.incomplete.len() as u64, "folder", "folders")
-        );
-    }
-    Ok((folder, found))
+    Ok(client::checkpoint::look(&app.environment.stores, &url(place, app).await?).await?)
 }
 
 async fn url(place: &args::CheckpointPlace, app: &App) -> Result<String> {
@@ -251,34 +223,6 @@ async fn url(place: &args::CheckpointPlace, app: &App) -> Result<String> {
         bail!("{} has no checkpoints: its job file has no [checkpoint] section", status.name);
     }
     Ok(status.checkpoints)
-}
-
-/// The folder of one job: the one that is named, or the only one in it.
-async fn folder(stores: &Stores, url: &str) -> Result<Folder> {
-    let absolute = match url.contains("://") {
-        true => url.to_owned(),
-        false => std::path::absolute(url).with_context(|| format!("path `{url}`"))?.display().to_string(),
-    };
-    let folder = stores.open(&absolute)?;
-    let names = folder.list().await?;
-    if names.iter().any(|name| version_of(name).is_some()) {
-        return Ok(folder);
-    }
-    let mut jobs = Vec::new();
-    for name in names {
-        let below = folder.below(&name).list().await.unwrap_or_default();
-        if below.iter().any(|name| version_of(name).is_some()) {
-            jobs.push(name);
-        }
-    }
-    match &jobs[..] {
-        [job] => Ok(folder.below(job)),
-        [] => bail!(
-            "{url} has no checkpoints: expected folders such as v0000001200 in it, or one folder down, found none; name what the job \
-             file has as checkpoint.url, or the job by --job"
-        ),
-        jobs => bail!("{url} has checkpoints of {}; name one: {}", jobs.join(", "), folder.shown(&jobs[0])),
-    }
 }
 
 fn names(found: &Found) -> String {

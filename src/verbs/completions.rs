@@ -1,4 +1,5 @@
-//! `ebb completions`: the completion script of a shell, for this program under the name it was called by.
+//! `ebb completions`: the completion script of a shell, for this program under the name that the
+//! user typed.
 
 use anyhow::Result;
 use clap::CommandFactory as _;
@@ -7,7 +8,7 @@ use crate::app::App;
 use crate::args::{self, Cli};
 
 /// # Errors
-/// Nobody reads the output.
+/// The reader of the output left.
 pub(crate) fn run(args: &args::Completions, app: &App) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), app.program(), &mut script);

@@ -8,7 +8,7 @@ use crate::args;
 use crate::settings::{Row, Settings};
 
 /// # Errors
-/// The settings are wrong, as the role itself would say.
+/// The settings are wrong, with the message of the role itself.
 pub(crate) fn run(args: args::Config, app: &App) -> Result<()> {
     let args::Config::Show { role } = args;
     let (settings, json) = match role {

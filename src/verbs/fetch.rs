@@ -1,42 +1,40 @@
-//! `ebb fetch`: the results of a job that ended, the same files that `ebb run --out` writes.
+//! `ebb fetch`: writes the results of an ended job, the same files that `ebb run --out` writes.
 
 use anyhow::{Result, bail};
 
 use crate::app::App;
 use crate::args;
-use crate::out::Out;
 use crate::terminal::report;
 
 /// # Errors
-/// No such job, it has not ended, the folder cannot be written, or the master does not answer.
+/// The job is not known or has not ended, the folder cannot be written, or the master does not
+/// answer.
 pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
-    let client = app.client(&args.reach)?;
-    let status = client.status(&args.job).await?;
-    if !report::is_end(status.state) {
-        let [watch, cancel] = ["watch", "cancel"].map(|verb| app.command(verb, &status.name, &args.reach));
+    let client = app.client(&args.one.reach)?;
+    let status = client.status(&args.one.job).await?;
+    if !status.state().is_end() {
+        let [watch, cancel] =
+            ["watch", "cancel"].map(|verb| app.command(verb, &status.name, &args.one.reach));
         bail!(
             "{} is {} and has no results yet; wait for it with `{watch}`, or stop it with `{cancel}`",
             status.name,
-            report::state_with_reason(status.state, &status.reason)
+            report::state_with_reason(status.state(), &status.reason)
         );
     }
-    let written = Out::prepare(&args.out)?.fetch(&client, &status).await?;
-    app.show_result(&status, Ok(Some(written)), "", args.json).map(drop)
+    let written = app.out(&args.out, false)?.fetch(&client, &status).await?;
+    app.show_result(&status, Ok(Some(written)), "", args.one.json).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use bytes::Bytes;
-    use proto::pb;
+    use client::JobState;
 
     use super::*;
-    use crate::fake::{Fake, reach};
+    use crate::fake::{Fake, one_job};
 
     fn args(out: &std::path::Path) -> args::Fetch {
-        let reach = reach(Duration::from_secs(5));
-        args::Fetch { job: "line".to_owned(), reach, out: out.to_owned(), json: false }
+        args::Fetch { one: one_job("line", false), out: out.to_owned() }
     }
 
     fn names(dir: &std::path::Path) -> Vec<String> {
@@ -70,7 +68,7 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_runs_has_nothing_to_fetch() {
         let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
-        fake.script().status.state = pb::JobState::Running.into();
+        fake.script().status.state = JobState::Running.into();
         let error = run(args(dir.path()), &fake.app()).await.unwrap_err().to_string();
         assert!(error.contains("line-3 is running") && error.contains("watch line-3"), "{error}");
     }

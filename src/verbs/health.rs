@@ -1,4 +1,4 @@
-//! `ebb health`: one question to one process by the gRPC health protocol, for whoever restarts it or sends it work.
+//! `ebb health`: asks one process by the gRPC health protocol, for supervisors and load balancers.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use net::channel::Purpose;
@@ -13,16 +13,16 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::app::App;
 use crate::args;
 
-/// True if the process is what was asked for.
+/// Returns true if the process is alive, or with `--ready` ready.
 ///
 /// # Errors
-/// It does not answer in time, or answers something else than health.
+/// The process does not answer in time, or answers something else than health.
 pub(crate) async fn run(args: args::Health, app: &App) -> Result<bool> {
-    // Health needs no token, so that a probe needs none, and is shown none.
+    // Health needs no token, so a probe sends none.
     let files = Options { token: None, ..args.keys.over(&app.environment.keys) };
     let keys = Keys::load(files)?;
     let url = app.environment.health(args.url.as_deref(), &keys);
-    // A worker shows its health without locks, whatever it has of them.
+    // A worker shows its health without certificates, even if it has some.
     let keys = if url.starts_with("http://") { Keys::default() } else { keys };
     let channel = app.dialer.clone().with(keys).channel(&url, Purpose::Control);
     let channel = channel.map_err(|failure| anyhow!("{failure}"))?;
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: args::Health, app: &App) -> Result<bool> {
         Ok(answer) => answer.into_inner().status() == ServingStatus::Serving,
         // It answers, and does not know yet.
         Err(status) if status.code() == Code::NotFound => false,
-        Err(status) => bail!("no health from {url}: {}", crate::client::failure(status)),
+        Err(status) => bail!("no health from {url}: {}", client::failure(status)),
     };
     let state = match (args.ready, is_so) {
         (true, true) => "ready",
@@ -53,9 +53,10 @@ pub(crate) async fn run(args: args::Health, app: &App) -> Result<bool> {
 mod tests {
     use std::time::Duration;
 
+    use client::pipe::Network;
+
     use super::*;
     use crate::fake::{Fake, app};
-    use crate::pipe::Network;
 
     fn ask(ready: bool) -> args::Health {
         args::Health {

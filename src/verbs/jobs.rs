@@ -11,7 +11,7 @@ use crate::terminal::report;
 pub(crate) async fn run(args: args::Jobs, app: &App) -> Result<()> {
     let jobs = app.client(&args.reach)?.list().await?;
     if args.json {
-        let lines: Vec<_> = jobs.iter().map(|job| report::json(job).to_string()).collect();
+        let lines: Vec<_> = jobs.iter().map(|job| client::report::json(job).to_string()).collect();
         return if lines.is_empty() { Ok(()) } else { app.screen.print(&lines.join("\n")) };
     }
     if jobs.is_empty() {

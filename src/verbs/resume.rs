@@ -1,4 +1,4 @@
-//! `ebb resume`: lets a paused job go on, or one whose numerics class is gone.
+//! `ebb resume`: lets a job go on that is paused, or whose numerics class is gone.
 
 use anyhow::Result;
 
@@ -7,27 +7,26 @@ use crate::args;
 use crate::terminal::report;
 
 /// # Errors
-/// No such job, one that is ending or has ended, no worker of the class, or the master does not answer.
+/// The job is not known, is ending or has ended, no worker is of the class, or the master does not
+/// answer.
 pub(crate) async fn run(args: args::Resume, app: &App) -> Result<()> {
-    let status = app.client(&args.reach)?.resume(&args.job, args.numerics.as_deref()).await?;
-    if args.json {
-        return app.screen.print(&report::json(&status).to_string());
+    let status = app.client(&args.one.reach)?.resume(&args.one.job, args.numerics.as_deref()).await?;
+    if args.one.json {
+        return app.screen.print(&client::report::json(&status).to_string());
     }
-    let state = report::state_with_reason(status.state, &status.reason);
+    let state = report::state_with_reason(status.state(), &status.reason);
     app.screen.print(&format!("{} {state}", status.name))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use proto::pb;
+    use client::JobState;
 
     use super::*;
-    use crate::fake::{Fake, reach};
+    use crate::fake::{Fake, one_job};
 
     fn args(job: &str, json: bool) -> args::Resume {
-        args::Resume { job: job.to_owned(), numerics: None, reach: reach(Duration::from_secs(5)), json }
+        args::Resume { one: one_job(job, json), numerics: None }
     }
 
     #[tokio::test]
@@ -35,7 +34,7 @@ mod tests {
         let fake = Fake::running();
         for paused in [true, false] {
             if paused {
-                fake.script().status.state = pb::JobState::Paused.into();
+                fake.script().status.state = JobState::Paused.into();
             }
             let app = fake.app();
             run(args("3", false), &app).await.unwrap();

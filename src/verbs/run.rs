@@ -4,38 +4,35 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use proto::pb;
+use client::results::{Folder, Written};
+use client::{Client, Event, JobStatus, Local, Submission};
 use proto::spec::{DataSet, FleetSpec, JobSpec};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::args;
-use crate::client::Client;
-use crate::job_file::Submission;
-use crate::local::{self, Local};
-use crate::out::Out;
 use crate::terminal::follow::Follow;
 use crate::terminal::progress::Progress;
-use crate::verbs::submit::send;
 
-/// How long exporting may take once the user asked to leave.
+/// Time for the export once the user asked to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The same for a job with checkpoints, which also finishes the steps that it has begun and saves them.
+/// Time for the export of a job with checkpoints once the user asked to leave. It also finishes and
+/// saves the steps that it has begun.
 const SAVE_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long calls inside this process may take: longer only if something is wrong.
+/// Longest time of a call inside this process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where results go when the user does not say: a folder with the job's name in here.
+/// The folder of the default results: each job has a folder with its name in it.
 const RESULTS: &str = "out";
 
 /// # Errors
-/// The job file is wrong, the folder cannot be written, the job cannot start; or the job fails.
+/// The job file is wrong, the folder cannot be written, or the job cannot start.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
-    let mut submission = Submission::read(&args.file)?;
-    submission.read_initial(&args.file, &app.environment.stores).await?;
-    submission.resume = args.resume;
+    let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
+    submission.read_initial(&app.environment.stores).await?;
+    submission.start = args.resume.start();
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
     }
@@ -48,9 +45,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     find_data(&submission.spec, args.compute.data_root.as_deref())?;
     let fleet = submission.spec.fleet;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
-    let out = Out::prepare(&folder)?;
-    let out = if args.resume.is_asked() { out.resuming()? } else { out };
-    let options = local::Options {
+    let out = app.out(&folder, args.resume.is_asked())?;
+    let options = client::Options {
         workers: args.workers.unwrap_or(fleet.workers.min),
         ps: fleet.ps,
         threads: args.compute.threads as usize,
@@ -58,20 +54,20 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
         data_root: args.compute.data_root,
     };
     let mut local = Local::start(options, app.environment.stores.clone(), app.registry.clone()).await?;
-    let client = Client::new(&local.dialer(), Local::MASTER_URL, PATIENCE, app.screen.clone())?;
+    let client = local.client(PATIENCE).with_notices(app.notices());
     let result = tokio::select! {
         result = train(&client, submission, out, app) => result,
-        error = local.failure() => Err(error),
+        error = local.failure() => Err(error.into()),
     };
     local.stop().await;
     let (status, written) = result?;
     app.show_result(&status, written, "", args.json)
 }
 
-/// Looks whether all data files are there, before anything is started.
+/// Checks that all data files can be read, before anything is started.
 ///
 /// # Errors
-/// Every file that is not.
+/// Some files cannot be read: all of them, with the reasons.
 fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
     let files = sets.flat_map(|files| files.features.iter().chain(&files.labels));
@@ -93,13 +89,15 @@ fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     )
 }
 
-type Ended = (pb::JobStatus, Result<Option<crate::out::Written>>);
+type Ended = (Box<JobStatus>, client::Result<Option<Written>>);
 
-async fn train(client: &Client, submission: Submission, out: Out, app: &App) -> Result<Ended> {
+async fn train(client: &Client, submission: Submission, out: Folder, app: &App) -> Result<Ended> {
     let saves = submission.spec.checkpoint.is_some();
-    let reply = send(client, submission).await?;
+    let reply = client.submit(submission).await?;
     let mut progress = Progress::new(app.screen.clone());
-    let mut follow = Follow::new(client.clone(), &reply.name, Some(out), |event| progress.event(event))?;
+    let mut follow = Follow::new(client.clone(), &reply.name, Some(out), app.screen.clone(), |event| {
+        progress.event(event)
+    })?;
     let status = match follow.run(app.stop.token()).await? {
         Some(status) => status,
         None => {
@@ -114,13 +112,13 @@ async fn train(client: &Client, submission: Submission, out: Out, app: &App) -> 
     Ok((status, written))
 }
 
-/// Ends the job `within` that time, with its model and its checkpoint, or else without.
-async fn leave<E: FnMut(&pb::Event)>(
+/// Ends the job `within` that time with its model and its checkpoint, or later without them.
+async fn leave<E: FnMut(&Event)>(
     client: &Client,
     job: &str,
     follow: &mut Follow<E>,
     within: Duration,
-) -> Result<pb::JobStatus> {
+) -> Result<Box<JobStatus>> {
     let never = CancellationToken::new();
     for (force, within) in [(false, within), (true, LEAVE_WITHIN)] {
         client.cancel(job, force).await?;
@@ -133,7 +131,7 @@ async fn leave<E: FnMut(&pb::Event)>(
     bail!("{job} did not stop within {:?}; nothing more of it is kept", within + LEAVE_WITHIN)
 }
 
-/// Makes the job's fleet the one that the user asked for: what the command line says wins over the file.
+/// Changes the job's fleet to the one of the command line, which wins over the file.
 fn fit_fleet(fleet: &mut FleetSpec, workers: Option<u32>, ps: Option<u32>) {
     if let Some(workers) = workers {
         fleet.workers.min = fleet.workers.min.min(workers);

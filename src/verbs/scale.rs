@@ -7,24 +7,22 @@ use crate::args;
 use crate::terminal::report;
 
 /// # Errors
-/// No such job, one that is ending or has ended, or the master does not answer.
+/// The job is not known, is ending or has ended, or the master does not answer.
 pub(crate) async fn run(args: args::Scale, app: &App) -> Result<()> {
-    let status = app.client(&args.reach)?.scale(&args.job, args.workers).await?;
-    if args.json {
-        return app.screen.print(&report::json(&status).to_string());
+    let status = app.client(&args.one.reach)?.scale(&args.one.job, args.workers).await?;
+    if args.one.json {
+        return app.screen.print(&client::report::json(&status).to_string());
     }
     app.screen.print(&format!("{}: {}", status.name, report::workers_wanted(&status)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::fake::{Fake, reach};
+    use crate::fake::{Fake, one_job};
 
     fn args(job: &str, workers: u32, json: bool) -> args::Scale {
-        args::Scale { job: job.to_owned(), reach: reach(Duration::from_secs(5)), workers, json }
+        args::Scale { one: one_job(job, json), workers }
     }
 
     #[tokio::test]

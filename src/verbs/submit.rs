@@ -1,35 +1,29 @@
 //! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
 
 use anyhow::{Result, bail};
-use proto::pb;
-use proto::status::Kind;
+use client::Submission;
 use serde_json::json;
 
 use crate::app::App;
 use crate::args;
-use crate::client::{self, Client};
-use crate::job_file::Submission;
-use crate::out::Out;
 use crate::terminal::follow::Follow;
 use crate::terminal::progress::Progress;
 
 /// # Errors
-/// The job file is wrong, the folder cannot be written, the master does not answer or refuses; or the job fails.
+/// The job file is wrong, the folder cannot be written, or the master does not answer or refuses
+/// the job.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
-    let mut submission = Submission::read(&args.file)?;
-    submission.read_initial(&args.file, &app.environment.stores).await?;
-    submission.resume = args.resume;
+    let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
+    submission.read_initial(&app.environment.stores).await?;
+    submission.start = args.resume.start();
     if submission.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.url.starts_with("memory:")) {
         bail!(
             "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
         );
     }
-    let mut out = args.out.as_deref().map(Out::prepare).transpose()?;
-    if args.resume.is_asked() {
-        out = out.map(Out::resuming).transpose()?;
-    }
+    let out = args.out.as_deref().map(|dir| app.out(dir, args.resume.is_asked())).transpose()?;
     let client = app.client(&args.reach)?;
-    let reply = send(&client, submission).await?;
+    let reply = client.submit(submission).await?;
     if !args.follow {
         app.screen.print(&if args.json {
             json!({ "job": reply.name, "id": reply.job }).to_string()
@@ -41,7 +35,8 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     }
     app.screen.line(&format!("submitted {}", reply.name));
     let mut progress = Progress::new(app.screen.clone());
-    let mut follow = Follow::new(client, &reply.name, out, |event| progress.event(event))?;
+    let mut follow =
+        Follow::new(client, &reply.name, out, app.screen.clone(), |event| progress.event(event))?;
     match follow.run(app.stop.token()).await? {
         None => {
             drop(follow);
@@ -63,42 +58,20 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     }
 }
 
-/// Sends the job, once: a lost answer leaves open whether the master has it, and a second copy would train twice.
-///
-/// # Errors
-/// The master does not answer or refuses the job.
-pub(crate) async fn send(client: &Client, submission: Submission) -> Result<pb::SubmitReply> {
-    // The patient part: is there a master at all?
-    client.reach().await?;
-    let mut jobs = client.jobs().clone();
-    let answer = jobs.submit(futures::stream::iter(submission.into_messages())).await;
-    let reply = answer.map_err(client::failure).map_err(|failure| {
-        // A limit is an answer: the master has not taken the job.
-        let lost = failure.is_retryable() && failure.kind != Kind::Full;
-        let error = anyhow::Error::new(failure);
-        match lost {
-            true => error.context(
-                "the job was sent and the answer was lost; look with `ebb jobs` before sending it again",
-            ),
-            false => error.context("the master refused the job"),
-        }
-    })?;
-    Ok(reply.into_inner())
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use client::pipe::Network;
+
     use super::*;
-    use crate::fake::{Fake, app, job_file, reach};
-    use crate::pipe::Network;
+    use crate::fake::{Fake, app, job_args, reach};
 
     fn args(dir: &std::path::Path, out: Option<PathBuf>) -> args::Submit {
         let reach = reach(Duration::from_secs(5));
         args::Submit {
-            file: job_file(dir),
+            file: job_args(dir),
             reach,
             resume: args::GoOn::default(),
             follow: out.is_some(),
@@ -168,7 +141,7 @@ mod tests {
     #[tokio::test]
     async fn a_failed_job_is_no_success_and_says_why() {
         let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
-        fake.script().status.state = pb::JobState::Failed.into();
+        fake.script().status.state = client::JobState::Failed.into();
         fake.script().status.reason = "line.csv: no such file".to_owned();
         fake.script().status.artifacts.clear();
         let (app, out) = (fake.app(), dir.path().join("out"));

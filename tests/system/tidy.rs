@@ -1,6 +1,6 @@
 //! Style that a machine can check: file headers, the dependency arrow, words, and documents that must follow the code.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,8 +62,13 @@ fn every_file_beside_this_one_is_compiled() {
 }
 
 /// The crates, lowest first: each sees only those of lower rows, so roles do not know each other.
-const LAYERS: [&[&str]; 4] =
-    [&["proto"], &["net", "store", "kernels", "data"], &["model"], &["master", "ps", "worker"]];
+const LAYERS: [&[&str]; 5] = [
+    &["proto"],
+    &["net", "store", "kernels", "data"],
+    &["model"],
+    &["master", "ps", "worker"],
+    &["client"],
+];
 
 #[test]
 fn crates_see_only_lower_ones_and_only_the_model_sees_libtorch() {
@@ -138,11 +143,36 @@ fn only_config_reads_the_environment() {
     let readers: Vec<_> = files(&[".rs"])
         .iter()
         .map(|path| (relative(path), read(path)))
-        .filter(|(name, _)| name.starts_with("src/") && name != "src/config.rs")
+        .filter(|(name, _)| name.starts_with("src/") || name.starts_with("client/src/"))
+        .filter(|(name, _)| name != "src/config.rs")
         .filter(|(_, text)| text.contains("env::var"))
         .map(|(name, _)| name)
         .collect();
     assert!(readers.is_empty(), "move it to src/config.rs: {readers:?}");
+}
+
+#[test]
+fn files_and_folders_of_the_program_see_each_other_one_way() {
+    let source = root().join("src");
+    let mut sees: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in files(&[".rs"]).iter().filter(|path| path.starts_with(&source)) {
+        let below = path.strip_prefix(&source).unwrap_or(path).display().to_string();
+        let module = below.split(['/', '.']).next().unwrap_or_default().to_owned();
+        let text = read(path);
+        let shipped = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let names = shipped.split("crate::").skip(1);
+        let names = names.filter_map(|rest| rest.split(|c: char| !c.is_ascii_lowercase() && c != '_').next());
+        let others = names.filter(|name| *name != module).map(str::to_owned);
+        sees.entry(module.clone()).or_default().extend(others);
+    }
+    // `lib` sees all of them, and tests see `fake`.
+    sees.retain(|module, _| !["lib", "main", "fake"].contains(&module.as_str()));
+    assert!(sees["verbs"].contains("app"), "{sees:?}: the search is broken");
+    while let Some(lowest) = sees.iter().find(|(_, seen)| !seen.iter().any(|name| sees.contains_key(name))) {
+        let lowest = lowest.0.clone();
+        sees.remove(&lowest);
+    }
+    assert!(sees.is_empty(), "these see each other in a circle: {sees:#?}");
 }
 
 /// The commands in a document's indented blocks: lines that start with four spaces and one of ours.
@@ -289,6 +319,7 @@ fn paths_named(text: &str) -> Vec<String> {
         "ps/",
         "master/",
         "worker/",
+        "client/",
         "xtask/",
         "src/",
         "tests/",

@@ -237,7 +237,7 @@ mod tests {
         let parts = Part::all().unwrap();
         let names: Vec<_> = parts.iter().map(Part::name).collect();
         let mut declared = Vec::new();
-        for folder in [".", "proto", "net", "store", "kernels", "data", "model", "ps", "master", "worker"] {
+        for folder in [".", "proto", "net", "store", "kernels", "data", "model", "ps", "master", "worker", "client"] {
             let text = read(&workspace::root().join(folder).join("Cargo.toml")).unwrap();
             let benches = text.split("[[bench]]\nname = \"").skip(1);
             declared.extend(benches.filter_map(|rest| rest.split('"').next()).map(str::to_owned));

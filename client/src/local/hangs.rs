@@ -1,5 +1,6 @@
-//! Workers that live and do not get on: a file that never answers, a call of the model that never returns. Jobs end all the same, with
-//! the bits of a calm run, and users learn who hangs in what.
+//! Workers that live and make no progress: a file never answers, or a call of the model never
+//! returns. Jobs end all the same, with the bits of a calm run, and users learn which worker hangs
+//! in what.
 
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -13,10 +14,10 @@ use proto::spec;
 
 use super::*;
 
-/// Far more than anything here takes.
+/// Far more time than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two looks at a job.
+/// Time between two looks at a job.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A gate that calls of a model wait at, once it is armed.
@@ -26,7 +27,7 @@ struct Gate(Arc<(Mutex<State>, Condvar)>);
 #[derive(Default)]
 struct State {
     open: bool,
-    /// Calls that came to it.
+    /// Calls that came to the gate.
     came: u32,
 }
 
@@ -63,7 +64,7 @@ struct Gated {
     inner: Box<dyn Model>,
     training: Option<Gate>,
     measuring: Option<Gate>,
-    /// Whether it measured before: the first time is the trial of whoever describes the model.
+    /// True after the first measurement, which is the trial of the worker that describes the model.
     measured: bool,
 }
 
@@ -81,7 +82,7 @@ impl Model for Gated {
     }
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> model::Result<Gradients> {
-        // Key 0 is the trial of whoever describes the model.
+        // Key 0 is the trial of the worker that describes the model.
         if let Some(gate) = self.training.as_ref().filter(|_| key != 0) {
             gate.pass();
         }
@@ -135,7 +136,7 @@ impl Folders {
 
 impl Drop for Folders {
     fn drop(&mut self) {
-        // Whoever waits for the pipe goes on to its end, and nobody opens it any more.
+        // A reader that waits for the pipe goes on to its end, and nobody opens it any more.
         let path = self.of("dead/x.csv");
         let pipe = std::fs::File::options().read(true).write(true).open(&path);
         let _ = std::fs::remove_file(path);
@@ -168,7 +169,7 @@ limits = { stall = "1s", lease = "1s" }
 "#;
         let spec = spec::parse(text, Path::new("job.toml"), &[]).expect("a good job");
         let part = pb::submit_request::Part::SpecJson(spec.to_json());
-        let submit = tokio_stream::iter([pb::SubmitRequest { part: Some(part), ..Default::default() }]);
+        let submit = futures::stream::iter([pb::SubmitRequest { part: Some(part), ..Default::default() }]);
         let job = jobs.submit(submit).await.expect("a good job").into_inner().name;
         Self { local, jobs, job }
     }
@@ -185,19 +186,19 @@ limits = { stall = "1s", lease = "1s" }
                 if is_so(&status) {
                     return status;
                 }
-                assert!(!crate::terminal::report::is_end(status.state), "ended before {what}: {status:?}");
+                assert!(!status.state().is_end(), "ended before {what}: {status:?}");
                 tokio::time::sleep(LOOK).await;
             }
         };
         tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("not in time: {what}"))
     }
 
-    /// The SHA-256 of the model that the job ends with.
+    /// Waits for the end of the job. Returns the SHA-256 of its model.
     async fn model(mut self) -> String {
-        let status = self.until("its end", |status| crate::terminal::report::is_end(status.state)).await;
+        let status = self.until("its end", |status| status.state().is_end()).await;
         assert_eq!(status.state(), JobState::Succeeded, "{}", status.reason);
         self.local.stop().await;
-        let model = status.artifacts.iter().find(|file| file.name == crate::out::summary::MODEL);
+        let model = status.artifacts.iter().find(|file| file.name == crate::report::MODEL);
         model.expect("a model").sha256.clone()
     }
 }
@@ -210,7 +211,7 @@ fn names(status: &pb::JobStatus, worker: &str, phase: Phase) -> bool {
     status.hangs.iter().any(|hang| hang.worker == worker && hang.phase() == phase)
 }
 
-/// What one worker makes of the job whom nothing disturbs.
+/// The hash of the model that one undisturbed worker trains.
 async fn calm(folders: &Folders) -> String {
     let mut world = World::start().await;
     world.add_worker(0, folders.of("good"), gated(None, None));
@@ -256,7 +257,7 @@ async fn a_model_that_never_returns_for_one_worker_holds_up_nobody() {
     world.add_worker(1, folders.of("good"), gated(None, None));
     let status = world.until("the end", |status| status.state() == JobState::Succeeded).await;
     assert_eq!(stuck.came(), 1, "who hangs is given no more");
-    let found = status.artifacts.iter().find(|file| file.name == crate::out::summary::MODEL);
+    let found = status.artifacts.iter().find(|file| file.name == crate::report::MODEL);
     assert_eq!(found.expect("a model").sha256, calm(&folders).await);
     world.local.stop().await;
 }

@@ -1,14 +1,14 @@
 //! TensorBoard event files: scalars as TFRecords of `Event` messages.
 //!
-//! A record is `length (u64) | masked crc32c of it | message | masked crc32c of it`, little-endian; the mask is TensorFlow's
-//! (`crc32c_masked` in tsl/lib/hash/crc32c.h). The three messages below are the used part of tensorflow's event.proto and
-//! summary.proto.
+//! A record is `length (u64) | masked crc32c of it | message | masked crc32c of it`, little-endian;
+//! the mask is TensorFlow's (`crc32c_masked` in tsl/lib/hash/crc32c.h). The three messages below
+//! are the used part of tensorflow's event.proto and summary.proto.
 
 use std::io::{self, Write};
 
 use prost::Message;
-use proto::pb;
-use proto::pb::event::Kind;
+
+use crate::Kind;
 
 #[derive(Clone, PartialEq, Message)]
 struct Event {
@@ -17,7 +17,7 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    /// Of the first event of a file only.
+    /// The version of the format, in the first event of a file only.
     #[prost(string, optional, tag = "3")]
     file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
@@ -39,7 +39,8 @@ struct Scalar {
     simple_value: Option<f32>,
 }
 
-/// The end of our files' names, by which a later run knows them; TensorBoard looks for `tfevents` anywhere in the name.
+/// The end of our files' names, by which a later run finds them. TensorBoard looks for `tfevents`
+/// anywhere in the name.
 pub(crate) const SUFFIX: &str = ".ebb";
 
 /// Name of the file for a job whose first event came at `unix_ms`.
@@ -47,14 +48,14 @@ pub(crate) fn file_name(job: &str, unix_ms: u64) -> String {
     format!("events.out.tfevents.{:010}.{job}{SUFFIX}", unix_ms / 1000)
 }
 
-/// What a file begins with.
+/// Writes the begin of a file.
 pub(crate) fn write_start(to: &mut impl Write, unix_ms: u64) -> io::Result<()> {
     let file_version = Some("brain.Event:2".to_owned());
     write_record(to, &Event { wall_time: unix_ms as f64 / 1e3, file_version, ..Event::default() })
 }
 
-/// Writes the event's scalars; nothing for events that have none.
-pub(crate) fn write_event(to: &mut impl Write, event: &pb::Event) -> io::Result<()> {
+/// Writes the scalars of an event, if it has some.
+pub(crate) fn write_event(to: &mut impl Write, event: &crate::Event) -> io::Result<()> {
     let Some((step, scalars)) = scalars(event) else { return Ok(()) };
     let value = |(tag, value): (String, f64)| Scalar { tag, simple_value: Some(value as f32) };
     let values = scalars.into_iter().map(value).collect();
@@ -63,8 +64,8 @@ pub(crate) fn write_event(to: &mut impl Write, event: &pb::Event) -> io::Result<
     write_record(to, &Event { wall_time, step, summary: Some(Summary { values }), ..Event::default() })
 }
 
-fn scalars(event: &pb::Event) -> Option<(u64, Vec<(String, f64)>)> {
-    match event.kind.as_ref()? {
+fn scalars(event: &crate::Event) -> Option<(u64, Vec<(String, f64)>)> {
+    match &event.kind {
         Kind::Train(train) => {
             let scalars = [
                 ("loss", train.loss),
@@ -87,7 +88,7 @@ fn scalars(event: &pb::Event) -> Option<(u64, Vec<(String, f64)>)> {
 fn write_record(to: &mut impl Write, event: &Event) -> io::Result<()> {
     let message = event.encode_to_vec();
     let length = (message.len() as u64).to_le_bytes();
-    // In one piece, so that a reader at the end of a growing file sees whole records.
+    // In one write, so that a reader at the end of a growing file sees whole records.
     let crc = |bytes: &[u8]| mask(crc32c::crc32c(bytes)).to_le_bytes();
     to.write_all(&[&length[..], &crc(&length), &message, &crc(&message)].concat())
 }
@@ -99,7 +100,7 @@ const fn mask(crc: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::out::metrics::tests::{evaluation, train};
+    use crate::fake::{evaluation, train};
 
     /// Reads records as TensorBoard does: lengths and checksums must fit.
     fn read(mut bytes: &[u8]) -> Vec<Event> {
@@ -119,7 +120,8 @@ mod tests {
 
     #[test]
     fn the_mask_is_tensorflows() {
-        // crc32c("123456789") is the check value of the CRC catalogue; masked by hand from TensorFlow's formula.
+        // crc32c("123456789") is the check value of the CRC catalogue; masked by hand from
+        // TensorFlow's formula.
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(mask(0xe306_9283), 0xc78a_b0e5);
     }

@@ -1,14 +1,13 @@
-//! A whole job in one process: master, ps and workers, connected without sockets.
+//! A cluster in this process: master, ps and workers, connected without sockets.
 //!
-//! Control calls go over in-memory pipes ([`Network`]) with the code that real clusters use; weights and gradients go through
-//! the ps objects themselves, without a copy. What a newcomer, an example and a test start.
+//! Control calls go over in-memory pipes ([`Network`]) with the code that real clusters use.
+//! Weights and gradients go through the ps objects themselves, without a copy.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
 use model::Registry;
 use model::device::Choice;
 use net::channel::Dialer;
@@ -20,37 +19,40 @@ use tokio_util::sync::CancellationToken;
 use worker::Connector;
 
 use crate::pipe::Network;
+use crate::{Client, Error, Result};
 
-/// What runs in this process.
+/// The parts of a cluster in this process.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
-    /// Number of workers, at least 1.
-    pub(crate) workers: u32,
+pub struct Options {
+    /// Number of workers, at least 1. Their number changes the speed, never the trained bits.
+    pub workers: u32,
     /// Number of ps, at least 1.
-    pub(crate) ps: u32,
-    /// Threads of one gradient computation, per worker.
-    pub(crate) threads: usize,
-    /// Where workers compute.
-    pub(crate) device: Choice,
-    /// Folder that the job's data paths start from.
-    pub(crate) data_root: Option<PathBuf>,
+    pub ps: u32,
+    /// Threads of one gradient computation, per worker. Another number gives other floating-point
+    /// bits.
+    pub threads: usize,
+    /// The device that workers compute on.
+    pub device: Choice,
+    /// Folder that the job's data paths start from, absolute ones too. `None`: the job file's
+    /// folder.
+    pub data_root: Option<PathBuf>,
 }
 
 /// A running cluster inside this process.
 #[derive(Debug)]
-pub(crate) struct Local {
+pub struct Local {
     network: Network,
     stores: Stores,
     master: Roles,
     ps: Roles,
     workers: Roles,
-    /// From workers to the ps.
+    /// The way from workers to the ps.
     connector: Connector,
-    /// The master's data folder; removed with the cluster.
+    /// The master's data folder. It is removed with the cluster.
     _folder: TempDir,
 }
 
-/// The processes, if they were some, of one role.
+/// The running parts of one role: processes in a real cluster.
 #[derive(Debug, Default)]
 struct Roles {
     running: JoinSet<Result<()>>,
@@ -58,15 +60,17 @@ struct Roles {
 }
 
 impl Local {
-    /// Where its master is, for its dialer.
-    pub(crate) const MASTER_URL: &'static str = "http://master";
+    /// The URL of the cluster's master, for its [`dialer`](Self::dialer).
+    pub const MASTER_URL: &'static str = "http://master";
 
-    /// Starts master, ps and workers, whose checkpoints lie in `stores`.
+    /// Starts master, ps and workers. Checkpoints lie in `stores`; `registry` has the networks that
+    /// `model.builtin` can name.
     ///
     /// # Errors
-    /// One of them cannot start, e.g. because a device is not there.
-    pub(crate) async fn start(options: Options, stores: Stores, registry: Registry) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("ebb-").tempdir().context("make a temporary folder")?;
+    /// A role cannot start.
+    pub async fn start(options: Options, stores: Stores, registry: Registry) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("ebb-").tempdir().map_err(local("make a temporary folder"))?;
         let mut local = Self {
             network: Network::new(),
             stores,
@@ -85,13 +89,19 @@ impl Local {
         Ok(local)
     }
 
-    /// Opens connections to it.
-    pub(crate) fn dialer(&self) -> Dialer {
+    /// A client of the cluster's master, whose calls are tried for `patience`.
+    pub fn client(&self, patience: Duration) -> Client {
+        Client::new(&self.dialer(), Self::MASTER_URL, patience).expect("a constant URL")
+    }
+
+    /// Opens connections inside the cluster.
+    pub fn dialer(&self) -> Dialer {
         self.network.dialer()
     }
 
-    /// Waits until one of the roles fails, which none of them should, and says how.
-    pub(crate) async fn failure(&mut self) -> anyhow::Error {
+    /// Waits until a role fails, e.g. a worker because its device is not there. Never returns while
+    /// the cluster is well.
+    pub async fn failure(&mut self) -> Error {
         loop {
             let ended = tokio::select! {
                 Some(ended) = self.master.running.join_next() => ended,
@@ -102,17 +112,17 @@ impl Local {
             match ended {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => return error,
-                Err(panic) => return anyhow!("a role of this process panicked: {panic}"),
+                Err(panic) => return Error::Panicked(panic.to_string()),
             }
         }
     }
 
-    /// Ends all roles, the master last, so that none of them complains that another is gone.
-    pub(crate) async fn stop(self) {
+    /// Ends all roles, the master last, so that no role complains that another is gone.
+    pub async fn stop(self) {
         for mut roles in [self.workers, self.ps, self.master] {
             roles.shutdown.cancel();
             let leaving = async { while roles.running.join_next().await.is_some() {} };
-            // A gradient that is being computed cannot be interrupted; nobody waits for it.
+            // The computation of a gradient cannot be interrupted; nobody waits for it.
             let _ = tokio::time::timeout(std::time::Duration::from_millis(300), leaving).await;
         }
     }
@@ -121,14 +131,14 @@ impl Local {
         let options = master::Options {
             data_dir: self._folder.path().to_owned(),
             journal: false,
-            // Costs nothing within a process, and a job that is stopped is noticed by its workers sooner.
+            // Cheap within a process, and workers notice sooner that a job was stopped.
             heartbeat: Duration::from_millis(100),
             ..master::Options::default()
         };
-        let incoming = self.network.listen("master").context("the master's pipe")?;
+        let incoming = self.network.listen("master").map_err(local("the master's pipe"))?;
         let running =
             master::run(options, self.stores.clone(), incoming, self.dialer(), self.master.shutdown.clone());
-        self.master.running.spawn(async move { running.await.context("the master of this process") });
+        self.master.running.spawn(async move { running.await.map_err(local("the master of this process")) });
         Ok(())
     }
 
@@ -141,12 +151,12 @@ impl Local {
             url: url.clone(),
             ..ps::Options::default()
         };
-        let ps = ps::Ps::with_stores(options, self.stores.clone()).with_context(|| name.clone())?;
-        let incoming = self.network.listen(&name).with_context(|| format!("the pipe of {name}"))?;
+        let ps = ps::Ps::with_stores(options, self.stores.clone()).map_err(local(&name))?;
+        let incoming = self.network.listen(&name).map_err(local(&format!("the pipe of {name}")))?;
         let running = ps::run(ps.clone(), incoming, self.dialer(), self.ps.shutdown.clone());
         self.ps
             .running
-            .spawn(async move { running.await.with_context(|| format!("{name} of this process")) });
+            .spawn(async move { running.await.map_err(local(&format!("{name} of this process"))) });
         Ok((url, Arc::new(ps)))
     }
 
@@ -178,3 +188,9 @@ impl Local {
 
 #[cfg(test)]
 mod hangs;
+
+/// The error of one part of the cluster.
+fn local<E: std::error::Error + Send + Sync + 'static>(what: &str) -> impl FnOnce(E) -> Error + use<E> {
+    let what = what.to_owned();
+    move |source| Error::Local { what, source: Box::new(source) }
+}

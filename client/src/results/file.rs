@@ -1,12 +1,13 @@
-//! Files that are either whole or not there: written under a temporary name, forced to the disk, then renamed.
+//! Files that are either whole or not there: they are written under a temporary name, forced to the
+//! disk, and then renamed.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use crate::{Error, Result};
 
-/// A file on its way; dropped before [`keep`](Self::keep), nothing of it stays.
+/// A file on its way. A file that is dropped before [`keep`](Self::keep) leaves no trace.
 #[derive(Debug)]
 pub(crate) struct Whole {
     file: File,
@@ -14,50 +15,54 @@ pub(crate) struct Whole {
     temporary: Temporary,
 }
 
-/// Removes what it names when it is dropped.
+/// Removes the file that it names when it is dropped.
 #[derive(Debug)]
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // After a rename it is not there any more; otherwise the reason for giving up is already being reported.
+        // After a rename the file is gone; otherwise the caller already has the reason for giving
+        // up.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 impl Whole {
-    /// Starts a file that will be `dir/name`.
+    /// Begins a file that will be `dir/name`.
     pub(crate) fn create(dir: &Path, name: &str) -> Result<Self> {
         let path = dir.join(name);
         let temporary = dir.join(format!(".{name}.partial"));
-        let file =
-            File::create(&temporary).with_context(|| format!("cannot create {}", temporary.display()))?;
+        let file = File::create(&temporary).map_err(file_error("create", &temporary))?;
         Ok(Self { file, path, temporary: Temporary(temporary) })
     }
 
-    /// Appends to it.
+    /// Appends to the file.
     pub(crate) fn write(&mut self, content: &[u8]) -> Result<()> {
-        self.file.write_all(content).with_context(|| cannot_write(&self.path))
+        self.file.write_all(content).map_err(file_error("write", &self.path))
     }
 
-    /// Gives it its name, over a file that has it.
+    /// Gives the file its name. Replaces a file that has this name.
     pub(crate) fn keep(self) -> Result<()> {
         let Self { file, path, temporary } = self;
-        file.sync_all().with_context(|| cannot_write(&path))?;
-        std::fs::rename(&temporary.0, &path).with_context(|| cannot_write(&path))
+        file.sync_all().map_err(file_error("write", &path))?;
+        std::fs::rename(&temporary.0, &path).map_err(file_error("write", &path))
     }
 }
 
-/// Writes a small file whole.
-pub(crate) fn write(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
+/// Writes the file `dir/name` so that it is whole or, after a failure, as it was.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
     let mut file = Whole::create(dir, name)?;
     file.write(content)?;
     file.keep()
 }
 
-/// What to say when a file cannot be written; the system's reason (a full disk) follows.
-pub(crate) fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}", path.display())
+/// The error of a file. The system's reason, such as a full disk, is its source.
+pub(crate) fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { action, path, source }
 }
 
 #[cfg(test)]
@@ -92,7 +97,9 @@ mod tests {
         let mut full = Whole::create(dir.path(), "model").unwrap();
         // The kernel's always-full device stands for the disk.
         full.file = File::options().write(true).open("/dev/full").unwrap();
-        let error = format!("{:#}", full.write(b"weights").unwrap_err());
-        assert!(error.contains("model") && error.contains("No space left"), "{error}");
+        let error = full.write(b"weights").unwrap_err();
+        let Error::File { action: "write", path, source } = &error else { panic!("{error}") };
+        assert!(path.ends_with("model"), "{error}");
+        assert_eq!(source.kind(), io::ErrorKind::StorageFull);
     }
 }

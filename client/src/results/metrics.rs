@@ -1,12 +1,13 @@
-//! One event as one line of `metrics.jsonl`. Numbers that JSON lacks (a loss that is not finite) become `null`.
+//! One event as one line of `metrics.jsonl`. A number that JSON lacks, such as a loss that is not
+//! finite, becomes `null`.
 
-use proto::pb;
-use proto::pb::event::Kind;
 use serde_json::{Map, Value, json};
 
-/// The line of an event (without line end), or `None` for events that are no measurement.
-pub(crate) fn line(event: &pb::Event) -> Option<String> {
-    let value = match event.kind.as_ref()? {
+use crate::{Event, Kind};
+
+/// The line of an event, without its line end. `None` for an event that is no measurement.
+pub fn line(event: &Event) -> Option<String> {
+    let value = match &event.kind {
         Kind::Train(train) => json!({
             "event": "train",
             "step": train.step,
@@ -49,12 +50,11 @@ pub(crate) fn line(event: &pb::Event) -> Option<String> {
     Some(value.to_string())
 }
 
-/// The same for `ebb watch --json`, which shows every event with its number and time.
-pub(crate) fn full_line(event: &pb::Event) -> Option<String> {
-    let line = match event.kind.as_ref()? {
+/// The line of any event with its number and time, as `ebb watch --json` prints it.
+pub fn full_line(event: &Event) -> Option<String> {
+    let line = match &event.kind {
         Kind::State(state) => {
-            json!({ "event": "state", "state": crate::terminal::report::state(state.state), "reason": state.reason })
-                .to_string()
+            json!({ "event": "state", "state": state.state().name(), "reason": state.reason }).to_string()
         }
         Kind::Warning(warning) => json!({ "event": "warning", "message": warning.message }).to_string(),
         _ => line(event)?,
@@ -66,38 +66,11 @@ pub(crate) fn full_line(event: &pb::Event) -> Option<String> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
+    use proto::pb;
+
     use super::*;
-
-    pub(crate) fn train(step: u64) -> pb::Event {
-        let train = pb::TrainEvent {
-            step,
-            epoch: step / 2,
-            loss: 0.5,
-            samples: 8,
-            samples_per_second: 100.0,
-            workers: 3,
-            learning_rate: 0.1,
-            steps: 4,
-            epochs: 2,
-            workers_standby: 0,
-        };
-        event(step + 2, Kind::Train(train))
-    }
-
-    pub(crate) fn evaluation(epoch: u64) -> pb::Event {
-        let metrics = [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into();
-        let evaluation = pb::EvaluationEvent { epoch, step: 2 * (epoch + 1), metrics, samples: 20 };
-        event(10 + epoch, Kind::Evaluation(evaluation))
-    }
-
-    pub(crate) fn state(sequence: u64, state: pb::JobState, reason: &str) -> pb::Event {
-        event(sequence, Kind::State(pb::StateEvent { state: state.into(), reason: reason.to_owned() }))
-    }
-
-    pub(crate) fn event(sequence: u64, kind: Kind) -> pb::Event {
-        pb::Event { sequence, unix_ms: 1_700_000_000_000 + 500 * sequence, kind: Some(kind) }
-    }
+    use crate::fake::{evaluation, event, state, train};
 
     #[test]
     fn lines_have_exactly_the_documented_fields_in_order() {
@@ -125,7 +98,7 @@ pub(crate) mod tests {
     #[test]
     fn a_loss_that_is_not_finite_is_null() {
         let mut diverged = train(0);
-        if let Some(Kind::Train(train)) = &mut diverged.kind {
+        if let Kind::Train(train) = &mut diverged.kind {
             train.loss = f64::NAN;
         }
         assert!(line(&diverged).unwrap().contains(r#""loss":null"#));

@@ -1,8 +1,9 @@
 //! A network inside one process: host names lead to in-memory pipes instead of sockets.
 //!
-//! `ebb run` and tests connect master, ps and workers with it, so that they need no ports and leave none behind; everything
-//! above the byte stream (tonic, HTTP/2, our own checks) is the same as over TCP. A name nobody listens on refuses the
-//! connection, and a pipe breaks when either end is dropped, as a socket would.
+//! `ebb run` and tests connect master, ps and workers with it, so that they need no ports and leave
+//! none behind. Everything above the byte stream (tonic, HTTP/2, our own checks) is the same as
+//! over TCP. A name nobody listens on refuses the connection, and a pipe breaks when either end is
+//! dropped, as a socket would.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,13 +16,14 @@ use net::channel::{Accepted, Dialer};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
-/// Bytes that wait in a pipe before the writer does: several small messages. Weights and gradients never come this way.
+/// Bytes that a pipe holds before its writer waits: several small messages. Weights and gradients
+/// never come this way.
 const PIPE_BYTES: usize = 256 << 10;
 
-/// Connections that wait to be accepted before dialing does.
+/// Connections that wait to be accepted before the next dial waits.
 const BACKLOG: usize = 64;
 
-/// The host names of one in-memory network; clones are the same network.
+/// The host names of one in-memory network. Clones are the same network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     hosts: Arc<Mutex<HashMap<String, mpsc::Sender<DuplexStream>>>>,
@@ -33,10 +35,10 @@ impl Network {
         Self::default()
     }
 
-    /// Takes the connections to `http://NAME` from now on, until the result is dropped.
+    /// Takes connections to `http://NAME` from now on, until the result is dropped.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] while somebody else does.
+    /// [`io::ErrorKind::AddrInUse`] while another listener has the name.
     pub fn listen(&self, name: &str) -> io::Result<Incoming> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +52,7 @@ impl Network {
         Ok(Incoming(receiver))
     }
 
-    /// Opens connections in this network by the host of the URL; the port means nothing.
+    /// A dialer in this network, by the host of the URL. The port means nothing.
     pub fn dialer(&self) -> Dialer {
         let network = self.clone();
         Dialer::new(move |uri| {
@@ -69,7 +71,7 @@ impl Network {
     }
 }
 
-/// The connections to one name, as a server takes them.
+/// The connections to one name, for a server.
 #[derive(Debug)]
 pub struct Incoming(mpsc::Receiver<DuplexStream>);
 

@@ -1,0 +1,214 @@
+//! A job in numbers: as JSON while it lives, as `summary.json` once it ended.
+
+use std::collections::BTreeMap;
+
+use proto::pb;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::JobStatus;
+
+/// Name of the file that holds every weight and state tensor.
+pub const MODEL: &str = "model.safetensors";
+
+/// The content of `summary.json`, in the order of its fields.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// `NAME-ID`.
+    job: String,
+    /// `succeeded`, `failed` or `cancelled`.
+    status: String,
+    /// Why the job ended so.
+    reason: String,
+    /// Passes over the data that the job file asks for.
+    epochs: u64,
+    /// Steps applied.
+    steps: u64,
+    /// Records in the steps applied.
+    samples_applied: u64,
+    /// Microbatches in the steps applied.
+    microbatches_applied: u64,
+    /// Pushes that brought nothing new.
+    duplicates_dropped: u64,
+    /// Leases that ended without their task being done.
+    leases_expired: u64,
+    /// Distinct worker process starts that took part.
+    workers_seen: u32,
+    /// Time from submission to the end.
+    wall_seconds: f64,
+    /// Records applied per second of training. Records of an earlier run that this job resumed do
+    /// not count.
+    samples_per_second: f64,
+    /// Metrics of the last evaluation; without one, the training loss of the newest step.
+    #[serde(rename = "final")]
+    metrics: BTreeMap<String, f64>,
+    /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.
+    model_sha256: Option<String>,
+    /// The numerics classes that computed the job, each with its facts and its first version: one,
+    /// unless a user changed it. Empty for a job that took workers of every class.
+    numerics: Vec<Value>,
+}
+
+impl Summary {
+    /// The summary of a job that ended.
+    pub fn new(status: &JobStatus) -> Self {
+        let training_seconds = status.training_ms as f64 / 1e3;
+        Self {
+            job: status.name.clone(),
+            status: status.state().name().to_owned(),
+            reason: status.reason.clone(),
+            epochs: status.epochs,
+            steps: status.steps_done,
+            samples_applied: status.samples_applied,
+            microbatches_applied: status.microbatches_applied,
+            duplicates_dropped: status.duplicates_dropped,
+            leases_expired: status.leases_expired,
+            workers_seen: status.workers_seen,
+            wall_seconds: status.wall_ms as f64 / 1e3,
+            samples_per_second: if training_seconds > 0.0 {
+                status.samples_applied.saturating_sub(status.samples_before) as f64 / training_seconds
+            } else {
+                0.0
+            },
+            metrics: final_metrics(status),
+            model_sha256: model_sha256(status).map(str::to_owned),
+            numerics: numerics(status),
+        }
+    }
+
+    /// The summary as a JSON object over several lines, for the file.
+    pub fn to_text(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain fields") + "\n"
+    }
+
+    /// The summary as a JSON object on one line.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(self).expect("plain fields")
+    }
+}
+
+/// Metrics of the last evaluation; without one, the training loss of the newest step.
+pub fn final_metrics(status: &JobStatus) -> BTreeMap<String, f64> {
+    if !status.final_metrics.is_empty() {
+        return status.final_metrics.clone();
+    }
+    status.loss.into_iter().map(|loss| ("loss".to_owned(), loss)).collect()
+}
+
+/// SHA-256 of the trained model. `None` before there is a model.
+pub fn model_sha256(status: &JobStatus) -> Option<&str> {
+    status.artifacts.iter().find(|artifact| artifact.name == MODEL).map(|model| model.sha256.as_str())
+}
+
+/// All that the master says of a job, as one object.
+pub fn json(status: &JobStatus) -> Value {
+    let artifact =
+        |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
+    let left_out = |slow: &pb::LeftOut| {
+        json!({
+            "worker": slow.worker,
+            "microbatch_seconds": slow.microbatch_us as f64 / 1e6,
+            "usual_seconds": slow.usual_us as f64 / 1e6,
+            "again_seconds": slow.again_ms as f64 / 1e3,
+        })
+    };
+    let hang = |hang: &pb::Hang| {
+        json!({
+            "worker": hang.worker,
+            "phase": hang.phase().name(),
+            "what": hang.what,
+            "idle_seconds": hang.idle_ms as f64 / 1e3,
+            "work": Some(&hang.work).filter(|work| !work.is_empty()),
+            "taken_over": hang.taken_over,
+        })
+    };
+    json!({
+        "job": status.name,
+        "id": status.job,
+        "status": status.state().name(),
+        "reason": status.reason,
+        "epochs": status.epochs,
+        "steps": status.steps,
+        "steps_done": status.steps_done,
+        "samples_applied": status.samples_applied,
+        "samples_before": status.samples_before,
+        "microbatches_applied": status.microbatches_applied,
+        "duplicates_dropped": status.duplicates_dropped,
+        "leases_expired": status.leases_expired,
+        "workers": status.workers,
+        "workers_standby": status.workers_standby,
+        "workers_min": status.workers_min,
+        "workers_max": status.workers_max,
+        "workers_seen": status.workers_seen,
+        "hangs": status.hangs.iter().map(hang).collect::<Vec<_>>(),
+        "left_out": status.left_out.iter().map(left_out).collect::<Vec<_>>(),
+        "wall_seconds": status.wall_ms as f64 / 1e3,
+        "training_seconds": status.training_ms as f64 / 1e3,
+        "loss": status.loss,
+        "final": final_metrics(status),
+        "model_sha256": model_sha256(status),
+        "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
+        "checkpoint": status.checkpoint,
+        "checkpoints": Some(&status.checkpoints).filter(|folder| !folder.is_empty()),
+        "numerics_class": status.numerics_class.as_ref().map(|numerics| &numerics.class),
+        "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
+        "numerics": numerics(status),
+        "numerics_standby": status.numerics_standby.iter().map(standing_by).collect::<Vec<_>>(),
+    })
+}
+
+fn standing_by(standby: &pb::NumericsStandby) -> Value {
+    let pb::Numerics { class, facts } = standby.numerics.clone().unwrap_or_default();
+    json!({ "class": class, "facts": facts, "workers": standby.workers })
+}
+
+/// The numerics classes that computed a job, each with the first version that it computed.
+fn numerics(status: &JobStatus) -> Vec<Value> {
+    let one = |since: &pb::NumericsSince| {
+        let pb::Numerics { class, facts } = since.numerics.clone().unwrap_or_default();
+        json!({ "version": since.version, "class": class, "facts": facts })
+    };
+    status.numerics.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::succeeded;
+
+    #[test]
+    fn it_has_exactly_the_documented_fields_in_order() {
+        let hash = proto::artifact::sha256_hex(b"weights");
+        assert_eq!(
+            Summary::new(&succeeded()).to_line(),
+            format!(
+                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}","numerics":[{{"version":0,"class":"pure-1","facts":"pure Rust"}}]}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn without_evaluation_the_training_loss_is_final_and_without_model_there_is_no_hash() {
+        let status = JobStatus {
+            final_metrics: BTreeMap::new(),
+            artifacts: Vec::new(),
+            training_ms: 0,
+            ..succeeded()
+        };
+        let line = Summary::new(&status).to_line();
+        assert!(
+            line.contains(r#""samples_per_second":0.0,"final":{"loss":0.5},"model_sha256":null"#),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn what_an_earlier_run_trained_is_no_speed_of_this_one() {
+        let status = JobStatus { samples_before: 24, ..succeeded() };
+        let line = Summary::new(&status).to_line();
+        assert!(
+            line.contains(r#""samples_applied":32,"#) && line.contains(r#""samples_per_second":4.0,"#),
+            "{line}"
+        );
+    }
+}

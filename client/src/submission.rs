@@ -1,0 +1,196 @@
+//! A job that is ready to be sent: the checked specification, and the files that go with it.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use proto::artifact::{self, INITIAL, SCRIPT};
+use proto::pb;
+use proto::spec::{self, JobSpec};
+use store::Stores;
+
+use crate::{Error, Result, checkpoint};
+
+/// The version that a job begins at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// Version 0.
+    #[default]
+    New,
+    /// The newest checkpoint that an earlier run left at `checkpoint.url`.
+    Resume,
+    /// The newest checkpoint, even within an epoch that began with another seed, order, or data.
+    ResumeAnyway,
+}
+
+/// A job that is ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// The specification. `model.script` and `model.initial` name one of the artifacts.
+    pub spec: JobSpec,
+    /// Names and contents of the files that go with it.
+    pub artifacts: Vec<(String, Bytes)>,
+    /// The version that the job begins at.
+    pub start: Start,
+    /// Folder that relative paths of the specification start from.
+    base: PathBuf,
+}
+
+impl Submission {
+    /// A submission of a specification that needs no file.
+    ///
+    /// # Errors
+    /// The specification contradicts itself: every violation at once.
+    pub fn new(spec: JobSpec) -> Result<Self> {
+        let spec = JobSpec::from_json(&spec.to_json())?;
+        Ok(Self { spec, artifacts: Vec::new(), start: Start::New, base: PathBuf::new() })
+    }
+
+    /// Reads a job file, changes settings by `overrides` (`key=value`), checks everything that can
+    /// be checked here, and reads the model's file. The weights to begin with are still to be read,
+    /// see [`read_initial`](Self::read_initial).
+    ///
+    /// # Errors
+    /// A file cannot be read, or the job file is wrong: every violation at once.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
+        let unread = |source| Error::JobFile { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(unread)?;
+        let mut spec = spec::parse(&text, path, overrides)?;
+        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+        let mut artifacts = Vec::new();
+        if let Some(script) = spec.model.script.take() {
+            let content = read_script(&base.join(&script))?;
+            spec.model.script = Some(SCRIPT.to_owned());
+            artifacts.push((SCRIPT.to_owned(), content));
+        }
+        Ok(Self { spec, artifacts, start: Start::New, base })
+    }
+
+    /// Reads the weights that the job begins with, if it names some: a file, or the newest
+    /// checkpoint of a folder.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub async fn read_initial(&mut self, stores: &Stores) -> Result<()> {
+        let Some(initial) = self.spec.model.initial.take() else { return Ok(()) };
+        let content = self.initial(&initial, stores).await;
+        let content = content.map_err(|error| Error::Initial { initial, source: Box::new(error) })?;
+        self.spec.model.initial = Some(INITIAL.to_owned());
+        self.artifacts.push((INITIAL.to_owned(), content));
+        Ok(())
+    }
+
+    async fn initial(&self, initial: &str, stores: &Stores) -> Result<Bytes> {
+        let path = self.base.join(initial);
+        let is_url = initial.contains("://");
+        if !is_url && !path.is_dir() {
+            return Ok(std::fs::read(&path)?.into());
+        }
+        let url = if is_url { initial.to_owned() } else { path.display().to_string() };
+        Ok(checkpoint::newest_weights(stores, &url).await?.into())
+    }
+
+    /// The messages of a submission: the specification, then each file in slices.
+    pub(crate) fn into_messages(self) -> impl Iterator<Item = pb::SubmitRequest> + Send + use<> {
+        use pb::artifact_part::Part;
+        use pb::submit_request::Part as Message;
+        let message = |part| pb::SubmitRequest { part: Some(part), ..Default::default() };
+        let file = move |part| message(Message::Artifact(pb::ArtifactPart { part: Some(part) }));
+        let files = self.artifacts.into_iter().flat_map(move |(name, content)| {
+            let header = file(Part::Header(artifact::describe(&name, &content)));
+            let slices = artifact::slices(&content).map(move |slice| file(Part::Content(slice)));
+            std::iter::once(header).chain(slices)
+        });
+        let part = Some(Message::SpecJson(self.spec.to_json()));
+        let resume = self.start != Start::New;
+        let resume_anyway = self.start == Start::ResumeAnyway;
+        std::iter::once(pb::SubmitRequest { part, resume, resume_anyway }).chain(files)
+    }
+}
+
+fn read_script(path: &Path) -> Result<Bytes> {
+    let unread = |source| Error::Script { path: path.to_owned(), source };
+    let content = std::fs::read(path).map_err(unread)?;
+    // TorchScript files are zip archives; a state_dict or a weights file is the usual mistake.
+    if !content.starts_with(b"PK") {
+        return Err(Error::NotTorchScript { path: path.to_owned(), name: SCRIPT });
+    }
+    Ok(content.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{JOB, job_file};
+
+    #[test]
+    fn a_script_travels_in_slices_under_the_name_that_the_engine_knows() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("models")).unwrap();
+        let content = [b"PK".to_vec(), vec![7; artifact::SLICE_BYTES]].concat();
+        std::fs::write(dir.path().join("models/net.pt"), &content).unwrap();
+        let path = job_file(dir.path(), &JOB.replace("builtin = 'linear'", "script = 'models/net.pt'"));
+        let submission = Submission::read(&path, &[]).unwrap();
+        assert_eq!(submission.spec.model.script.as_deref(), Some("model.pt"));
+
+        let messages: Vec<_> = submission.into_messages().collect();
+        let [spec, header, first, second] = &messages[..] else { panic!("{} messages", messages.len()) };
+        assert!(
+            matches!(&spec.part, Some(pb::submit_request::Part::SpecJson(json)) if json.contains("model.pt"))
+        );
+        let part = |message: &pb::SubmitRequest| match &message.part {
+            Some(pb::submit_request::Part::Artifact(part)) => part.part.clone().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let pb::artifact_part::Part::Header(described) = part(header) else { panic!("no header") };
+        assert_eq!(described, artifact::describe("model.pt", &content));
+        let bytes = |message| match part(message) {
+            pb::artifact_part::Part::Content(content) => content,
+            pb::artifact_part::Part::Header(_) => panic!("a second header"),
+        };
+        assert_eq!([bytes(first), bytes(second)].concat(), content);
+    }
+
+    #[test]
+    fn a_missing_or_foreign_script_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = job_file(dir.path(), &JOB.replace("builtin = 'linear'", "script = 'net.pt'"));
+        let error = || Submission::read(&path, &[]).unwrap_err();
+        assert!(
+            matches!(error(), Error::Script { .. }) && error().to_string().contains("net.pt"),
+            "{}",
+            error()
+        );
+        std::fs::write(dir.path().join("net.pt"), "weights").unwrap();
+        assert!(error().to_string().contains("torch.jit.script"), "{}", error());
+    }
+
+    #[test]
+    fn a_missing_job_file_is_named() {
+        let error = Submission::read("no/such/job.toml".as_ref(), &[]).unwrap_err();
+        assert!(error.to_string().contains("no/such/job.toml"), "{error}");
+    }
+
+    #[test]
+    fn a_specification_of_a_program_is_checked_like_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
+        assert_eq!(Submission::new(read.spec.clone()).unwrap().spec, read.spec);
+        let mut wrong = read.spec;
+        wrong.epochs = 0;
+        assert!(Submission::new(wrong).unwrap_err().to_string().contains("epochs"));
+    }
+
+    #[test]
+    fn where_a_job_begins_is_said_in_the_first_message() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = job_file(dir.path(), JOB);
+        let first = |start| {
+            let submission = Submission { start, ..Submission::read(&path, &[]).unwrap() };
+            let first = submission.into_messages().next().unwrap();
+            (first.resume, first.resume_anyway)
+        };
+        assert_eq!(first(Start::New), (false, false));
+        assert_eq!(first(Start::Resume), (true, false));
+        assert_eq!(first(Start::ResumeAnyway), (true, true));
+    }
+}
