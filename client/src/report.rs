@@ -104,14 +104,6 @@ pub fn model_sha256(status: &JobStatus) -> Option<&str> {
 pub fn json(status: &JobStatus) -> Value {
     let artifact =
         |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
-    let left_out = |slow: &pb::LeftOut| {
-        json!({
-            "worker": slow.worker,
-            "microbatch_seconds": slow.microbatch_us as f64 / 1e6,
-            "usual_seconds": slow.usual_us as f64 / 1e6,
-            "again_seconds": slow.again_ms as f64 / 1e3,
-        })
-    };
     let hang = |hang: &pb::Hang| {
         json!({
             "worker": hang.worker,
@@ -141,7 +133,7 @@ pub fn json(status: &JobStatus) -> Value {
         "workers_max": status.workers_max,
         "workers_seen": status.workers_seen,
         "hangs": status.hangs.iter().map(hang).collect::<Vec<_>>(),
-        "left_out": status.left_out.iter().map(left_out).collect::<Vec<_>>(),
+        "idle": status.idle.iter().map(idle).collect::<Vec<_>>(),
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
         "loss": status.loss,
@@ -153,13 +145,26 @@ pub fn json(status: &JobStatus) -> Value {
         "numerics_class": status.numerics_class.as_ref().map(|numerics| &numerics.class),
         "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
         "numerics": numerics(status),
-        "numerics_standby": status.numerics_standby.iter().map(standing_by).collect::<Vec<_>>(),
     })
 }
 
-fn standing_by(standby: &pb::NumericsStandby) -> Value {
-    let pb::Numerics { class, facts } = standby.numerics.clone().unwrap_or_default();
-    json!({ "class": class, "facts": facts, "workers": standby.workers })
+/// Workers without work, with the reason.
+fn idle(idle: &pb::Idle) -> Value {
+    let mut value = json!({
+        "why": idle.why().name(),
+        "reason": idle.reason,
+        "count": idle.count,
+        "workers": idle.workers,
+    });
+    if let Some(pb::Numerics { class, facts }) = &idle.numerics {
+        (value["numerics_class"], value["numerics_facts"]) = (json!(class), json!(facts));
+    }
+    if let Some(slow) = &idle.slow {
+        value["microbatch_seconds"] = json!(slow.microbatch_us as f64 / 1e6);
+        value["usual_seconds"] = json!(slow.usual_us as f64 / 1e6);
+        value["again_seconds"] = json!(slow.again_ms as f64 / 1e3);
+    }
+    value
 }
 
 /// The numerics classes that computed a job, each with the first version that it computed.

@@ -1,8 +1,10 @@
-//! All that a master knows: the fleet, the jobs, and who is given what. Pure; the edge holds it under one short lock.
+//! All that a master knows: the fleet, the jobs, and who is given what. Pure; the edge holds it
+//! under one short lock.
 //!
-//! Jobs are served oldest first: a later one gets the workers that the earlier ones have no work for. Whoever asks with an
-//! incarnation that is gone is told to register again, so an old process can never touch a new one's leases.
+//! A caller with an incarnation that is gone must register again, so an old process never touches
+//! the leases of a new one.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,14 +32,16 @@ use crate::membership::{Capacity, Change, Membership, Process, Role};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
 use crate::progress::{Hang, Lingering};
+use crate::scheduler;
 use crate::secrets::Key;
-use crate::speeds::LeftOut;
+use crate::why::Why;
 
-/// Ids that one start of a master may use; the next start begins after them, so that none is ever used twice.
+/// Ids that one start of a master may use; the next start begins after them, so that none is ever
+/// used twice.
 const IDS_PER_START: u64 = 1 << 40;
 
-/// In fleets up to this size all who wait look again whenever somebody has completed a lease. In a larger one they do when a step is
-/// done, when work comes back, and at each tick.
+/// In fleets up to this size all who wait look again whenever somebody has completed a lease. In a
+/// larger one they do when a step is done, when work comes back, and at each tick.
 const ASKED_AGAIN_MAX: usize = 64;
 
 /// Leases that have ended with which a worker may be busy; more are not listened to.
@@ -55,11 +59,18 @@ const PAGE_BYTES: usize = 1 << 20;
 /// Shortest time between two events that tell a job of changes of the fleet.
 const FLEET_TOLD: Duration = Duration::from_secs(1);
 
-/// The same, for each job that lives: all of them together get a hundred such events a second.
+/// Shortest time between two such events for each live job, so that all jobs get a hundred a
+/// second.
 const FLEET_TOLD_EACH: Duration = Duration::from_millis(10);
 
 /// Changes of the fleet that one event names; it counts the others.
 const FLEET_REASONS: usize = 8;
+
+/// Groups of idle workers in the status of a job; the largest ones are shown.
+const IDLE_GROUPS: usize = 64;
+
+/// Names of workers in a group of idle ones.
+const IDLE_NAMED: usize = 8;
 
 /// Jobs that an error lists at most.
 const LISTED_MAX: usize = 20;
@@ -89,7 +100,7 @@ pub(crate) struct Books {
     news: bool,
     /// There may be work for these.
     news_for: Vec<IncarnationId>,
-    /// Who came and went, for the log.
+    /// Processes that came and went, for the log.
     changes: Vec<Change>,
     /// What workers are still busy with although the leases have ended.
     lingering: BTreeMap<IncarnationId, Vec<Lingering>>,
@@ -124,7 +135,7 @@ pub(crate) enum Changed {
 #[derive(Debug, Default)]
 struct Untold {
     reasons: Vec<String>,
-    /// Those that are only counted.
+    /// Number of reasons that are only counted.
     more: u64,
     /// When jobs were told last, since the start of the master.
     told: Option<Duration>,
@@ -162,13 +173,15 @@ impl Untold {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     Lease(pb::Lease),
-    /// There is none that it may have now. There may be one after this time, also if nothing happens.
+    /// There is none that it may have now. There may be one after this time, also if nothing
+    /// happens.
     Wait(Option<Duration>),
 }
 
 impl Books {
-    /// `key`: random, of this start alone; `identity`: of this master over all its starts; `starts`: how often it started with this data folder; `newest_job`: the
-    /// newest that it has files of.
+    /// `key`: random, of this start alone; `identity`: of this master over all its starts;
+    /// `starts`: how often it started with this data folder; `newest_job`: the newest that it has
+    /// files of.
     pub(crate) fn new(options: Options, key: Key, identity: u64, starts: u64, newest_job: JobId) -> Self {
         let first = (starts - 1) * IDS_PER_START + 1;
         Self {
@@ -198,18 +211,20 @@ impl Books {
         std::mem::take(&mut self.news)
     }
 
-    /// The same, for single workers.
+    /// The workers for which there may be work, since the last call.
     pub(crate) fn take_news_for(&mut self) -> Vec<IncarnationId> {
         std::mem::take(&mut self.news_for)
     }
 
-    /// Who came and went since the last call.
+    /// The processes that came and went since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// What the edge must do since the last call.
+    /// What the edge must do since the last call. Crews follow the demands of their jobs from then
+    /// on.
     pub(crate) fn take_effects(&mut self) -> Vec<(JobId, Effect)> {
+        self.follow_demands();
         let of =
             |job: &mut Job| job.take_effects().into_iter().map(|effect| (job.id, effect)).collect::<Vec<_>>();
         self.jobs.values_mut().flat_map(of).collect()
@@ -227,12 +242,13 @@ impl Books {
     ) -> Result<(), Unreadable> {
         let id = JobId(record.job);
         let name = record.spec_json.clone();
-        let job = Job::restore(record, log, self.settings(), now, &self.fleet).map_err(|reason| {
+        let job = Job::restore(record, log, self.settings(), now).map_err(|reason| {
             let name = serde_json::from_str::<Named>(&name).map_or("job".to_owned(), |named| named.name);
             Unreadable::new(id, &name, reason)
         })?;
         self.newest_job = self.newest_job.max(id);
         self.jobs.insert(id, job);
+        self.schedule(now, Some(id));
         Ok(())
     }
 
@@ -300,9 +316,9 @@ impl Books {
         self.fleet.set_hanging(hanging);
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             job.on_tick(now, &self.fleet);
-            // Whether a slow worker may have work depends on the time.
-            self.news = true;
         }
+        // Whether a slow worker may have work depends on the time.
+        self.schedule(now, None);
         self.maybe_tell_fleet(now);
     }
 
@@ -338,7 +354,8 @@ impl Books {
         self.key.check(shown, incarnation)
     }
 
-    /// The first heartbeat of a stream: its number, for [`stream_broken`](Self::stream_broken), and the answer.
+    /// The first heartbeat of a stream: its number, for [`stream_broken`](Self::stream_broken), and
+    /// the answer.
     pub(crate) fn stream_opened(
         &mut self,
         now: Now,
@@ -401,8 +418,8 @@ impl Books {
         Ok(pb::HeartbeatReply { reports_taken: taken, may_leave, ..self.reply(lost) })
     }
 
-    /// What a ps reports of checkpoints; answers which of it need not be told again. Only the process that holds a partition says
-    /// anything of it.
+    /// What a ps reports of checkpoints; answers which of it need not be told again. Only the
+    /// process that holds a partition says anything of it.
     fn take_reports(&mut self, now: Now, request: &pb::HeartbeatRequest) -> Vec<u64> {
         let ps = IncarnationId(request.incarnation);
         let name = self.fleet.member(ps).map(|member| member.process.name.clone()).unwrap_or_default();
@@ -435,7 +452,8 @@ impl Books {
         taken
     }
 
-    /// The answer to a heartbeat, also to one that is only due: these leases of the sender have ended.
+    /// The answer to a heartbeat, also to one that is only due: these leases of the sender have
+    /// ended.
     pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
@@ -467,7 +485,8 @@ impl Books {
         self.on_fleet(now);
     }
 
-    /// Tells jobs of changes of the fleet: of the first one at once, of those that follow closely together.
+    /// Tells jobs of changes of the fleet: of the first one at once, of those that follow closely
+    /// together.
     fn maybe_tell_fleet(&mut self, now: Now) {
         let live = u32::try_from(self.live_jobs().count()).unwrap_or(u32::MAX);
         if live == 0 {
@@ -488,10 +507,39 @@ impl Books {
     }
 
     fn on_fleet(&mut self, now: Now) {
-        for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
-            job.on_fleet(now, &self.fleet);
+        self.schedule(now, None);
+    }
+
+    /// Chooses the crews anew, and lets jobs look at the fleet: `only` one of them, or all.
+    fn schedule(&mut self, now: Now, only: Option<JobId>) {
+        for id in self.choose_crews(|job| only.is_none_or(|only| only == job.id)) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.on_fleet(now, &self.fleet);
+            }
         }
-        self.news = true;
+    }
+
+    /// Chooses the crews of jobs whose demand changed since the last time.
+    fn follow_demands(&mut self) {
+        if self.live_jobs().any(Job::is_unscheduled) {
+            self.choose_crews(Job::is_unscheduled);
+        }
+    }
+
+    /// Chooses the crews of some live jobs anew; answers which jobs those are.
+    fn choose_crews(&mut self, some: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        let jobs = self.live_jobs().filter(|job| some(job));
+        let demands = jobs.map(|job| (job.id, job.demand(), job.crew()));
+        let crews = scheduler::schedule(&scheduler::able(&self.fleet), demands);
+        // There may be work for those that take part now.
+        self.news |= !crews.is_empty();
+        let chosen = crews.iter().map(|(id, _)| *id).collect();
+        for (id, crew) in crews {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.on_crew(crew);
+            }
+        }
+        chosen
     }
 
     // Leases.
@@ -515,17 +563,20 @@ impl Books {
         if self.hung.contains(&incarnation) {
             return Ok(Answer::Wait(None));
         }
-        let held: usize = self.live_jobs().map(|job| job.train_leases(incarnation)).sum();
-        let elsewhere = |job: &Job| held - job.train_leases(incarnation);
+        let held = self.live_jobs().map(|job| (job.id, job.train_leases(incarnation)));
+        let turns = scheduler::turns(incarnation, held);
         let (ids, jobs) = (&mut self.ids, &mut self.jobs);
-        let mut live = jobs.values_mut().filter(|job| !job.is_ended());
-        if let Some(lease) = live.find_map(|job| job.lease(now, ids, incarnation, elsewhere(job))) {
-            self.metrics.leases_granted += 1;
-            return Ok(Answer::Lease(lease));
+        for (job, asker) in &turns {
+            let Some(job) = jobs.get_mut(job) else { continue };
+            if let Ok(lease) = job.lease(now, ids, *asker) {
+                self.metrics.leases_granted += 1;
+                return Ok(Answer::Lease(lease));
+            }
         }
         let mut again: Option<Duration> = None;
-        for job in jobs.values_mut().filter(|job| !job.is_ended()) {
-            match job.copy(now, ids, incarnation, elsewhere(job)) {
+        for (job, asker) in &turns {
+            let Some(job) = jobs.get_mut(job) else { continue };
+            match job.copy(now, ids, *asker) {
                 Ok(lease) => {
                     self.metrics.leases_granted += 1;
                     self.metrics.leases_copied += 1;
@@ -537,7 +588,8 @@ impl Books {
         Ok(Answer::Wait(again.map(|again| again.saturating_sub(now.since_start))))
     }
 
-    /// Whether a worker hangs, in something that it holds or in what is left of a lease that has ended.
+    /// Whether a worker hangs, in something that it holds or in what is left of a lease that has
+    /// ended.
     fn hangs(&self, now: Now, worker: IncarnationId) -> bool {
         self.live_jobs().any(|job| job.hangs_in(now, worker))
             || self
@@ -548,7 +600,8 @@ impl Books {
                 .any(|lingering| self.still_hangs(now, lingering))
     }
 
-    /// Whether what is left of a lease hangs. A call of the model is given as long as any other place.
+    /// Whether what is left of a lease hangs. A call of the model is given as long as any other
+    /// place.
     fn still_hangs(&self, now: Now, lingering: &Lingering) -> bool {
         let live = self.jobs.get(&lingering.job).map(|job| job.spec.limits.stall);
         let stall = live.or_else(|| Some(self.archive.get(lingering.job)?.stall));
@@ -562,9 +615,11 @@ impl Books {
         let Some(job) = self.job_of(worker, lease)? else { return Ok(false) };
         let before = job.outlook();
         job.complete(now, worker, lease, report)?;
-        // A thousand who wait, asked again at every lease that somebody completes, would keep the lock busy. A few may be.
+        // A thousand who wait, asked again at every lease that somebody completes, would keep the
+        // lock busy. A few may be.
         let matters = job.outlook() != before || self.fleet.len() <= ASKED_AGAIN_MAX;
         self.metrics.leases_completed += 1;
+        self.follow_demands();
         match matters {
             true => self.news = true,
             false => self.news_for.push(worker),
@@ -572,7 +627,8 @@ impl Books {
         Ok(true)
     }
 
-    /// The same, with the next work for whoever wants more, when there is some at once.
+    /// Completes a task, and answers the next work of a worker that wants more, when there is some
+    /// at once.
     pub(crate) fn complete_and_go_on(
         &mut self,
         now: Now,
@@ -726,7 +782,7 @@ impl Books {
         resume: Option<Resume>,
         owner: String,
     ) -> pb::SubmitReply {
-        let mut job = Job::new(id, spec, input, self.settings(), now, &self.fleet);
+        let mut job = Job::new(id, spec, input, self.settings(), now);
         job.owner = owner;
         if let Some(resume) = resume {
             job.resume_run(resume);
@@ -735,11 +791,12 @@ impl Books {
         self.newest_job = id;
         self.jobs.insert(id, job);
         self.metrics.jobs_submitted += 1;
-        self.news = true;
+        self.schedule(now, Some(id));
         reply
     }
 
-    /// The job that a user names: by its number, as `NAME-ID`, or by the name of its specification (the newest).
+    /// The job that a user names: by its number, as `NAME-ID`, or by the name of its specification
+    /// (the newest).
     pub(crate) fn find(&self, name: &str) -> Result<JobId, Failure> {
         if let Some(job) = self.find_unreadable(name) {
             return Err(Failure::new(Kind::Internal, format!("job {}: {}", job.name, job.reason)));
@@ -772,7 +829,8 @@ impl Books {
         live.or_else(|| Some(self.archive.get(id)?.status().name)).unwrap_or_default()
     }
 
-    /// Some numbers of jobs that can be read and come after `after`, in order: `some` takes them of the live and of the ended ones.
+    /// Some numbers of jobs that can be read and come after `after`, in order: `some` takes them of
+    /// the live and of the ended ones.
     fn ids_after(
         &self,
         after: JobId,
@@ -791,7 +849,8 @@ impl Books {
         by_number.or_else(|| self.unreadable.values().find(|job| job.name == name))
     }
 
-    /// Gives up an unreadable job that a user names: the journal forgets it, and its ps drop it. `None` when there is none.
+    /// Gives up an unreadable job that a user names: the journal forgets it, and its ps drop it.
+    /// `None` when there is none.
     pub(crate) fn give_up(&mut self, name: &str) -> Option<pb::JobStatus> {
         let id = self.find_unreadable(name)?.job;
         let job = self.unreadable.remove(&id)?;
@@ -811,8 +870,8 @@ impl Books {
         }
     }
 
-    /// The events of a job with larger numbers than `after`, up to `count` of those in memory, and whether it has ended. `None` instead
-    /// of events: the first of them is in the journal alone.
+    /// The events of a job with larger numbers than `after`, up to `count` of those in memory, and
+    /// whether it has ended. `None` instead of events: the first of them is in the journal alone.
     ///
     /// # Errors
     /// The job has been forgotten.
@@ -834,13 +893,14 @@ impl Books {
         self.jobs.get(&id).ok_or_else(gone)
     }
 
-    /// The same, to bring it an answer; it may have been forgotten meanwhile.
+    /// A job by its number, to bring it an answer. It may have been forgotten meanwhile.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.news = true;
         self.jobs.get_mut(&id)
     }
 
-    /// The end of a job is durable: from now on the ps may drop it, and it is archived. Answers what to tell those that hold it.
+    /// The end of a job is durable: from now on the ps may drop it, and it is archived. Answers
+    /// what to tell those that hold it.
     pub(crate) fn close(&mut self, now: Now, id: JobId, era: Era) -> pb::CloseRequest {
         if let Some(job) = self.jobs.remove(&id) {
             let stall = job.spec.limits.stall;
@@ -850,7 +910,8 @@ impl Books {
         pb::CloseRequest { job: id.get(), era: era.get(), master: self.master, starts: self.starts }
     }
 
-    /// Changes the job that a user names; answers how it is then. One that has ended is not `changed` any more.
+    /// Changes the job that a user names; answers how it is then. One that has ended is not
+    /// `changed` any more.
     pub(crate) fn change(
         &mut self,
         now: Now,
@@ -862,7 +923,7 @@ impl Books {
         match (self.jobs.get_mut(&id), changed) {
             (Some(job), _) => {
                 change(job, &self.fleet)?;
-                self.news = true;
+                self.schedule(now, Some(id));
             }
             (None, Changed::Cancelled) => {}
             (None, Changed::Else(changed)) => {
@@ -873,7 +934,8 @@ impl Books {
         Ok(self.status_of(now, id))
     }
 
-    /// A page of the list of all jobs, oldest first: up to `limit` with larger numbers than `after`.
+    /// A page of the list of all jobs, oldest first: up to `limit` with larger numbers than
+    /// `after`.
     pub(crate) fn list(&self, now: Now, request: pb::ListRequest) -> pb::ListReply {
         let limit = match request.limit as usize {
             0 => PAGE_JOBS,
@@ -886,7 +948,7 @@ impl Books {
         let (mut jobs, mut bytes) = (Vec::new(), 0);
         for &id in ids.iter().take(limit) {
             let unreadable = self.unreadable.get(&id).map(unreadable_status);
-            let status = unreadable.unwrap_or_else(|| self.status_of(now, id));
+            let status = unreadable.unwrap_or_else(|| self.listed(now, id));
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.
             bytes += 1 + prost::length_delimiter_len(length) + length;
@@ -900,23 +962,35 @@ impl Books {
         pb::ListReply { jobs, next }
     }
 
-    /// What the job says of itself, with the names of workers.
+    /// Everything that the master says of one job.
     fn status_of(&self, now: Now, id: JobId) -> pb::JobStatus {
+        let live = self.jobs.get(&id).filter(|job| !job.is_ended());
+        let idle = live.map(|job| self.idle(now, job)).unwrap_or_default();
+        pb::JobStatus { idle, ..self.listed(now, id) }
+    }
+
+    /// What a list says of a job: all but idle workers, for which every worker is looked at.
+    fn listed(&self, now: Now, id: JobId) -> pb::JobStatus {
         let job = self.jobs.get(&id);
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let left_out =
-            job.into_iter().flat_map(Job::left_out).map(|LeftOut { worker, time, usual, again }| {
-                pb::LeftOut {
-                    worker: self.name(worker),
-                    microbatch_us: micros(time),
-                    usual_us: micros(usual),
-                    again_ms: micros(again.saturating_sub(now.since_start)) / 1000,
-                }
-            });
-        let live = job.filter(|job| !job.is_ended());
-        let held = live.into_iter().flat_map(|job| job.hangs(now));
-        let lingering = self.lingering.iter().flat_map(|(&worker, all)| {
-            let of_job = all.iter().filter(|one| one.job == id && self.still_hangs(now, one));
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let hangs = self.hangs_in(now, id).map(|hang| pb::Hang {
+            worker: self.name(hang.worker),
+            phase: hang.progress.phase.into(),
+            what: hang.progress.what,
+            idle_ms: millis(now.since_start.saturating_sub(hang.progress.since)),
+            work: hang.work,
+            taken_over: hang.taken_over,
+        });
+        let status = job.map(|job| job.status(now)).or_else(|| self.archive.get(id).map(Ended::status));
+        pb::JobStatus { hangs: hangs.collect(), ..status.unwrap_or_default() }
+    }
+
+    /// The workers that hang in leases of a job, also in those that have ended.
+    fn hangs_in(&self, now: Now, id: JobId) -> impl Iterator<Item = Hang> {
+        let live = self.jobs.get(&id).filter(|job| !job.is_ended());
+        let held = live.into_iter().flat_map(move |job| job.hangs(now));
+        let lingering = self.lingering.iter().flat_map(move |(&worker, all)| {
+            let of_job = all.iter().filter(move |one| one.job == id && self.still_hangs(now, one));
             of_job.map(move |Lingering { lease, progress, .. }| Hang {
                 worker,
                 lease: *lease,
@@ -925,16 +999,49 @@ impl Books {
                 taken_over: true,
             })
         });
-        let hangs = held.chain(lingering).map(|hang| pb::Hang {
-            worker: self.name(hang.worker),
-            phase: hang.progress.phase.into(),
-            what: hang.progress.what,
-            idle_ms: micros(now.since_start.saturating_sub(hang.progress.since)) / 1000,
-            work: hang.work,
-            taken_over: hang.taken_over,
-        });
-        let status = job.map(|job| job.status(now)).or_else(|| self.archive.get(id).map(Ended::status));
-        pb::JobStatus { left_out: left_out.collect(), hangs: hangs.collect(), ..status.unwrap_or_default() }
+        held.chain(lingering)
+    }
+
+    /// The live workers without a lease of a job, and why. Workers that hang in this job are not
+    /// among them.
+    fn idle(&self, now: Now, job: &Job) -> Vec<pb::Idle> {
+        let hanging: BTreeSet<_> = self.hangs_in(now, job.id).map(|hang| hang.worker).collect();
+        let holders = job.holders();
+        let at_work = self.at_work(job);
+        let mut groups: BTreeMap<(i32, String), pb::Idle> = BTreeMap::new();
+        for (worker, member) in self.fleet.live_workers() {
+            if holders.contains(&worker) || hanging.contains(&worker) {
+                continue;
+            }
+            let why = match at_work.get(&worker) {
+                _ if member.draining => Why::Drains,
+                _ if self.hung.contains(&worker) || self.fleet.hangs(worker) => Why::Hangs,
+                Some(other) if job.has(worker) => Why::WorksFor(other.name()),
+                _ => job.refusal(worker).unwrap_or(Why::NotAsked),
+            };
+            let idle = why.idle(now.since_start);
+            let group = groups.entry((idle.why, idle.reason.clone())).or_insert(idle);
+            group.count += 1;
+            if group.workers.len() < IDLE_NAMED {
+                group.workers.push(member.process.name.clone());
+            }
+        }
+        let mut groups: Vec<_> = groups.into_values().collect();
+        groups.sort_by_key(|idle| Reverse(idle.count));
+        groups.truncate(IDLE_GROUPS);
+        groups
+    }
+
+    /// The workers that hold leases of other jobs than this one, each with the oldest of these
+    /// jobs.
+    fn at_work(&self, job: &Job) -> BTreeMap<IncarnationId, &Job> {
+        let mut at_work = BTreeMap::new();
+        for other in self.live_jobs().filter(|other| other.id != job.id) {
+            for worker in other.holders() {
+                at_work.entry(worker).or_insert(other);
+            }
+        }
+        at_work
     }
 
     /// The name of a registered process, else its incarnation.

@@ -1,24 +1,28 @@
 //! Which worker computes which microbatches: pure arithmetic on their numbers, `now` an argument.
 //!
-//! A microbatch is in exactly one of four places: done, in an outstanding run, in a returned run, or at or past the frontier.
-//! Only the middle two are stored, so memory grows with what is handed out and not with the job:
+//! A microbatch is in exactly one of four places: done, in an outstanding run, in a returned run,
+//! or at or past the frontier. Only the middle two are stored, so memory grows with what is handed
+//! out and not with the job:
 //!
 //! ```text
 //!   done  done  [ run ]  done  [ returned )  [ run ]  | next ............ microbatches
 //!               ^ watermark                           ^ the frontier
 //! ```
 //!
-//! A run is a node of its step's reduction tree, or several whole steps, so that a worker reduces all of it before it pushes.
-//! A lease names one holder of a run; a copy for an idle worker is a second lease of the same run. A late or foreign lease
-//! changes nothing.
+//! A run is a node of its step's reduction tree, or several whole steps, so that a worker reduces
+//! all of it before it pushes. A lease names one holder of a run; a copy for an idle worker is a
+//! second lease of the same run. A late or foreign lease changes nothing.
 //!
-//! Nobody waits in a circle: whoever asks gets the oldest work that there is, and a worker that holds as much as it may
-//! still gets what is of an earlier step than all that it holds. Only who would keep all others waiting gets none, see `pace`.
+//! Nobody waits in a circle: whoever asks gets the oldest work that there is, and a worker that
+//! holds as much as it may still gets what is of an earlier step than all that it holds. Only who
+//! would keep all others waiting gets none, see `pace`.
 //!
-//! A ps with little room takes only what its oldest step lacks first. A worker whose gradients it refuses waits for that, so it is *free
-//! for what goes before*: it gets every run that begins before all that it holds, returned or as a copy. It gets no copy of later ones,
-//! which would wait as well. So the first microbatch that a step lacks always finds somebody who computes it, also when its holder hangs
-//! or has died and all others wait for room. To take their leases back would not do: they would compute the same ones again.
+//! A ps with little room takes only what its oldest step lacks first. A worker whose gradients it
+//! refuses waits for that, so it is *free for what goes before*: it gets every run that begins
+//! before all that it holds, returned or as a copy. It gets no copy of later ones, which would wait
+//! as well. So the first microbatch that a step lacks always finds somebody who computes it, also
+//! when its holder hangs or has died and all others wait for room. To take their leases back would
+//! not do: they would compute the same ones again.
 
 mod pace;
 
@@ -33,13 +37,16 @@ use proto::plan::Plan;
 use proto::tree;
 
 use crate::applied::Applied;
-use crate::lease::{Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
-use crate::speeds::{LeftOut, Speeds};
+use crate::lease::{Asker, Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
+use crate::speeds::Speeds;
+use crate::why::Why;
 
-/// Microbatches that a run of several whole steps may have: enough to hide the round trip to the master.
+/// Microbatches that a run of several whole steps may have: enough to hide the round trip to the
+/// master.
 const RUN_MAX: u64 = 16;
 
-/// Microbatches that any lease may have, so that a worker that joins finds work soon even when M is huge.
+/// Microbatches that any lease may have, so that a worker that joins finds work soon even when M is
+/// huge.
 const LEASE_MAX: u64 = 1024;
 
 /// Steps that may be handed out ahead of the first incomplete one when nothing else bounds them.
@@ -68,7 +75,7 @@ pub(crate) struct Dispatcher {
     no_copies: Option<NoCopies>,
     /// The run of each lease.
     leases: BTreeMap<LeaseId, u64>,
-    /// They outlive these books.
+    /// The speeds of the workers, which outlive these books.
     pub(crate) speeds: Speeds,
 }
 
@@ -140,7 +147,7 @@ impl Dispatcher {
         }
     }
 
-    /// The same books when these steps are done already: what lies between them is to be handed out first.
+    /// These books with the applied steps done. Steps between them are handed out first.
     pub(crate) fn after(mut self, applied: &Applied) -> Self {
         let first_of = |step: Step| self.plan.first_of(step).get();
         let gap = |gap: Range<Step>| {
@@ -152,59 +159,86 @@ impl Dispatcher {
         self
     }
 
-    /// The next work for `worker`, when there is some that it may have: returned runs first, then the frontier.
+    /// The next work for the asker: returned runs first, then the frontier. `crew`: the workers
+    /// that share a step.
     ///
-    /// `crew` shares a step; `held_elsewhere` are the training leases that this worker holds of other jobs.
+    /// # Errors
+    /// The asker may have none now, and why.
     pub(crate) fn lease(
         &mut self,
         now: Duration,
         ids: &mut LeaseIds,
-        worker: IncarnationId,
+        asker: Asker,
         crew: &[IncarnationId],
-        held_elsewhere: usize,
-    ) -> Option<TrainGrant> {
+    ) -> Result<TrainGrant, Why> {
         self.speeds.follow(now, crew);
-        let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
-        let candidate = returned.clone().unwrap_or(self.next..self.end);
-        let first = candidate.start;
-        if candidate.is_empty() || !self.may_hold(worker, first, held_elsewhere) {
-            return None;
-        }
-        self.speeds.asked(now, worker, self.held_by(worker).is_empty());
-        let waits_for = self.step_at(self.lowest_without(worker)).get();
-        if self.step_at(first).get() > waits_for + self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1)
-        {
-            return None;
-        }
-        let of = u64::from(self.plan.microbatch(MicrobatchId(first)).of);
-        let share = self.share(of, crew.len() as u64);
-        let share = match crew {
-            [_] => share,
-            _ => self.part(now, worker, self.step_at(first), share),
-        };
-        self.speeds.answered(worker, share > 0);
-        if share == 0 {
-            return None;
-        }
-        let end = first + self.cut(worker, &candidate, share);
-        let mut attempts = Attempts::default();
-        if returned.is_some() {
-            let rest = self.returned.remove(&first).expect("it was the first");
-            attempts = rest.attempts.clone();
-            if end < rest.end {
-                self.returned.insert(end, rest);
-            }
-        } else {
-            self.next = end;
-        }
-        self.runs.insert(first, Run { end, attempts, ready: None, holders: Vec::new() });
-        self.waiting.insert(first);
+        let candidate = self.candidate(asker)?;
+        self.speeds.asked(now, asker.worker, self.held_by(asker.worker).is_empty());
+        let run = self.choose(now, asker.worker, crew.len() as u64, &candidate)?;
+        self.begin(&run);
         self.ready(now);
-        Some(self.grant(now, ids, worker, first))
+        Ok(self.grant(now, ids, asker.worker, run.start))
     }
 
-    /// A copy of the lease of somebody else that will be done last, for a worker that has nothing else to do and would be done
-    /// earlier. Whoever completes first wins; the gradients are the same bits, so the other's pushes are duplicates.
+    /// The microbatches that are to be handed out next, if the asker may hold one more run.
+    fn candidate(&self, asker: Asker) -> Result<Range<u64>, Why> {
+        let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
+        let candidate = returned.unwrap_or(self.next..self.end);
+        if candidate.is_empty() {
+            return Err(match self.end < self.plan.microbatches() {
+                true => Why::Closing,
+                false => Why::NothingLeft { epochs: self.plan.epochs },
+            });
+        }
+        if !self.may_hold(asker, candidate.start) {
+            return Err(Why::HoldsEnough);
+        }
+        Ok(candidate)
+    }
+
+    /// How much of `candidate`, from its first microbatch on, falls to a worker. `crew`: how many
+    /// workers share a step.
+    fn choose(
+        &self,
+        now: Duration,
+        worker: IncarnationId,
+        crew: u64,
+        candidate: &Range<u64>,
+    ) -> Result<Range<u64>, Why> {
+        let (step, undone) = (self.step_at(candidate.start), self.step_at(self.lowest_without(worker)));
+        let ahead_max = self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1);
+        if step.get() > undone.get() + ahead_max {
+            return Err(Why::TooFarAhead { step, undone });
+        }
+        let of = u64::from(self.plan.microbatch(MicrobatchId(candidate.start)).of);
+        let share = match crew {
+            1 => self.share(of, crew),
+            _ => self.part(now, worker, step, self.share(of, crew)),
+        };
+        if share == 0 {
+            return Err(Why::TooSlow { step, slow: self.speeds.slow(worker) });
+        }
+        Ok(candidate.start..candidate.start + self.cut(worker, candidate, share))
+    }
+
+    /// Moves a run from the returned ones or the frontier to those that are held.
+    fn begin(&mut self, run: &Range<u64>) {
+        let mut attempts = Attempts::default();
+        if let Some(rest) = self.returned.remove(&run.start) {
+            attempts = rest.attempts.clone();
+            if run.end < rest.end {
+                self.returned.insert(run.end, rest);
+            }
+        } else {
+            self.next = run.end;
+        }
+        self.runs.insert(run.start, Run { end: run.end, attempts, ready: None, holders: Vec::new() });
+        self.waiting.insert(run.start);
+    }
+
+    /// A copy of the lease of somebody else that will be done last, for a worker that has nothing
+    /// else to do and would be done earlier. Whoever completes first wins; the gradients are the
+    /// same bits, so the other's pushes are duplicates.
     ///
     /// # Errors
     /// There is none; the time from which on there is one, if nothing else happens before.
@@ -212,14 +246,14 @@ impl Dispatcher {
         &mut self,
         now: Duration,
         ids: &mut LeaseIds,
-        worker: IncarnationId,
-        held_elsewhere: usize,
+        asker: Asker,
     ) -> Result<TrainGrant, Option<Duration>> {
+        let worker = asker.worker;
         if self.is_busy(worker) {
             return Err(None);
         }
         // Many may ask with the same answer, each after a look at all runs.
-        let idle = self.held_by(worker).is_empty() && held_elsewhere < HELD_MAX;
+        let idle = self.held_by(worker).is_empty() && asker.room > 0;
         let expected = self.speeds.usual().map(|usual| self.speeds.of(worker, usual).expected);
         if let Some(known) = self.no_copies.as_ref().filter(|_| idle)
             && (known.expected, known.speeds) == (expected, self.speeds.changes())
@@ -228,9 +262,10 @@ impl Dispatcher {
             return Err(known.until);
         }
         let before = self.waits_for_room(worker);
-        let permitted = self.runs.keys().filter(|&&first| {
-            self.may_hold(worker, first, held_elsewhere) && before.is_none_or(|before| first < before)
-        });
+        let permitted = self
+            .runs
+            .keys()
+            .filter(|&&first| self.may_hold(asker, first) && before.is_none_or(|before| first < before));
         let copies = permitted.filter_map(|&first| Some((self.copy_pays(now, worker, first)?, first)));
         let copies: Vec<_> = copies.collect();
         let paying = copies.iter().filter(|((from, _), _)| *from <= now);
@@ -267,7 +302,7 @@ impl Dispatcher {
         run.holders.iter_mut().find(|grant| (grant.lease, grant.worker) == (lease, worker))
     }
 
-    /// Those who hang, each with its run and whether another one of its holders gets on.
+    /// The grants whose holders hang, each with its run and whether another holder of it gets on.
     pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (Range<MicrobatchId>, &Grant, bool)> {
         self.runs.iter().flat_map(move |(&first, run)| {
             let range = MicrobatchId(first)..MicrobatchId(run.end);
@@ -295,8 +330,8 @@ impl Dispatcher {
         good.then_some(MicrobatchId(first)..MicrobatchId(run.end))
     }
 
-    /// The run of the lease is done, for all its holders; `took`: how long it took the worker by its own clock, when it says so.
-    /// `None`: the lease had ended, nothing changed.
+    /// The run of the lease is done, for all its holders; `took`: how long it took the worker by
+    /// its own clock, when it says so. `None`: the lease had ended, nothing changed.
     pub(crate) fn complete(
         &mut self,
         now: Duration,
@@ -325,8 +360,8 @@ impl Dispatcher {
         Some(self.end(lease, Ending::Failed(message.to_owned())))
     }
 
-    /// The holder gives it back with its first `done` microbatches finished. Answers what is done by that, which may be
-    /// nothing. `None`: the lease had ended, nothing changed.
+    /// The holder gives it back with its first `done` microbatches finished. Answers what is done
+    /// by that, which may be nothing. `None`: the lease had ended, nothing changed.
     pub(crate) fn release(
         &mut self,
         now: Duration,
@@ -337,7 +372,8 @@ impl Dispatcher {
         let run = self.run_of(worker, lease)?;
         let (first, end) = (run.start.get(), run.end.get());
         let holders = self.runs[&first].holders.len();
-        // With a copy the other holder reports the whole run; to count its beginning here would count it twice.
+        // With a copy the other holder reports the whole run; to count its beginning here would
+        // count it twice.
         let middle = if holders == 1 { end.min(first + done) } else { first };
         self.end(lease, Ending::Released);
         if middle > first {
@@ -367,7 +403,8 @@ impl Dispatcher {
         MicrobatchId([returned, held].into_iter().flatten().fold(self.next, u64::min))
     }
 
-    /// Whether the holder of some work waits for work that came back: a step needs all those before it but `delay`.
+    /// Whether the holder of some work waits for work that came back: a step needs all those before
+    /// it but `delay`.
     pub(crate) fn is_waited_for(&self) -> bool {
         let Some(delay) = self.delay else { return false };
         let returned = self.returned.keys().next().map(|&first| self.step_at(first));
@@ -390,7 +427,8 @@ impl Dispatcher {
         }
     }
 
-    /// From now on nothing of the [`frontier`](Self::frontier) or later is handed out; what is before it still is.
+    /// From now on nothing of the [`frontier`](Self::frontier) or later is handed out; what is
+    /// before it still is.
     pub(crate) fn close(&mut self) -> Step {
         let step = self.frontier();
         self.end = self.plan.first_of(step).get();
@@ -405,11 +443,6 @@ impl Dispatcher {
     /// The first microbatches of the runs that a worker holds, ascending.
     fn held_by(&self, worker: IncarnationId) -> &[u64] {
         self.held.get(&worker).map_or(&[], Vec::as_slice)
-    }
-
-    /// Workers that get nothing because they are slow.
-    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
-        self.speeds.left_out().filter(|slow| self.held_by(slow.worker).is_empty())
     }
 
     /// How many leases a worker holds.
@@ -439,7 +472,8 @@ impl Dispatcher {
         }
     }
 
-    /// The lowest microbatch that is not done and that `worker` does not hold: what its own work may have to wait for.
+    /// The lowest microbatch that is not done and that `worker` does not hold: what its own work
+    /// may have to wait for.
     fn lowest_without(&self, worker: IncarnationId) -> u64 {
         let returned = self.returned.keys().next().copied();
         [returned, self.lowest_of_others(worker)].into_iter().flatten().fold(self.next, u64::min)
@@ -449,18 +483,19 @@ impl Dispatcher {
         self.runs.iter().find(|(_, run)| !run.is_held_by(worker)).map(|(&first, _)| first)
     }
 
-    /// A worker may hold little, so that the others find work too; but what is of an earlier step than everything that it
-    /// holds, its own leases may be waiting for. When they wait for room on a ps, that is also so within a step.
-    fn may_hold(&self, worker: IncarnationId, first: u64, held_elsewhere: usize) -> bool {
+    /// A worker may hold little, so that the others find work too; but what is of an earlier step
+    /// than everything that it holds, its own leases may be waiting for. When they wait for room on
+    /// a ps, that is also so within a step.
+    fn may_hold(&self, Asker { worker, room }: Asker, first: u64) -> bool {
         let held = self.held_by(worker);
-        let Some(&lowest) = held.first() else { return held_elsewhere < HELD_MAX };
-        held.len() + held_elsewhere < HELD_MAX
+        let Some(&lowest) = held.first() else { return room > 0 };
+        held.len() < room
             || self.step_at(first) < self.step_at(lowest)
             || self.waits_for_room(worker).is_some_and(|before| first < before)
     }
 
-    /// The first microbatch that a worker holds, when it waits for room on a ps: with all that it holds and could compute, but for what
-    /// stands behind that in its own queue.
+    /// The first microbatch that a worker holds, when it waits for room on a ps: with all that it
+    /// holds and could compute, but for what stands behind that in its own queue.
     fn waits_for_room(&self, worker: IncarnationId) -> Option<u64> {
         let held = self.held_by(worker);
         let runs = || held.iter().map(|first| &self.runs[first]);
@@ -482,7 +517,8 @@ impl Dispatcher {
             let end = of.min(u64::from(first.index) + left) as u32;
             return tree::largest_from(first.index, end, first.of, share as u32).len().into();
         }
-        // Step t needs all steps below t - delay: the holder's own, or others would keep it waiting in mid-lease.
+        // Step t needs all steps below t - delay: the holder's own, or others would keep it waiting
+        // in mid-lease.
         let foreign = self.lowest_of_others(worker).map(|microbatch| self.step_at(microbatch).get());
         let ahead = self.ahead();
         let (mut count, mut step) = (of, first.step.next());
@@ -496,8 +532,9 @@ impl Dispatcher {
         count
     }
 
-    /// A worker's fair share in microbatches, for steps of `of`: all workers work on one step, unless steps may be
-    /// computed side by side anyway and sharing one would only make more and smaller pushes.
+    /// A worker's fair share in microbatches, for steps of `of`: all workers work on one step,
+    /// unless steps may be computed side by side anyway and sharing one would only make more and
+    /// smaller pushes.
     fn share(&self, of: u64, workers: u64) -> u64 {
         let workers = workers.max(1);
         let share = match self.delay {

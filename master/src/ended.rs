@@ -1,6 +1,8 @@
-//! Jobs whose end is durable. Each is its encoded status and little more, so that 100,000 of them are small. Pure.
+//! Jobs whose end is durable. Each is its encoded status and little more, so that 100,000 of them
+//! are small. Pure.
 //!
-//! They are apart from the jobs that live: no heartbeat, lease or tick walks them. Their events are in the journal alone.
+//! They are apart from the jobs that live: no heartbeat, lease or tick walks them. Their events are
+//! in the journal alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

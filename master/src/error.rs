@@ -1,11 +1,15 @@
-//! Everything that stops a master. What stops only a request is a [`Failure`](proto::status::Failure).
+//! Everything that stops a master. A fault that stops only a request is a
+//! [`Failure`](proto::status::Failure).
 
 use std::path::PathBuf;
 
 /// Result of running a master.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// The reason why a store of the journal could not do its work, for people.
+pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A fault that stops a master.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Options that contradict themselves: every violation.
@@ -41,18 +45,18 @@ pub enum Error {
         /// Which.
         path: PathBuf,
         /// What the store says.
-        reason: crate::journal::StoreError,
+        reason: StoreError,
     },
     /// The journal cannot be read.
     #[error("the journal cannot be read: {0}")]
-    Store(crate::journal::StoreError),
+    Store(StoreError),
     /// The journal has something that this program did not write.
     #[error(
         "the journal's `{key}` cannot be read: {reason}; it says which master this is, and without it the ps would drop every job. Start \
          the version of ebb that wrote it, or bring back a copy of the journal from before"
     )]
     Record {
-        /// Of what.
+        /// Key of the record.
         key: String,
         /// What is wrong with it.
         reason: prost::DecodeError,

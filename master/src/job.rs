@@ -1,25 +1,30 @@
-//! A job's life, from its submission to its end. Pure: time, fleet and answers come in as arguments, effects go out as values.
+//! A job's life, from its submission to its end. Pure: time, fleet and answers come in as
+//! arguments, effects go out as values.
 //!
 //! ```text
-//!   Indexing -> Initializing -> Surveying -> Training -----------------------> Exporting -> Saving -> Finishing -> Ended
-//!       |            |    ^         |           | |  stopped early: failed,        | ^                     ^
-//!       |            |    |  a ps lost its part | v  diverged, cancelled           | |                     |
-//!       |            |    +---------+-----------+---------------------------------+ |                     |
-//!       |            |              |        Stopping -> Asking (how far?) ---------+                     |
-//!       +------------+--------------+--- nothing is trained yet, or nothing can be saved -----------------+
+//!              |<---- Beginning ---->|            |<--------- Ending --------------------->|
+//! Indexing -> Initializing -> Surveying -> Training -----> Exporting -> Saving -> Finishing, Ended
+//!    |            |   ^          |           |  |  stopped  | ^                  ^
+//!    |            |   |  a ps lost its part  |  v  early    | |                  |
+//!    |            |   +----------+-----------+--------------+ |                  |
+//!    |            |              |     Stopping -> Asking ----+                  |
+//!    +------------+--------------+--- nothing is trained, or nothing can be saved
 //! ```
 //!
-//! Every recovery goes through the same door as the beginning: partitions are opened, version 0 or a checkpoint arrives, the ps are
-//! asked what they have applied, and the books are made of that (`recovery`).
+//! Each phase holds its data (`phase`). Checkpoints and a job that closes are parts with their own
+//! state: they answer [`Outcome`]s, and the job takes them up.
 //!
-//! While there are too few workers or ps the first four wait, which a user sees as `Pending`, and a user may hold them, which is
-//! `Paused`: nothing new is handed out, what is held is finished (`control`). How the job ends is decided once,
-//! when it is stopped or trained to its end; what goes wrong after that is added to the reason.
+//! A recovery is another beginning: partitions are opened, version 0 or a checkpoint arrives, the
+//! ps are asked what they have applied, and the dispatcher is made from their answers (`recovery`).
+//!
+//! With too few workers or ps, the phases up to training wait, and users see `Pending`. A user may
+//! hold them, and users see `Paused`. Then the job hands out nothing new, and workers finish what
+//! they hold (`control`). How the job ends is decided once, when it is stopped or trained to its
+//! end. Later faults are added to the reason.
 
 mod checkpoints;
 mod closing;
 mod control;
-mod crew;
 mod ending;
 mod evaluations;
 mod index;
@@ -27,6 +32,7 @@ mod leases;
 mod losses;
 mod numerics;
 mod partitions;
+mod phase;
 mod record;
 mod recovery;
 mod status;
@@ -51,12 +57,13 @@ use proto::tensor::TensorSpec;
 
 use self::checkpoints::Checkpoints;
 pub(crate) use self::checkpoints::Resume;
+use self::control::Control;
 pub(crate) use self::control::unchangeable;
-use self::crew::Crew;
 use self::ending::{End, Salvage, failed};
-use self::index::{Facts, Index};
+use self::index::Index;
 use self::partitions::Partitions;
 pub(crate) use self::partitions::{Holder, PsAddress};
+use self::phase::{Model, Phase, Stage};
 use self::training::Training;
 use self::work::Work;
 use crate::checkpoints::Place;
@@ -65,7 +72,9 @@ use crate::events::EventLog;
 use crate::lease::Limits;
 use crate::membership::Membership;
 use crate::progress::Hang;
+use crate::scheduler::{Crew, Demand};
 use crate::tasks::TaskQueue;
+use crate::why::Why;
 
 /// One job.
 #[derive(Debug)]
@@ -81,24 +90,18 @@ pub(crate) struct Job {
     pub(crate) log: EventLog,
     settings: Settings,
     phase: Phase,
-    /// How it ends, once that is decided.
-    end: Option<End>,
-    /// What the fleet lacks for it, at the last look.
-    waits: Option<String>,
-    /// A user holds it.
-    paused: bool,
+    /// What users and the fleet let it do.
+    control: Control,
     /// Everything but training.
     queue: TaskQueue<Work>,
-    index: Index,
-    facts: Option<Facts>,
-    partitions: Option<Partitions>,
     /// How often all partitions were begun anew.
     era: Era,
-    /// Of before the loss, while a lost ps is replaced.
-    training: Option<Training>,
-    /// Of a job that saves some.
+    /// The checkpoints; `None` for a job that saves none.
     checkpoints: Option<Checkpoints>,
+    /// The workers that take part, as the scheduler chose them last.
     crew: Crew,
+    /// The demand changed in a way that the crew must follow at once.
+    unscheduled: bool,
     /// The numerics classes that computed what is trained.
     numerics: Vec<Since>,
     /// Classes of which users were told that they stand by.
@@ -108,6 +111,8 @@ pub(crate) struct Job {
     effects: Vec<Effect>,
     /// Epochs whose model was measured.
     epochs_measured: Epoch,
+    /// Why the last request of a worker was refused, of those that hold none of its leases.
+    refusals: BTreeMap<IncarnationId, Why>,
     /// Leases whose holders hang, as far as users were told; and when that was last looked at.
     hangs_told: BTreeSet<LeaseId>,
     hangs_told_at: Duration,
@@ -129,43 +134,16 @@ pub(crate) struct Settings {
     pub(crate) stop: Duration,
 }
 
-#[derive(Debug)]
-enum Phase {
-    Indexing,
-    Initializing,
-    /// The ps are asked what they have applied; not `asked` when that is to be done (again).
-    Surveying {
-        asked: bool,
-    },
-    Training,
-    /// It ends early: its workers are told, so that the version to export stays within reach.
-    Stopping {
-        salvage: Salvage,
-        /// Who held training leases, and the heartbeats without one since.
-        holders: BTreeMap<IncarnationId, u32>,
-        leases: BTreeSet<LeaseId>,
-        until: Duration,
-    },
-    /// The ps are asked how far they are.
-    Asking,
-    Exporting,
-    /// The last checkpoint is being written.
-    Saving {
-        until: Duration,
-    },
-    /// The ps are asked for their numbers.
-    Finishing,
-    Ended,
-}
-
 /// What the edge must do for a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Ask each ps of the placement of this number what it holds and answer with [`Job::on_ledgers`].
+    /// Ask each ps of the placement of this number what it holds and answer with
+    /// [`Job::on_ledgers`].
     Ask(u64, Vec<PsAddress>),
     /// Ask a ps that came back what it holds and answer with [`Job::on_ps_answer`].
     Verify(PsAddress, IncarnationId),
-    /// Tell each ps that the versions of this era up to this one need not be kept for measuring any more.
+    /// Tell each ps that the versions of this era up to this one need not be kept for measuring any
+    /// more.
     Unpin(Vec<PsAddress>, Era, Version),
     /// Look which checkpoints there are and answer with [`Job::on_found`].
     Look(Place),
@@ -175,7 +153,8 @@ pub(crate) enum Effect {
     Publish(Place, Box<Manifest>, u32),
     /// Ask each ps for its ledger and answer with [`Job::on_finished`].
     Finish(Vec<PsAddress>),
-    /// The job has ended in this era: once that is durable, [archive it](crate::books::Books::close), then let each ps drop what it has of it.
+    /// The job has ended in this era: once that is durable, [archive
+    /// it](crate::books::Books::close), then let each ps drop what it has of it.
     Close(Vec<PsAddress>, Era),
     /// Tell a worker at once that this lease has ended, rather than with its next heartbeat.
     Recall(IncarnationId, LeaseId),
@@ -185,7 +164,23 @@ pub(crate) enum Effect {
     Lost(LeaseId),
 }
 
-/// Who speaks, for the reasons that users read.
+/// What follows for a job from something that one of its parts was told.
+#[derive(Debug)]
+enum Outcome {
+    /// The edge must do this.
+    Effect(Effect),
+    /// Users hear of this.
+    Event(Event),
+}
+
+impl Outcome {
+    /// Users are warned.
+    const fn warning(message: String) -> Self {
+        Self::Event(Event::Warning(pb::WarningEvent { message }))
+    }
+}
+
+/// The name of a process, for the reasons that users read.
 pub(crate) type Who<'a> = &'a str;
 
 impl Job {
@@ -195,15 +190,14 @@ impl Job {
         input: Vec<pb::Artifact>,
         settings: Settings,
         now: Now,
-        fleet: &Membership,
     ) -> Self {
         let limits = limits(&spec, settings);
         let mut queue = TaskQueue::new(limits);
         let index = Index::new(&spec);
-        let crew = Crew::new(spec.fleet.workers, spec.needs_one_class());
+        let demand = Demand::new(spec.fleet.workers, spec.needs_one_class());
         let checkpoints = spec.checkpoint.clone().map(|checkpoint| Checkpoints::new(checkpoint, &spec.name));
         index.work().into_iter().for_each(|work| queue.push(work));
-        let mut job = Self {
+        Self {
             id,
             spec,
             owner: String::new(),
@@ -211,34 +205,28 @@ impl Job {
             output: Vec::new(),
             log: EventLog::default(),
             settings,
-            phase: Phase::Indexing,
-            end: None,
-            waits: None,
-            paused: false,
+            phase: Phase::new(index),
+            control: Control::new(demand),
             queue,
-            index,
-            facts: None,
-            partitions: None,
             era: Era(0),
-            training: None,
             checkpoints,
-            crew,
+            crew: Crew::default(),
+            unscheduled: true,
             numerics: Vec::new(),
             strangers_told: BTreeSet::new(),
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
             effects: Vec::new(),
             epochs_measured: Epoch(0),
+            refusals: BTreeMap::new(),
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
             changed: true,
-        };
-        job.on_fleet(now, fleet);
-        job
+        }
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        matches!(self.phase, Phase::Ended)
+        matches!(self.phase.ends(), Some(Stage::Ended))
     }
 
     /// Whether its model is delivered, so that nothing more is trained.
@@ -253,14 +241,37 @@ impl Job {
 
     // The fleet and the time.
 
-    /// The fleet changed, or may have, or time has passed.
+    /// What the job wants of the fleet now.
+    pub(crate) fn demand(&self) -> Demand {
+        self.control.demand.when(self.may_decide_class(), self.needs_fleet())
+    }
+
+    /// Whether the scheduler must choose the crew anew before work is handed out.
+    pub(crate) const fn is_unscheduled(&self) -> bool {
+        self.unscheduled
+    }
+
+    /// The workers that take part.
+    pub(crate) const fn crew(&self) -> &Crew {
+        &self.crew
+    }
+
+    /// The scheduler has chosen who takes part, and maybe decided the numerics class.
+    pub(crate) fn on_crew(&mut self, crew: Crew) {
+        if let Some(class) = crew.class().filter(|_| self.control.demand.is_undecided()) {
+            self.control.demand.set_class(class.clone());
+            self.changed = true;
+        }
+        self.crew = crew;
+        self.unscheduled = false;
+    }
+
+    /// The fleet changed, or may have, or time has passed; the crew follows it already.
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
-        self.crew.choose(fleet.workers(), |worker| fleet.hangs(worker), self.needs_fleet());
-        self.maybe_decide_class();
         self.tell_strangers(now);
         self.watch_ps(now, fleet);
         self.maybe_hold(now, fleet);
-        self.waits = self.lacks(fleet);
+        self.control.on_look(self.lacks(fleet));
         self.tell_state(now);
     }
 
@@ -270,15 +281,15 @@ impl Job {
         lost.extend(self.dispatcher().map(|books| books.expire(now.since_start)).unwrap_or_default());
         self.numbers.taken_back += lost.len() as u64;
         self.on_lost(now, lost);
-        if matches!(&self.phase, Phase::Stopping { until, .. } if *until <= now.since_start) {
+        if matches!(self.phase.ends(), Some(Stage::Stopping { until, .. }) if *until <= now.since_start) {
             self.on_stopped(now);
         }
         self.on_checkpoint_tick(now);
         self.warn_of_hangs(now, fleet);
-        self.on_fleet(now, fleet);
     }
 
-    /// Tells users once of each lease whose holder hangs. Nobody needs to know sooner than a second later.
+    /// Tells users once of each lease whose holder hangs. Nobody needs to know sooner than a second
+    /// later.
     fn warn_of_hangs(&mut self, now: Now, fleet: &Membership) {
         if now.since_start < self.hangs_told_at + HANGS_TOLD {
             return;
@@ -303,11 +314,12 @@ impl Job {
 
     /// A worker is gone: what it held comes back.
     pub(crate) fn worker_gone(&mut self, now: Now, worker: IncarnationId) {
+        self.refusals.remove(&worker);
         let mut lost = self.queue.worker_gone(worker);
         lost.extend(self.dispatcher().map(|books| books.worker_gone(worker)).unwrap_or_default());
         self.numbers.taken_back += lost.len() as u64;
         self.on_lost(now, lost);
-        if let Phase::Stopping { holders, .. } = &mut self.phase {
+        if let Some(Stage::Stopping { holders, .. }) = self.phase.ends_mut() {
             holders.remove(&worker);
         }
         self.maybe_stopped(now);
@@ -320,26 +332,22 @@ impl Job {
 
     /// Why it cannot go on although its phase would.
     fn waits(&self) -> Option<&str> {
-        self.waits.as_deref().filter(|_| self.needs_fleet())
+        self.control.waits().filter(|_| self.needs_fleet())
     }
 
     /// Whether training is ahead or under way.
     const fn needs_fleet(&self) -> bool {
-        let trains = matches!(
-            self.phase,
-            Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } | Phase::Training
-        );
-        trains && !self.is_exported()
+        !matches!(self.phase, Phase::Ending(_)) && !self.is_exported()
     }
 
     fn lacks(&self, fleet: &Membership) -> Option<String> {
-        let before = !matches!(self.phase, Phase::Training);
+        let before = self.phase.trains().is_none();
         let lack = |what: &str, have: u32, want: u32| {
             (have < want).then(|| format!("{what} ({have} of {want} live)"))
         };
-        let workers = lack("workers", self.crew.live(), self.crew.bounds().min);
+        let workers = lack("workers", self.crew.live(), self.control.demand.bounds().min);
         let workers = workers.map(|lack| format!("{lack}{}", self.lacks_of_class()));
-        let ps = match &self.partitions {
+        let ps = match self.phase.partitions() {
             Some(partitions) => partitions.lack(fleet),
             None => lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps),
         };
@@ -350,11 +358,12 @@ impl Job {
 
     // The model.
 
-    /// The worker that initializes the model has described it: which partitions to open where. Those that have something to lose are
-    /// open.
+    /// The worker that initializes the model has described it: which partitions to open where.
+    /// Partitions that have something to lose are open already.
     ///
     /// # Errors
-    /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the moment.
+    /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the
+    /// moment.
     pub(crate) fn describe(
         &mut self,
         worker: IncarnationId,
@@ -363,12 +372,13 @@ impl Job {
         fleet: &Membership,
         load: &BTreeMap<String, usize>,
     ) -> Result<Vec<(PsAddress, pb::OpenRequest)>, Failure> {
-        let (Some(Work::Init), Some(facts)) = (self.queue.work(worker, lease), &self.facts) else {
+        let (Some(Work::Init), Some(Model { facts, partitions, .. })) =
+            (self.queue.work(worker, lease), self.phase.model_mut())
+        else {
             return Err(ended(lease));
         };
         let count = self.spec.fleet.ps;
         Layout::check(&tensors, count)?;
-        let partitions = self.partitions.as_mut().ok_or_else(|| ended(lease))?;
         partitions.describe(tensors)?;
         partitions.place(fleet, load)?;
         self.changed = true;
@@ -403,28 +413,31 @@ impl Job {
         lease: LeaseId,
     ) -> Result<pb::DescribeReply, Failure> {
         let init = matches!(self.queue.work(worker, lease), Some(Work::Init));
-        let partitions = self.partitions.as_mut().filter(|_| init).ok_or_else(|| ended(lease))?;
+        let partitions = self.phase.partitions_mut().filter(|_| init).ok_or_else(|| ended(lease))?;
         partitions.open = true;
         self.changed = true;
         let restoring = partitions.beginning().all(|(.., begin)| begin > Version(0));
         Ok(pb::DescribeReply { placement: Some(partitions.placement()), restoring })
     }
 
+    /// The ps of its partitions that are not missing.
+    fn reachable(&self) -> Vec<PsAddress> {
+        self.phase.partitions().map(Partitions::reachable).unwrap_or_default()
+    }
+
     /// The ps of its partitions, to balance others against.
     pub(crate) fn homes(&self) -> impl Iterator<Item = String> {
-        let live = self.partitions.as_ref().filter(|_| !self.is_ended());
+        let live = self.phase.partitions().filter(|_| !self.is_ended());
         live.into_iter().flat_map(|partitions| partitions.addresses().map(|address| address.name))
     }
 
     // From phase to phase.
 
     fn on_indexed(&mut self, now: Now) {
-        if !self.queue.is_empty() {
-            return;
-        }
-        match self.index.facts(&self.spec) {
+        let Some(index) = self.phase.index().filter(|_| self.queue.is_empty()) else { return };
+        match index.facts(&self.spec) {
             Ok(facts) => {
-                self.facts = Some(facts);
+                self.phase.on_indexed(facts, Partitions::new(Vec::new(), self.spec.fleet.ps));
                 self.initialize(now);
             }
             Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
@@ -434,7 +447,7 @@ impl Job {
 
     /// Some microbatches are done.
     fn on_trained(&mut self, now: Now) {
-        let Some(training) = &mut self.training else { return };
+        let Some(training) = self.phase.trains_mut() else { return };
         let (events, shards) = training.advance(self.times.training(now), &self.crew);
         shards.into_iter().for_each(|shard| self.queue.push(Work::Evaluate(shard)));
         events.into_iter().for_each(|event| self.log.append(now.unix_ms, Event::Train(event)));
@@ -449,21 +462,30 @@ impl Job {
         self.changed = true;
         let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };
         self.log.append(now.unix_ms, Event::Evaluation(event));
-        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-        self.effects.push(Effect::Unpin(ps, self.era, version));
+        self.effects.push(Effect::Unpin(self.reachable(), self.era, version));
         self.maybe_publish(now);
     }
 
-    /// Exports, once everything is trained and measured. Not while a user holds the job: the export would be handed out.
+    /// Exports, once everything is trained and measured. Not while a user holds the job: the export
+    /// would be handed out.
     fn maybe_trained_out(&mut self, now: Now) {
-        let done = self.training.as_ref().is_some_and(Training::is_done);
-        if !done || !matches!(self.phase, Phase::Training) || self.paused() {
+        if !self.phase.trains().is_some_and(Training::is_done) || self.paused() {
             return;
         }
-        let final_version = self.facts.as_ref().map(|facts| facts.plan.final_version());
+        let final_version = self.phase.facts().map(|facts| facts.plan.final_version());
         let epochs = self.spec.epochs;
-        self.end = Some(End { state: JobState::Succeeded, reason: format!("trained {epochs} epochs") });
+        self.phase.decide(End { state: JobState::Succeeded, reason: format!("trained {epochs} epochs") });
         self.export(now, final_version);
+    }
+
+    /// Takes up what follows from one of its parts.
+    fn take_up(&mut self, now: Now, outcomes: Vec<Outcome>) {
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Effect(effect) => self.effects.push(effect),
+                Outcome::Event(event) => self.log.append(now.unix_ms, event),
+            }
+        }
     }
 
     fn warn(&mut self, now: Now, message: String) {

@@ -1,8 +1,10 @@
-//! What a master must know after a restart, on stable storage: small, and written in the order in which it happened.
+//! What a master must know after a restart, on stable storage: small, and written in the order in
+//! which it happened.
 //!
-//! The books append what changed, under their lock, and go on; one writer commits everything that was appended meanwhile in one
-//! transaction. Who tells the outside world of a change waits until it is durable, so nobody ever saw what a restart forgets.
-//! A store that fails is tried again for as long as it takes: training needs no journal, and goes on.
+//! The books append what changed, under their lock, and go on; one writer commits everything that
+//! was appended meanwhile in one transaction. Who tells the outside world of a change waits until
+//! it is durable, so nobody ever saw what a restart forgets. A store that fails is tried again for
+//! as long as it takes: training needs no journal, and goes on.
 //!
 //! Tasks and leases are not in it: after a restart the ps' ledgers say what is done.
 
@@ -27,7 +29,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::ended::Ended;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreError};
 use crate::events::{self, EVENTS_MAX, EventLog};
 
 pub use self::batch::Batch;
@@ -53,9 +55,6 @@ pub enum Count {
     /// So many with the largest keys.
     Newest(usize),
 }
-
-/// Why a store could not do it, for people.
-pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Stable storage of keys and values.
 #[async_trait::async_trait]
@@ -119,7 +118,8 @@ impl Unreadable {
 impl Found {
     /// Reads the records of all jobs, and the newest events of those that have not ended.
     ///
-    /// What of a job cannot be read costs that job, and not the start: an event becomes a warning, a record an [`Unreadable`].
+    /// What of a job cannot be read costs that job, and not the start: an event becomes a warning,
+    /// a record an [`Unreadable`].
     ///
     /// # Errors
     /// The store cannot be read, or does not say which master this is.
@@ -159,7 +159,8 @@ impl Found {
         Ok(())
     }
 
-    /// Looks for what versions before this one left behind: events of forgotten jobs, and events beyond the limit.
+    /// Looks for what versions before this one left behind: events of forgotten jobs, and events
+    /// beyond the limit.
     async fn sweep(&mut self, store: &dyn Store) -> Result<()> {
         let jobs = self.jobs.iter().map(|(record, _)| JobId(record.job));
         let others = self.ended.iter().map(|(id, _)| *id).chain(self.unreadable.iter().map(|job| job.job));
@@ -204,7 +205,8 @@ async fn newest_events(store: &dyn Store, id: JobId) -> Result<EventLog> {
     unreachable!("nobody has as many events")
 }
 
-/// An event, from its bytes; what cannot be read is told in its place, so that numbers have no gaps.
+/// An event, from its bytes; what cannot be read is told in its place, so that numbers have no
+/// gaps.
 fn event(key: &str, bytes: &[u8]) -> pb::Event {
     pb::Event::decode(bytes).unwrap_or_else(|reason| {
         tracing::error!(key, %reason, "an event of the journal cannot be read; a warning stands in its place");
@@ -244,7 +246,8 @@ pub(crate) struct Journal {
 struct Pending {
     /// Appended since the last write began.
     batch: Batch,
-    /// Being written; stays until it is durable, so a write that is given up half-way loses nothing.
+    /// Being written; stays until it is durable, so a write that is given up half-way loses
+    /// nothing.
     writing: Batch,
     newest: Mark,
     /// When the write under way began.

@@ -1,7 +1,9 @@
-//! What every lease has in common: a fresh id, a holder, a deadline, and the count of what went wrong with its work.
+//! What every lease has in common: a fresh id, a holder, a deadline, and the count of what went
+//! wrong with its work.
 //!
-//! Three things end a grant before its work is done, and they are counted apart: a reported failure (the work may be bad), the
-//! death of the holder (the machine may be bad), and a hand-back (nothing is bad).
+//! Three things end a grant before its work is done, and they are counted apart: a reported failure
+//! (the work may be bad), the death of the holder (the machine may be bad), and a hand-back
+//! (nothing is bad).
 
 use std::fmt;
 use std::time::Duration;
@@ -27,6 +29,22 @@ impl LeaseIds {
         let id = LeaseId(self.0);
         self.0 += 1;
         id
+    }
+}
+
+/// A worker that asks a job for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asker {
+    pub(crate) worker: IncarnationId,
+    /// Training leases of this job that the worker may hold: [`HELD_MAX`] less those that it holds
+    /// of other jobs.
+    pub(crate) room: usize,
+}
+
+impl Asker {
+    /// A worker that holds so many training leases of other jobs.
+    pub(crate) const fn new(worker: IncarnationId, held_elsewhere: usize) -> Self {
+        Self { worker, room: HELD_MAX.saturating_sub(held_elsewhere) }
     }
 }
 
@@ -144,6 +162,6 @@ impl fmt::Display for Exhausted {
 pub(crate) struct Lost {
     pub(crate) lease: LeaseId,
     pub(crate) worker: IncarnationId,
-    /// Of what, and why the job must fail.
+    /// The work, and why the job must fail; `None`: it may be tried again.
     pub(crate) exhausted: Option<String>,
 }

@@ -1,8 +1,10 @@
-//! Who is there: registrations, heartbeats and their absence become a live set. Pure, `now` an argument.
+//! The processes that live: registrations, heartbeats and their absence become a live set. Pure,
+//! `now` an argument.
 //!
-//! A process is live from its first heartbeat until its heartbeat stream breaks or no heartbeat came for the deadline. Every
-//! registration is a new incarnation; whoever is gone stays gone under the old one and comes back under the next. A ps is
-//! known by its name across restarts, so two live ps never share one.
+//! A process is live from its first heartbeat until its heartbeat stream breaks or no heartbeat
+//! came for the deadline. Every registration is a new incarnation; whoever is gone stays gone under
+//! the old one and comes back under the next. A ps is known by its name across restarts, so two
+//! live ps never share one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
@@ -34,11 +36,11 @@ impl Role {
 pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) name: String,
-    /// Of a ps: where workers reach it.
+    /// URL at which workers reach a ps; empty for a worker.
     pub(crate) url: String,
     /// How a worker's arithmetic rounds.
     pub(crate) numerics: Arc<Numerics>,
-    /// Of a worker: how much it may compute.
+    /// How much a worker may compute.
     pub(crate) capacity: Capacity,
 }
 
@@ -50,8 +52,8 @@ impl Process {
     }
 }
 
-/// How much workers may compute, as far as that is known before they have computed anything. Any number of CUDA devices is more than
-/// any number of threads.
+/// How much workers may compute, as far as that is known before they have computed anything. Any
+/// number of CUDA devices is more than any number of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Capacity {
     /// CUDA devices.
@@ -89,7 +91,7 @@ pub(crate) struct Change {
     pub(crate) role: Role,
     /// It left; otherwise it came.
     pub(crate) gone: bool,
-    /// Who and why.
+    /// The process and the reason, for people.
     pub(crate) reason: String,
 }
 
@@ -103,7 +105,7 @@ pub(crate) struct Membership {
     /// Silence after which a process counts as gone.
     deadline: Duration,
     members_max: usize,
-    /// Who lives and does not get on with something, as of the last tick.
+    /// Workers that live and do not get on with something, as of the last tick.
     hanging: BTreeSet<IncarnationId>,
 }
 
@@ -120,7 +122,13 @@ impl Membership {
         }
     }
 
-    /// A new incarnation, not live before its first heartbeat. A ps replaces its former self at the same URL.
+    /// A fleet without processes.
+    pub(crate) const fn nobody() -> Self {
+        Self::new(IncarnationId(0), Duration::ZERO, 0)
+    }
+
+    /// A new incarnation, not live before its first heartbeat. A ps replaces its former self at the
+    /// same URL.
     ///
     /// # Errors
     /// The fleet is full, or a live ps elsewhere has this name.
@@ -161,7 +169,8 @@ impl Membership {
         Ok((incarnation, change))
     }
 
-    /// A heartbeat stream of this incarnation begins; answers its number for [`stream_broken`](Self::stream_broken).
+    /// A heartbeat stream of this incarnation begins; answers its number for
+    /// [`stream_broken`](Self::stream_broken).
     ///
     /// # Errors
     /// Unknown incarnation.
@@ -198,7 +207,7 @@ impl Membership {
         self.remove(incarnation, reason)
     }
 
-    /// Whoever was silent for the deadline is gone.
+    /// Removes every process that was silent for the deadline.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<Change> {
         let silent = |member: &Member| now.saturating_sub(member.heard) >= self.deadline;
         let gone: Vec<_> = self
@@ -232,6 +241,12 @@ impl Membership {
     pub(crate) fn workers(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
         let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
+    }
+
+    /// Every live worker, draining ones included, oldest first.
+    pub(crate) fn live_workers(&self) -> impl Iterator<Item = (IncarnationId, &Member)> {
+        let live = |member: &Member| member.process.role == Role::Worker && member.live;
+        self.members.iter().filter(move |(_, member)| live(member)).map(|(&id, member)| (id, member))
     }
 
     /// These workers, and no others, do not get on with something.

@@ -1,57 +1,37 @@
-//! The edge of a master: the lock around its books, the clock, the data folder, the calls to ps, and the server itself.
+//! The start of a master: its data folder, the jobs of its journal, and the server itself.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
 use net::channel::{Accepted, Dialer, MESSAGE_BYTES_MAX};
 use net::metrics::Reading;
-use net::ps_client::PsClients;
-use proto::checkpoint::manifest::Script;
-use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
-use proto::status::{Failure, Kind};
 use store::Stores;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic_health::server::HealthReporter;
-use tracing::Instrument;
 
-use crate::artifacts::{self, Artifacts, BytesMax, Disk, Held, Received, Synced, Unsynced};
-use crate::asking::Asking;
+use crate::artifacts::{Artifacts, BytesMax, Disk, Held, Synced, Unsynced};
 use crate::books::Books;
-use crate::checkpoints;
 use crate::clock::{Clock, Now};
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::etcd::{EtcdStore, Leadership};
 use crate::gate::Gate;
-use crate::job::Effect;
-use crate::journal::{Batch, FileStore, Found, Journal, Mark, MemoryStore, Overdue, Store, keep_identity};
+use crate::journal::{Batch, FileStore, Found, Journal, MemoryStore, Store, keep_identity};
 use crate::metrics::Metrics;
-use crate::ps_client;
 use crate::secrets::Key;
-use crate::service::{FleetService, JobsService, leaving};
+use crate::service::{FleetService, JobsService};
+use crate::shared::{SHUTDOWN, Shared, Surroundings};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(100);
-
-/// A journal whose write takes longer than this makes a master that is not ready.
-const OVERDUE: Duration = Duration::from_secs(5);
-
-/// Recalls that a busy heartbeat stream may be behind.
-const RECALLS: usize = 256;
-
-/// Longest wait for open calls at a shutdown.
-const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Runs a master until `shutdown`.
 ///
@@ -70,45 +50,18 @@ where
     Master::open(options, stores, dialer).await?.serve(incoming, shutdown).await
 }
 
-/// A master: its books and its data folder. Cheap to clone, all clones are the same master.
+/// A master: its books and its data folder. A clone is cheap and is the same master.
 #[derive(Clone, Debug)]
 pub struct Master {
     shared: Arc<Shared>,
-}
-
-/// What all calls share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) artifacts: Artifacts,
-    /// Calls the ps.
-    pub(crate) ps_clients: PsClients,
-    /// Files of exports that are not completed yet. Its lock may be taken under the books' one, never the other way round.
-    pub(crate) uploads: Mutex<BTreeMap<(IncarnationId, LeaseId), Arc<Received>>>,
-    /// Held from when a submission gets its number until the job is in the books: its files are moved between the two.
-    pub(crate) submitting: tokio::sync::Mutex<()>,
-    /// Where checkpoints lie.
-    pub(crate) stores: Stores,
-    /// What a restart must know.
-    pub(crate) journal: Journal,
-    /// There may be work.
-    pub(crate) work: Asking,
-    /// Leases whose holders need not go on.
-    pub(crate) recalls: broadcast::Sender<(IncarnationId, LeaseId)>,
-    /// Long calls end.
-    pub(crate) stopping: CancellationToken,
-    /// Longest silence of a stream that brings something.
-    pub(crate) stream_silence: Duration,
-    /// Of several masters: that this one leads.
-    leadership: Option<Arc<Leadership>>,
-    books: Mutex<Books>,
-    clock: Clock,
 }
 
 impl Master {
     /// Takes the data folder, and the jobs of the earlier start that its journal has.
     ///
     /// # Errors
-    /// [`Error::Options`] with every violation; a data folder that cannot be used or that another master uses.
+    /// [`Error::Options`] with every violation; a data folder that cannot be used or that another
+    /// master uses.
     pub async fn open(options: Options, stores: Stores, dialer: Dialer) -> Result<Self> {
         options.validate().map_err(Error::Options)?;
         let disk: Arc<dyn Disk> = if options.journal { Arc::new(Synced) } else { Arc::new(Unsynced) };
@@ -123,7 +76,8 @@ impl Master {
     /// Takes up the journal of several masters, as the one that leads.
     ///
     /// # Errors
-    /// A data folder that cannot be used or is not that of the journal, or a journal that cannot be read.
+    /// A data folder that cannot be used or is not that of the journal, or a journal that cannot be
+    /// read.
     pub(crate) async fn elected(
         options: Options,
         stores: Stores,
@@ -151,7 +105,7 @@ impl Master {
         Ok(Self::start(books, around, Some(leadership)))
     }
 
-    /// The same, with a journal in `store`, and a clock that may be wrong.
+    /// Opens a master with a journal in `store`, and a clock that may be wrong.
     #[doc(hidden)]
     pub async fn open_with(
         options: Options,
@@ -191,26 +145,11 @@ impl Master {
     }
 
     fn start(books: Books, around: Surroundings, leadership: Option<Arc<Leadership>>) -> Self {
-        let Surroundings { stores, dialer, artifacts, journal, clock, stream_silence } = around;
-        let shared = Shared {
-            artifacts,
-            stores,
-            ps_clients: ps_client::clients(dialer),
-            uploads: Mutex::default(),
-            submitting: tokio::sync::Mutex::default(),
-            work: Asking::default(),
-            recalls: broadcast::Sender::new(RECALLS),
-            stopping: CancellationToken::new(),
-            stream_silence,
-            leadership,
-            journal,
-            books: Mutex::new(books),
-            clock,
-        };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(Shared::new(books, around, leadership)) }
     }
 
-    /// Serves `incoming` connections until `shutdown`; then long calls end and open ones get a moment.
+    /// Serves `incoming` connections until `shutdown`; then long calls end and open ones get a
+    /// moment.
     ///
     /// # Errors
     /// The server cannot go on.
@@ -265,182 +204,15 @@ impl Master {
         served
     }
 
-    /// What reads its numbers, for who watches.
+    /// A function that reads the numbers of this master, for exporters of metrics.
     pub fn readings(&self) -> impl Fn() -> Vec<Reading> + Send + Sync + 'static {
         let master = self.clone();
         move || master.metrics().readings()
     }
 
-    /// What this master counted so far.
+    /// The counts of this master so far.
     pub fn metrics(&self) -> Metrics {
-        let journal = &self.shared.journal;
-        Metrics {
-            journal_failures: journal.failures(),
-            journal_overdue_seconds: journal.overdue().map_or(0, |overdue| overdue.waited.as_secs()),
-            ..self.shared.books.lock().unwrap_or_else(PoisonError::into_inner).metrics()
-        }
-    }
-}
-
-impl Shared {
-    /// The one way to the books: one short lock, then whatever follows from the change. Heartbeats wait for this lock, so `action` calls no
-    /// file system.
-    pub(crate) fn act<T>(self: &Arc<Self>, action: impl FnOnce(&mut Books, Now) -> T) -> T {
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        // The time is taken under the lock, so that it never steps back between two actions.
-        let result = action(&mut books, self.clock.now());
-        let (effects, changes) = (books.take_effects(), books.take_changes());
-        let (news, news_for) = (books.take_news(), books.take_news_for());
-        // Under the lock, so that it is written in the order in which it happened.
-        let written = self.journal.append(books.take_batch(self.clock.now()));
-        drop(books);
-        for change in changes {
-            tracing::info!("{}", change.reason);
-        }
-        for (job, effect) in effects {
-            if let Effect::Recall(worker, _) = effect {
-                self.work.tell(worker);
-            }
-            self.follow(job, effect, written);
-        }
-        match news {
-            true => self.work.tell_all(),
-            false => news_for.into_iter().for_each(|worker| self.work.tell(worker)),
-        }
-        result
-    }
-
-    /// Whether no other master can do what this one does.
-    fn leads(&self) -> bool {
-        let leadership = self.leadership.as_ref();
-        leadership.is_none_or(|leadership| leadership.is_certain(tokio::time::Instant::now()))
-    }
-
-    /// Removes the files of exports whose lease has ended.
-    fn drop_ended_uploads(self: &Arc<Self>) {
-        let ended: Vec<_> = self.act(|books, _| {
-            let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
-            uploads.extract_if(.., |&(worker, lease), _| books.exported_by(worker, lease).is_none()).collect()
-        });
-        if !ended.is_empty() {
-            artifacts::later(move || drop(ended));
-        }
-    }
-
-    /// Waits until all that happened so far survives a restart: before others are told of it.
-    ///
-    /// # Errors
-    /// The master stops, or no longer leads, and could not write it.
-    pub(crate) async fn durable(&self) -> Result<(), Status> {
-        let left = async {
-            self.stopping.cancelled().await;
-            tokio::time::sleep(SHUTDOWN).await;
-        };
-        tokio::select! {
-            biased;
-            () = self.journal.durable(self.journal.newest()) => Ok(()),
-            () = left => Err(leaving()),
-        }
-    }
-
-    /// Whether the journal is written in time. Training needs none; what is to be durable before it is answered does.
-    ///
-    /// # Errors
-    /// It is not, for so long that nobody should wait for it; the reason.
-    pub(crate) fn check_journal(&self) -> Result<(), Failure> {
-        let Some(Overdue { waited, reason }) = self.journal.overdue().filter(|late| late.waited > OVERDUE)
-        else {
-            return Ok(());
-        };
-        let (seconds, reason) = (waited.as_secs(), reason.unwrap_or_else(|| "no answer".to_owned()));
-        let message = format!(
-            "this master has not been able to write its journal for {seconds} s ({reason}); jobs that run go on, others are taken \
-             once it can"
-        );
-        Err(Failure::new(Kind::Full, message))
-    }
-
-    fn follow(self: &Arc<Self>, job: JobId, effect: Effect, written: Mark) {
-        match &effect {
-            Effect::Tell(state, reason) => return tracing::info!(%job, "{}: {reason}", state.name()),
-            Effect::Lost(lease) => return tracing::debug!(%job, lease = lease.get(), "lease lost"),
-            // Without a listener nobody holds anything.
-            Effect::Recall(worker, lease) => return drop(self.recalls.send((*worker, *lease))),
-            _ => {}
-        }
-        // A heartbeat stream may be dropped with the runtime itself; then there is nobody left to tell.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let shared = self.clone();
-        let speaking = async move {
-            shared.speak_when_durable(job, effect, written).await;
-        };
-        runtime.spawn(speaking.instrument(tracing::info_span!("job", id = %job)));
-    }
-
-    /// Speaks once what the effect follows from is durable. Says nothing, and answers `false`, if this master stops or no longer leads.
-    async fn speak_when_durable(self: &Arc<Self>, job: JobId, effect: Effect, written: Mark) -> bool {
-        // A journal that can no longer be written must not keep all this in memory.
-        tokio::select! {
-            biased;
-            () = self.stopping.cancelled() => return false,
-            () = self.journal.durable(written) => {}
-        }
-        if !self.leads() {
-            return false;
-        }
-        tokio::select! {
-            biased;
-            () = self.stopping.cancelled() => false,
-            () = self.speak(job, effect) => true,
-        }
-    }
-
-    /// Speaks to ps and brings the job their answer.
-    async fn speak(self: &Arc<Self>, id: JobId, effect: Effect) {
-        match effect {
-            Effect::Ask(placement, ps) => {
-                let ledgers = ps_client::ledgers(&self.ps_clients, &ps, id).await;
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, placement, ledgers)));
-            }
-            Effect::Verify(ps, incarnation) => {
-                let ledgers = ps_client::ledgers(&self.ps_clients, std::slice::from_ref(&ps), id).await;
-                self.act(|books, now| {
-                    books.job_mut(id).map(|job| job.on_ps_answer(now, &ps, incarnation, ledgers))
-                });
-            }
-            Effect::Unpin(ps, era, version) => {
-                if let Err(failure) = ps_client::unpin(&self.ps_clients, &ps, id, era, version).await {
-                    tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
-                }
-            }
-            Effect::Look(place) => {
-                let found = checkpoints::look(&self.stores, &place).await;
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_found(now, found)));
-            }
-            Effect::Save(ps, version) => {
-                let coming = ps_client::save(&self.ps_clients, &ps, id, version).await;
-                self.act(|books, now| {
-                    books.job_mut(id).map(|job| job.on_save_answered(now, version, coming))
-                });
-            }
-            Effect::Publish(place, manifest, keep) => {
-                let script = |script: &Script| self.artifacts.script(id, script);
-                let written = checkpoints::publish(&self.stores, &place, &manifest, keep, script).await;
-                let written = written.map_err(|error| error.to_string());
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_published(now, written)));
-            }
-            Effect::Finish(ps) => {
-                let ledgers = ps_client::ledgers(&self.ps_clients, &ps, id).await;
-                self.act(|books, now| books.job_mut(id).map(|job| job.on_finished(now, ledgers)));
-            }
-            Effect::Close(ps, era) => {
-                let request = self.act(|books, now| books.close(now, id, era));
-                if let Err(failure) = ps_client::close(&self.ps_clients, &ps, request).await {
-                    tracing::warn!(reason = %failure, "a ps did not close the job; its heartbeat will tell it to");
-                }
-            }
-            Effect::Tell(..) | Effect::Lost(_) | Effect::Recall(..) => {}
-        }
+        self.shared.metrics()
     }
 }
 
@@ -469,17 +241,8 @@ async fn tick(shared: &Arc<Shared>, health: &HealthReporter) {
     }
 }
 
-/// What the books of a master have around them.
-struct Surroundings {
-    stores: Stores,
-    dialer: Dialer,
-    artifacts: Artifacts,
-    journal: Journal,
-    clock: Clock,
-    stream_silence: Duration,
-}
-
-/// What a start writes down first. What earlier versions left over goes with the mark that it is gone.
+/// The first batch of a start. It removes the entries that earlier versions left over, and marks
+/// that they are gone.
 fn kept(found: &mut Found, identity: u64, starts: u64) -> Batch {
     let mut batch = std::mem::take(&mut found.left_over);
     batch.append(keep_identity(identity, starts));
@@ -501,12 +264,13 @@ fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, fo
     Ok(books)
 }
 
-/// Unlike that of every other master.
+/// An identity that no other master has.
 fn fresh_identity(clock: &Clock, starts: u64) -> u64 {
     (clock.now().unix_ms << 16) | (starts & 0xFFFF)
 }
 
-/// Refuses a data folder that is not the one of a journal that several masters share, by the journal's record of the master.
+/// Refuses a data folder that is not the one of a journal that several masters share, by the
+/// journal's record of the master.
 pub(crate) fn check_folder(folder: &Path, record: &pb::MasterRecord) -> Result<()> {
     match record.identity {
         0 => Ok(()),
@@ -516,11 +280,15 @@ pub(crate) fn check_folder(folder: &Path, record: &pb::MasterRecord) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use proto::ids::JobId;
+
     use super::*;
+    use crate::error::StoreError;
     use crate::etcd::tests::{client, elected, server::Etcd};
-    use crate::journal::StoreError;
+    use crate::job::Effect;
 
     async fn open(folder: &Path) -> Master {
         let options = Options { data_dir: folder.to_owned(), ..Options::default() };

@@ -1,20 +1,25 @@
-//! How fast each worker of a job computes: pure, from the durations of its leases. It outlives the books of a training, so that
-//! a rewind forgets nobody's speed.
+//! How fast each worker of a job computes: pure, from the durations of its leases. It outlives the
+//! books of a training, so that a rewind forgets nobody's speed.
 //!
-//! - A speed is a time per microbatch: the median of the latest five leases, so that one hiccup is none. What is within half of
-//!   the fleet's median *is* the fleet's median: equal machines get equal shares whatever the noise.
-//! - Opening the job and the first pull of its weights are not speed: the worker says how long it worked on a lease without them.
-//! - A worker is *unknown* until its second lease, for the first computation of a process takes longer. It counts as the median.
-//! - A lease that somebody else completed first says something about a known worker when it was late: its holder is at least that
-//!   slow. It says nothing about a worker that has completed no two leases yet, which may have been opening the job. Such a worker
-//!   becomes known by what it says in heartbeats that a microbatch takes it to compute, if that is far more than usual.
-//! - A slow worker that holds nothing cannot show that it has become fast again. So it is *tried*: it is given one microbatch after
-//!   the time of four of its own or of 32 usual ones, whichever comes first. The others take it for as slow as before meanwhile, so
-//!   that the first of them with nothing else to do takes a copy at once: a trial delays no step. A worker that takes 100 ms
-//!   instead of 10 is tried every 0.32 s.
+//! - A speed is a time per microbatch: the median of the latest five leases, so that one hiccup is
+//!   none. What is within half of the fleet's median *is* the fleet's median: equal machines get
+//!   equal shares whatever the noise.
+//! - Opening the job and the first pull of its weights are not speed: the worker says how long it
+//!   worked on a lease without them.
+//! - A worker is *unknown* until its second lease, for the first computation of a process takes
+//!   longer. It counts as the median.
+//! - A lease that somebody else completed first says something about a known worker when it was
+//!   late: its holder is at least that slow. It says nothing about a worker that has completed no
+//!   two leases yet, which may have been opening the job. Such a worker becomes known by what it
+//!   says in heartbeats that a microbatch takes it to compute, if that is far more than usual.
+//! - A slow worker that holds nothing cannot show that it has become fast again. So it is *tried*:
+//!   it is given one microbatch after the time of four of its own or of 32 usual ones, whichever
+//!   comes first. The others take it for as slow as before meanwhile, so that the first of them
+//!   with nothing else to do takes a copy at once: a trial delays no step. A worker that takes 100
+//!   ms instead of 10 is tried every 0.32 s.
 //!
-//! Each lease asks for the fleet's median several times, and a fleet may have thousands of workers: medians are kept sorted, so that
-//! a question costs nothing and a completed lease a binary search.
+//! Each lease asks for the fleet's median several times, and a fleet may have thousands of workers:
+//! medians are kept sorted, so that a question costs nothing and a completed lease a binary search.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -27,14 +32,16 @@ const TIMES: usize = 5;
 /// An idle slow worker is tried again after this many of its microbatches.
 const TRIAL_OWN: u32 = 4;
 
-/// The same, of usual microbatches: a worker that was once very slow does not wait for longer.
+/// An idle slow worker waits for at most this many usual microbatches, even if it was once very
+/// slow.
 const TRIAL_USUAL: u32 = 32;
 
 /// Groups of like speed, for a quick look at all workers.
 const GROUPS: usize = 32;
 
-/// Of a larger fleet a part is looked at, for each lease asks what all can do: of 64 workers whose speeds differ by a third the mean
-/// is known to one part in 24, and the next time it is of others. With 24 workers large steps lost a quarter of their speed.
+/// Workers of a larger fleet at which a lease looks, for each lease asks what all can do: of 64
+/// workers whose speeds differ by a third the mean is known to one part in 24, and the next time it
+/// is of others. With 24 workers large steps lost a quarter of their speed.
 const SAMPLE_MAX: usize = 64;
 
 /// A worker is late after this many times its usual duration, even if it has taken longer lately.
@@ -58,11 +65,11 @@ pub(crate) struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct Speeds {
     workers: BTreeMap<IncarnationId, Speed>,
-    /// The same workers, as they were named.
+    /// The workers in the order of the crew.
     crew: Vec<IncarnationId>,
     /// Medians of those who have completed a second lease, ascending.
     warm: Vec<(Duration, IncarnationId)>,
-    /// Of the others.
+    /// Medians of the other workers, ascending.
     cold: Vec<(Duration, IncarnationId)>,
     changes: u64,
 }
@@ -71,7 +78,7 @@ pub(crate) struct Speeds {
 struct Speed {
     /// Time per microbatch in its latest leases, oldest first.
     times: VecDeque<Duration>,
-    /// Of `times`.
+    /// The median of `times`.
     median: Option<Duration>,
     /// Its first lease is over.
     warm: bool,
@@ -81,19 +88,16 @@ struct Speed {
     asked: Duration,
     /// It is tried again: the next that it gets is one microbatch.
     on_trial: bool,
-    /// It asked for work last and got none, for it would keep the others waiting.
-    left_out: bool,
 }
 
-/// A worker that gets no work because it is slow.
+/// How slow a worker is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeftOut {
-    pub(crate) worker: IncarnationId,
-    /// What a microbatch takes it.
+pub(crate) struct Slow {
+    /// Time of a microbatch on this worker.
     pub(crate) time: Duration,
-    /// What one takes usually.
+    /// Usual time of a microbatch.
     pub(crate) usual: Duration,
-    /// When it is tried again.
+    /// Time at which this worker is tried again.
     pub(crate) again: Duration,
 }
 
@@ -117,7 +121,6 @@ impl Speeds {
                 freed: now,
                 asked: now,
                 on_trial: false,
-                left_out: false,
             };
             self.workers.entry(worker).or_insert_with(new);
         }
@@ -172,8 +175,8 @@ impl Speeds {
         }
     }
 
-    /// At most so many microbatches all together can do in `time`, were all of them free: the workers are taken in a few groups of like
-    /// speed, each worker as the fastest of its group.
+    /// At most so many microbatches all together can do in `time`, were all of them free: the
+    /// workers are taken in a few groups of like speed, each worker as the fastest of its group.
     pub(crate) fn capacity(&self, time: Duration, usual: Duration) -> u64 {
         let of_each = |expected: Duration| (time.as_nanos() / expected.as_nanos().max(1)) as u64;
         let group = self.warm.len().div_ceil(GROUPS).max(1);
@@ -195,7 +198,8 @@ impl Speeds {
         (stride as u64, sample.map(move |&worker| self.of(worker, usual)))
     }
 
-    /// A worker asks for work; `idle`: it holds none. One that is too slow is tried when it is time.
+    /// A worker asks for work; `idle`: it holds none. One that is too slow is tried when it is
+    /// time.
     pub(crate) fn asked(&mut self, now: Duration, worker: IncarnationId, idle: bool) {
         let usual = self.usual();
         let Some(speed) = self.workers.get_mut(&worker) else { return };
@@ -203,20 +207,11 @@ impl Speeds {
         speed.on_trial = idle && speed.tried_again(usual).is_some_and(|again| again <= now);
     }
 
-    /// What a worker that asked got; `some`: work.
-    pub(crate) fn answered(&mut self, worker: IncarnationId, some: bool) {
-        if let Some(speed) = self.workers.get_mut(&worker) {
-            speed.left_out = !some;
-        }
-    }
-
-    /// Who gets no work because it is slow.
-    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
+    /// How slow a worker is; `None` if it is about as fast as usual, or not known well enough.
+    pub(crate) fn slow(&self, worker: IncarnationId) -> Option<Slow> {
         let usual = self.usual();
-        self.workers.iter().filter_map(move |(&worker, speed)| {
-            let again = speed.tried_again(usual).filter(|_| speed.left_out)?;
-            Some(LeftOut { worker, time: speed.median?, usual: usual?, again })
-        })
+        let speed = self.workers.get(&worker)?;
+        Some(Slow { time: speed.median?, usual: usual?, again: speed.tried_again(usual)? })
     }
 
     /// A lease was completed: its time per microbatch.
@@ -235,7 +230,8 @@ impl Speeds {
         });
     }
 
-    /// A lease ended because somebody else completed it; `at_least`: its time per microbatch up to then, if it was late.
+    /// A lease ended because somebody else completed it; `at_least`: its time per microbatch up to
+    /// then, if it was late.
     pub(crate) fn beaten(&mut self, now: Duration, worker: IncarnationId, at_least: Option<Duration>) {
         self.change(worker, |speed| {
             speed.on_trial = false;
@@ -247,8 +243,8 @@ impl Speeds {
         });
     }
 
-    /// A worker says that a microbatch takes it so long to compute. That is news of one that has completed nothing, because copies of
-    /// its leases are always faster.
+    /// A worker says that a microbatch takes it so long to compute. That is news of one that has
+    /// completed nothing, because copies of its leases are always faster.
     pub(crate) fn computes(&mut self, worker: IncarnationId, time: Duration) {
         let usual = self.usual();
         let unknown = self.workers.get(&worker).is_some_and(|speed| !speed.warm);
@@ -260,7 +256,8 @@ impl Speeds {
         }
     }
 
-    /// The fleet's median time per microbatch. While nobody has a second lease behind it the first ones count.
+    /// The fleet's median time per microbatch. While nobody has a second lease behind it the first
+    /// ones count.
     pub(crate) fn usual(&self) -> Option<Duration> {
         middle(&self.warm).or_else(|| middle(&self.cold))
     }
@@ -271,7 +268,8 @@ impl Speeds {
         !known && !self.warm.is_empty()
     }
 
-    /// Whether the fleet's speed is known and this worker has completed nothing yet: it may be opening the job.
+    /// Whether the fleet's speed is known and this worker has completed nothing yet: it may be
+    /// opening the job.
     pub(crate) fn is_untried(&self, worker: IncarnationId) -> bool {
         let tried = self.workers.get(&worker).is_some_and(|speed| !speed.times.is_empty());
         !tried && !self.warm.is_empty()
@@ -316,7 +314,7 @@ fn middle(sorted: &[(Duration, IncarnationId)]) -> Option<Duration> {
     sorted.get(sorted.len().saturating_sub(1) / 2).map(|(median, _)| *median)
 }
 
-/// The same, of what is not sorted.
+/// The median of times in any order; the lower one of an even number.
 fn median(times: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();

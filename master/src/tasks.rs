@@ -1,10 +1,12 @@
-//! Work that is not training (index, initialize, measure, export): a short list of tasks, first come first served. Pure.
+//! Work that is not training (index, initialize, measure, export): a short list of tasks, first
+//! come first served. Pure.
 //!
-//! A task is handed to one worker and stays until it is completed or its job ends. When all its holders hang, whoever is free takes a
-//! copy: the first to complete it ends the leases of the others. Late and foreign leases change nothing, as in the dispatcher.
+//! A task is handed to one worker and stays until it is completed or its job ends. When all its
+//! holders hang, whoever is free takes a copy: the first to complete it ends the leases of the
+//! others. Late and foreign leases change nothing, as in the dispatcher.
 //!
-//! Always true here: whatever happens looks at tasks that are held, of which each worker has a few, and at no other. So all tasks
-//! together cost in proportion to their number.
+//! Always true here: whatever happens looks at tasks that are held, of which each worker has a few,
+//! and at no other. So all tasks together cost in proportion to their number.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,9 +21,9 @@ use crate::lease::{Attempts, Ending, Grant, HELD_MAX, LeaseIds, Limits, Lost};
 #[derive(Debug)]
 pub(crate) struct TaskQueue<T> {
     limits: Limits,
-    /// Those that nobody holds.
+    /// Tasks that nobody holds.
     waiting: BTreeMap<TaskId, Task<T>>,
-    /// Those that somebody holds.
+    /// Tasks that somebody holds.
     held: BTreeMap<TaskId, Task<T>>,
     next: TaskId,
     /// How often a task was looked at: what the queue costs.
@@ -86,6 +88,11 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
     /// Every outstanding lease.
     pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
         self.held().flat_map(|(_, task)| &task.holders).map(|grant| grant.lease)
+    }
+
+    /// The holder of every outstanding lease.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = IncarnationId> {
+        self.held().flat_map(|(_, task)| &task.holders).map(|grant| grant.worker)
     }
 
     /// Forgets all tasks; their leases have ended.
@@ -156,7 +163,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.held().filter(|(_, task)| task.is_held_by(worker)).count()
     }
 
-    /// Those who hang, each with the work.
+    /// The grants whose holders hang, each with the work and whether another holder of it gets on.
     pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (&T, &Grant, bool)> {
         let stall = self.limits.stall;
         let hangs = move |grant: &Grant| grant.progress.hangs_from(None, stall) <= now;

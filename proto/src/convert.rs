@@ -363,6 +363,34 @@ impl pb::JobState {
     }
 }
 
+impl pb::Why {
+    /// Its name, in `--json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::NotAsked => "not_asked",
+            Self::Drains => "drains",
+            Self::WorksElsewhere => "works_elsewhere",
+            Self::StandsBy => "stands_by",
+            Self::OtherClass => "other_class",
+            Self::NoClass => "no_class",
+            Self::Paused => "paused",
+            Self::JobWaits => "job_waits",
+            Self::Indexing => "indexing",
+            Self::Initializing => "initializing",
+            Self::Surveying => "surveying",
+            Self::Ending => "ending",
+            Self::NothingLeft => "nothing_left",
+            Self::Closing => "closing",
+            Self::HoldsEnough => "holds_enough",
+            Self::TooFarAhead => "too_far_ahead",
+            Self::TooSlow => "too_slow",
+            Self::Hangs => "hangs",
+            Self::NotSeen => "not_seen",
+        }
+    }
+}
+
 impl pb::Phase {
     /// Its name, in `--json`.
     pub const fn name(self) -> &'static str {

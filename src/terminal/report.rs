@@ -102,8 +102,8 @@ pub(crate) fn status(status: &JobStatus) -> String {
         "workers",
         workers.into_iter().chain([format!("{} so far", status.workers_seen)]).collect::<Vec<_>>().join("; "),
     );
-    for slow in &status.left_out {
-        line("left out", left_out(slow));
+    for idle in &status.idle {
+        line("idle", idle_workers(idle));
     }
     for hang in &status.hangs {
         line("hangs", hangs(hang));
@@ -116,11 +116,6 @@ pub(crate) fn status(status: &JobStatus) -> String {
     let class =
         status.numerics_class.as_ref().filter(|_| !status.state().is_end() || status.numerics.len() == 1);
     line("numerics", class.map(shown).unwrap_or_default());
-    for standby in &status.numerics_standby {
-        let class = standby.numerics.as_ref().map(shown).unwrap_or_default();
-        let workers = count(standby.workers.into(), "worker", "workers");
-        line("stand by", format!("{workers} of another numerics class: {class}"));
-    }
     line(
         "time",
         format!(
@@ -147,20 +142,14 @@ fn progress(status: &JobStatus) -> String {
     }
 }
 
-/// A worker that gets no work because it is slow:
-/// ``worker `b` takes 512.0 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s``.
-fn left_out(slow: &pb::LeftOut) -> String {
-    let &pb::LeftOut { ref worker, microbatch_us, usual_us, again_ms } = slow;
-    let millis = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
-    let again = match again_ms {
-        0 => "now".to_owned(),
-        _ => format!("in {}", duration(Duration::from_millis(again_ms))),
-    };
-    format!(
-        "worker `{worker}` takes {} for a microbatch, others {}; it is tried again {again}",
-        millis(microbatch_us),
-        millis(usual_us)
-    )
+/// Workers without work, and why: `worker-1, worker-2 and 3 more: epoch 2 of 2 has no task left`.
+fn idle_workers(idle: &pb::Idle) -> String {
+    let mut names = idle.workers.join(", ");
+    let more = (idle.count as usize).saturating_sub(idle.workers.len());
+    if more > 0 {
+        let _ = write!(names, " and {more} more");
+    }
+    format!("{names}: {}", idle.reason)
 }
 
 /// A worker that lives and makes no progress: ``worker `b` has been reading x.gz for 6 min 02 s;
@@ -362,13 +351,34 @@ mod tests {
     }
 
     #[test]
-    fn status_names_a_worker_that_is_left_out() {
-        let slow =
-            pb::LeftOut { worker: "b".to_owned(), microbatch_us: 512_300, usual_us: 140_000, again_ms: 1900 };
-        let job = JobStatus { left_out: vec![slow], ..succeeded() };
-        let line = "left out   worker `b` takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s";
-        assert!(status(&job).contains(line), "{}", status(&job));
-        assert_eq!(json(&job)["left_out"][0]["again_seconds"], 1.9);
+    fn status_names_idle_workers_with_the_reason() {
+        let slow = pb::Idle {
+            why: pb::Why::TooSlow.into(),
+            reason: "takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s".to_owned(),
+            count: 1,
+            workers: vec!["b".to_owned()],
+            slow: Some(pb::Slow { microbatch_us: 512_300, usual_us: 140_000, again_ms: 1900 }),
+            numerics: None,
+        };
+        let done = pb::Idle {
+            why: pb::Why::NothingLeft.into(),
+            reason: "epoch 2 of 2 has no task left".to_owned(),
+            count: 4,
+            workers: vec!["c".to_owned(), "d".to_owned()],
+            ..Default::default()
+        };
+        let job = JobStatus { idle: vec![slow, done], ..succeeded() };
+        for line in [
+            "idle       b: takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again in 1.9 s",
+            "idle       c, d and 2 more: epoch 2 of 2 has no task left",
+        ] {
+            assert!(status(&job).contains(line), "{}", status(&job));
+        }
+        assert_eq!(json(&job)["idle"][0]["again_seconds"], 1.9);
+        assert_eq!(
+            (&json(&job)["idle"][1]["why"], &json(&job)["idle"][1]["count"]),
+            (&value_of!("nothing_left"), &value_of!(4))
+        );
     }
 
     #[test]
@@ -383,14 +393,23 @@ mod tests {
             |name: &str| Some(pb::Numerics { class: name.to_owned(), facts: format!("facts of {name}") });
         let waits = JobStatus {
             numerics_class: class("aa"),
-            numerics_standby: vec![pb::NumericsStandby { numerics: class("bb"), workers: 2 }],
+            idle: vec![pb::Idle {
+                why: pb::Why::OtherClass.into(),
+                reason: "standing by, of another numerics class: bb (facts of bb)".to_owned(),
+                count: 2,
+                workers: vec!["b".to_owned(), "c".to_owned()],
+                numerics: class("bb"),
+                slow: None,
+            }],
             ..JobStatus::default()
         };
         let text = status(&waits);
-        for part in ["numerics   aa (facts of aa)", "2 workers of another numerics class: bb (facts of bb)"] {
+        for part in
+            ["numerics   aa (facts of aa)", "b, c: standing by, of another numerics class: bb (facts of bb)"]
+        {
             assert!(text.contains(part), "{part} missing in {text}");
         }
-        assert_eq!(json(&waits)["numerics_standby"][0]["class"], "bb");
+        assert_eq!(json(&waits)["idle"][0]["numerics_class"], "bb");
         assert_eq!(json(&succeeded())["final"]["accuracy"], 0.75);
     }
 }

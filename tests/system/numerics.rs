@@ -97,7 +97,10 @@ fn a_job_whose_class_is_gone_waits_and_goes_on_in_another_when_a_user_says_so() 
     let mut following = cluster.submission(&job(), &out, &[]).args(settings).spawn().unwrap();
     let running = wait_for(&cluster, |status| status["checkpoint"].as_u64() >= Some(20));
     assert_eq!((&running["workers"], &running["workers_standby"]), (&1.into(), &1.into()));
-    let other = running["numerics_standby"][0]["class"].as_str().unwrap().to_owned();
+    let idle = running["idle"].as_array().unwrap();
+    let stranger = idle.iter().find(|idle| idle["why"] == "other_class").unwrap();
+    assert_eq!(stranger["count"], 1);
+    let other = stranger["numerics_class"].as_str().unwrap().to_owned();
 
     cluster.workers[0].signal("KILL");
     let waiting = wait_for(&cluster, |status| status["status"] == "pending");
@@ -105,7 +108,7 @@ fn a_job_whose_class_is_gone_waits_and_goes_on_in_another_when_a_user_says_so() 
     assert!(reason.contains("workers (0 of 1 live) of numerics class"), "{reason}");
     assert!(reason.contains("ebb resume digits-1 --numerics CLASS"), "{reason}");
     let shown = succeed(["status", "--master", &cluster.url, "digits"]);
-    assert!(shown.contains("1 worker of another numerics class"), "{shown}");
+    assert!(shown.contains(": standing by, of another numerics class: "), "{shown}");
 
     succeed(["resume", "--master", &cluster.url, "--numerics", &other, "digits"]);
     assert!(following.wait().unwrap().success());

@@ -1,4 +1,5 @@
-//! Traces of commands with what they must answer and why (`testdata/dispatcher`), and properties over any sequence.
+//! Traces of commands with what they must answer and why (`testdata/dispatcher`), and properties
+//! over any sequence.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +23,8 @@ fn limits() -> Limits {
     }
 }
 
-/// Runs one trace: a line is `command => answer`, `#` begins a reason, `job` a new dispatcher, `at` sets the clock.
+/// Runs one trace: a line is `command => answer`, `#` begins a reason, `job` a new dispatcher, `at`
+/// sets the clock.
 struct Trace {
     books: Dispatcher,
     ids: LeaseIds,
@@ -74,7 +76,8 @@ impl Trace {
         }
     }
 
-    /// Who takes part when `worker` asks as one of so many: those who did before, as far as they fit, and new ones.
+    /// The workers that take part when `worker` asks as one of so many: those who did before, as
+    /// far as they fit, and new ones.
     fn join(&mut self, worker: IncarnationId, of: &str) {
         let of: usize = of.parse().expect("workers");
         let before = std::mem::take(&mut self.crew).into_iter();
@@ -100,14 +103,15 @@ impl Trace {
         }
         let Self { books, ids, now, crew, gone } = self;
         match *words {
-            ["lease", who, "of", _] => granted(books.lease(*now, ids, worker(who), crew, 0)),
+            ["lease", who, "of", _] => leased(books.lease(*now, ids, idle_elsewhere(worker(who)), crew)),
             ["lease", who, "of", _, "elsewhere", held] => {
-                let held = held.parse().expect("leases");
-                granted(books.lease(*now, ids, worker(who), crew, held))
+                let asker = Asker::new(worker(who), held.parse().expect("leases"));
+                leased(books.lease(*now, ids, asker, crew))
             }
-            ["copy", who] => match books.copy(*now, ids, worker(who), 0) {
+            ["copy", who] => match books.copy(*now, ids, idle_elsewhere(worker(who))) {
+                Ok(grant) => granted(&grant),
                 Err(Some(from)) => format!("from {}ms", from.as_millis()),
-                copy => granted(copy.ok()),
+                Err(None) => "nothing".to_owned(),
             },
             ["renew", who, id] => books.renew(*now, worker(who), lease(id)).to_string(),
             ["complete", who, id] => {
@@ -139,11 +143,21 @@ fn millis(word: &str) -> Duration {
     Duration::from_millis(word.trim_end_matches("ms").parse().expect("milliseconds"))
 }
 
-fn granted(grant: Option<TrainGrant>) -> String {
-    grant.map_or("nothing".to_owned(), |grant| {
-        let again = if grant.attempt > 1 { format!(", attempt {}", grant.attempt) } else { String::new() };
-        format!("{}: [{}, {}){again}", grant.lease, grant.run.start, grant.run.end)
-    })
+/// A worker that holds no lease of another job.
+fn idle_elsewhere(worker: IncarnationId) -> Asker {
+    Asker::new(worker, 0)
+}
+
+fn leased(leased: Result<TrainGrant, Why>) -> String {
+    match leased {
+        Ok(grant) => granted(&grant),
+        Err(why) => format!("nothing: {}", why.word().name()),
+    }
+}
+
+fn granted(grant: &TrainGrant) -> String {
+    let again = if grant.attempt > 1 { format!(", attempt {}", grant.attempt) } else { String::new() };
+    format!("{}: [{}, {}){again}", grant.lease, grant.run.start, grant.run.end)
 }
 
 fn done(run: Option<Range<MicrobatchId>>) -> String {
@@ -252,11 +266,11 @@ impl Fleet {
         };
         match *action {
             Action::Lease(w) => {
-                let grant = self.books.lease(self.now, &mut self.ids, worker(w), &CREW, 0);
-                self.granted(w, grant);
+                let grant = self.books.lease(self.now, &mut self.ids, idle_elsewhere(worker(w)), &CREW);
+                self.granted(w, grant.ok());
             }
             Action::Copy(w) => {
-                let grant = self.books.copy(self.now, &mut self.ids, worker(w), 0);
+                let grant = self.books.copy(self.now, &mut self.ids, idle_elsewhere(worker(w)));
                 self.granted(w, grant.ok());
             }
             Action::Renew(w, p) => {
@@ -310,8 +324,8 @@ impl Fleet {
         }
     }
 
-    /// The lowest undone microbatch is held by somebody who has nothing before it, or is granted to whoever asks, except to
-    /// those who hold work of the same step, which waits for nobody.
+    /// The lowest undone microbatch is held by somebody who has nothing before it, or is granted to
+    /// whoever asks, except to those who hold work of the same step, which waits for nobody.
     fn check_progress(&mut self) {
         let lowest = self.books.watermark();
         if lowest.get() == self.books.plan.microbatches() {
@@ -325,7 +339,7 @@ impl Fleet {
         for worker in (1..=4).map(IncarnationId) {
             let held = self.books.runs.iter().find(|(_, run)| run.is_held_by(worker));
             let same_step = held.is_some_and(|(&first, _)| self.books.step_at(first) == step);
-            let grantable = self.books.may_hold(worker, lowest.get(), 0)
+            let grantable = self.books.may_hold(idle_elsewhere(worker), lowest.get())
                 && self.books.step_at(self.books.lowest_without(worker)) == step;
             assert!(grantable || same_step, "{worker} cannot get microbatch {lowest} of step {step}");
         }
@@ -345,7 +359,8 @@ proptest! {
             prop_assert_eq!(fleet.books.watermark(), MicrobatchId(first_undone as u64));
             prop_assert!(fleet.finished.iter().all(|&count| count <= 1));
         }
-        // Whatever happened, one worker can finish the job, even if it is slow and the others only seem to live.
+        // Whatever happened, one worker can finish the job, even if it is slow and the others only
+        // seem to live.
         for dead in 2..=4 {
             fleet.books.worker_gone(IncarnationId(dead));
         }
@@ -398,7 +413,8 @@ proptest! {
         (plan, delay) in jobs(),
         schedule in proptest::collection::vec((0u64..4, 0u8..20), 10..400),
     ) {
-        // Each worker asks as often as it may and works on its lowest lease only, as real ones do; some die.
+        // Each worker asks as often as it may and works on its lowest lease only, as real ones do;
+        // some die.
         let mut fleet = Fleet::new(plan, delay);
         let mut turns = schedule.into_iter().chain((0..4).cycle().map(|worker| (worker, 1)).take(100_000));
         while !fleet.books.is_done() {
@@ -412,7 +428,8 @@ proptest! {
             let lowest = fleet.books.runs.iter().find(|(_, run)| run.is_held_by(who));
             let Some((&first, run)) = lowest else { continue };
             let lease = run.holders.iter().find(|grant| grant.worker == who).expect("its own").lease;
-            // Step t waits for all steps below t - delay, except for what the run itself brings before.
+            // Step t waits for all steps below t - delay, except for what the run itself brings
+            // before.
             let outside = (0..plan.microbatches()).find(|id| {
                 fleet.finished[*id as usize] == 0 && !(first..run.end).contains(id)
             });
@@ -431,7 +448,7 @@ fn a_lease_of_another_worker_is_foreign() {
     let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 1 };
     let mut books = Dispatcher::new(plan, Some(0), limits());
     let mut ids = LeaseIds::starting_at(1);
-    let lease = books.lease(Duration::ZERO, &mut ids, A, &[A, B], 0).expect("work").lease;
+    let lease = books.lease(Duration::ZERO, &mut ids, idle_elsewhere(A), &[A, B]).expect("work").lease;
     assert!(!books.renew(Duration::ZERO, B, lease));
     assert_eq!(books.complete(Duration::ZERO, B, lease, None), None);
     assert_eq!(books.fail(B, lease, "no"), None);
@@ -452,21 +469,22 @@ fn a_run_whose_two_holders_hang_is_copied_to_a_third() {
     let mut books = Dispatcher::new(plan, Some(0), limits());
     let mut ids = LeaseIds::starting_at(1);
     let at = Duration::from_secs;
-    let first = books.lease(at(0), &mut ids, A, &[A], 0).expect("work");
+    let first = books.lease(at(0), &mut ids, idle_elsewhere(A), &[A]).expect("work");
     assert_eq!(first.run, MicrobatchId(0)..MicrobatchId(4));
-    assert_eq!(books.lease(at(31), &mut ids, B, &crew, 0), None);
-    let second = books.copy(at(31), &mut ids, B, 0).expect("nobody knows speeds, and a lease is over");
+    assert_eq!(books.lease(at(31), &mut ids, idle_elsewhere(B), &crew), Err(Why::NothingLeft { epochs: 1 }));
+    let second =
+        books.copy(at(31), &mut ids, idle_elsewhere(B)).expect("nobody knows speeds, and a lease is over");
     // Both live for ever after and get on with nothing.
     for now in [at(32), at(200), at(330)] {
         assert!(books.renew(now, A, first.lease) && books.renew(now, B, second.lease));
         books.progress(now, A, &idle(first.lease, pb::Phase::Reading, now, at(0)));
         books.progress(now, B, &idle(second.lease, pb::Phase::Opening, now, at(31)));
-        assert_eq!(books.copy(now, &mut ids, C, 0), Err(Some(at(331))), "at {now:?}");
+        assert_eq!(books.copy(now, &mut ids, idle_elsewhere(C)), Err(Some(at(331))), "at {now:?}");
     }
     assert_eq!(books.expire(at(331)), []);
     assert!(books.hanging(at(331)).all(|(_, _, taken_over)| !taken_over));
     assert!(books.hangs(at(331), A) && books.hangs(at(331), B));
-    let third = books.copy(at(331), &mut ids, C, 0).expect("both hang");
+    let third = books.copy(at(331), &mut ids, idle_elsewhere(C)).expect("both hang");
     assert!(books.hanging(at(331)).all(|(_, _, taken_over)| taken_over));
     let done = books.complete(at(332), C, third.lease, None).expect("a good lease");
     assert_eq!(done.beaten, [(A, first.lease), (B, second.lease)]);
@@ -479,8 +497,8 @@ fn who_gets_on_or_waits_for_weights_does_not_hang() {
     let mut books = Dispatcher::new(plan, Some(0), limits());
     let mut ids = LeaseIds::starting_at(1);
     let at = Duration::from_secs;
-    let [first, other, next] =
-        [A, B, A].map(|worker| books.lease(at(0), &mut ids, worker, &[A, B], 0).expect("work").lease);
+    let [first, other, next] = [A, B, A]
+        .map(|worker| books.lease(at(0), &mut ids, idle_elsewhere(worker), &[A, B]).expect("work").lease);
     let now = at(10_000);
     books.progress(now, A, &idle(first, pb::Phase::Computing, now, at(9_990)));
     // Of the next step, whose weights do not exist as long as the other two are not done.
@@ -490,19 +508,24 @@ fn who_gets_on_or_waits_for_weights_does_not_hang() {
     assert_eq!((hanging, books.hangs(now, A), books.hangs(now, B)), (vec![other], false, true));
 }
 
-/// Of one step A holds [0, 2) and hangs, B holds [2, 4) and [6, 7), C holds [4, 6). The ps has no room for what B and C have computed before
-/// it gets [0, 2).
+/// Books in which A holds [0, 2) of one step and hangs, B holds [2, 4) and [6, 7), C holds [4, 6).
+/// The ps has no room for what B and C have computed before it gets [0, 2).
 fn books_without_room(ids: &mut LeaseIds) -> (Dispatcher, LeaseId) {
     let plan = Plan { records: 8, micro: 1, microbatches_per_step: 8, epochs: 1 };
     let mut books = Dispatcher::new(plan, Some(0), limits());
     let at = Duration::from_secs;
-    let grants = [A, B, C, B].map(|worker| books.lease(at(0), ids, worker, &[A, B, C], 0).expect("work"));
+    let grants =
+        [A, B, C, B].map(|worker| books.lease(at(0), ids, idle_elsewhere(worker), &[A, B, C]).expect("work"));
     let runs = grants.each_ref().map(|grant| grant.run.start.get()..grant.run.end.get());
     assert_eq!(runs, [0..2, 2..4, 4..6, 6..7]);
     let [hanging, _, _, queued] = grants.each_ref().map(|grant| grant.lease);
     books.progress(at(31), A, &idle(hanging, pb::Phase::Reading, at(31), at(0)));
     for (worker, grant) in [B, C, B].into_iter().zip(&grants[1..]) {
-        assert_eq!(books.copy(at(31), ids, worker, 0), Err(None), "it is busy with what it holds");
+        assert_eq!(
+            books.copy(at(31), ids, idle_elsewhere(worker)),
+            Err(None),
+            "it is busy with what it holds"
+        );
         // In memory there is no room to compute this one.
         let phase = if grant.lease == queued { pb::Phase::Queued } else { pb::Phase::WaitingForRoom };
         books.progress(at(31), worker, &idle(grant.lease, phase, at(31), at(31)));
@@ -515,11 +538,14 @@ fn who_waits_for_room_on_a_ps_takes_a_copy_of_what_goes_before_and_of_nothing_el
     let mut ids = LeaseIds::starting_at(1);
     let (mut books, hanging) = books_without_room(&mut ids);
     let at = Duration::from_secs;
-    let copy = books.copy(at(31), &mut ids, B, 0).expect("it is late, and goes before all that B holds");
+    let copy = books
+        .copy(at(31), &mut ids, idle_elsewhere(B))
+        .expect("it is late, and goes before all that B holds");
     assert_eq!(copy.run, MicrobatchId(0)..MicrobatchId(2));
-    assert_eq!(books.copy(at(31), &mut ids, B, 0), Err(None), "now it is busy with that");
-    let next =
-        books.copy(at(31), &mut ids, C, 0).expect("it is late as well, and goes before all that C holds");
+    assert_eq!(books.copy(at(31), &mut ids, idle_elsewhere(B)), Err(None), "now it is busy with that");
+    let next = books
+        .copy(at(31), &mut ids, idle_elsewhere(C))
+        .expect("it is late as well, and goes before all that C holds");
     assert_eq!(next.run, MicrobatchId(2)..MicrobatchId(4));
     let done = books.complete(at(32), B, copy.lease, None).expect("a good lease");
     assert_eq!(done.beaten, [(A, hanging)]);
@@ -531,8 +557,8 @@ fn who_waits_for_room_on_a_ps_takes_what_came_back_and_goes_before() {
     let (mut books, hanging) = books_without_room(&mut ids);
     let at = Duration::from_secs;
     assert_eq!(books.worker_gone(A).len(), 1);
-    let run = books.lease(at(31), &mut ids, B, &[B, C], 0).map(|grant| grant.run);
-    assert_eq!(run, Some(MicrobatchId(0)..MicrobatchId(2)), "and not {hanging}, which has ended");
+    let run = books.lease(at(31), &mut ids, idle_elsewhere(B), &[B, C]).map(|grant| grant.run);
+    assert_eq!(run, Ok(MicrobatchId(0)..MicrobatchId(2)), "and not {hanging}, which has ended");
 }
 
 #[test]
@@ -541,7 +567,7 @@ fn a_huge_job_costs_no_memory() {
     let mut books = Dispatcher::new(plan, None, limits());
     let mut ids = LeaseIds::starting_at(1);
     for _ in 0..1000 {
-        let lease = books.lease(Duration::ZERO, &mut ids, A, &[A], 0).expect("work").lease;
+        let lease = books.lease(Duration::ZERO, &mut ids, idle_elsewhere(A), &[A]).expect("work").lease;
         books.complete(Duration::ZERO, A, lease, None);
     }
     assert_eq!(books.done(), 1000 * LEASE_MAX);
@@ -564,7 +590,7 @@ proptest! {
             if completes && !held.is_empty() {
                 let (worker, lease) = held.remove(0);
                 books.complete(Duration::ZERO, worker, lease, None);
-            } else if let Some(grant) = books.lease(Duration::ZERO, &mut ids, worker, crew, 0) {
+            } else if let Ok(grant) = books.lease(Duration::ZERO, &mut ids, idle_elsewhere(worker), crew) {
                 prop_assert!(grant.run.end <= plan.first_of(books.frontier()));
                 held.push((worker, grant.lease));
             }
@@ -573,7 +599,7 @@ proptest! {
         for now in (1..1000).map(Duration::from_secs) {
             held.drain(..).for_each(|(worker, lease)| drop(books.complete(now, worker, lease, None)));
             for &worker in crew {
-                held.extend(books.lease(now, &mut ids, worker, crew, 0).map(|grant| (worker, grant.lease)));
+                held.extend(books.lease(now, &mut ids, idle_elsewhere(worker), crew).map(|grant| (worker, grant.lease)));
             }
         }
         prop_assert_eq!(books.watermark(), plan.first_of(step));

@@ -5,8 +5,9 @@
 //!   staged/ready         all are there: from here on the batch is written, whoever has to finish it
 //! ```
 //!
-//! Then its transactions are done one after the other, which may be repeated, and what was staged is removed. A leader that finds a
-//! batch which is ready does that first, so nobody ever reads half of one. Every transaction is fenced by the lead.
+//! Then its transactions are done one after the other, which may be repeated, and what was staged
+//! is removed. A leader that finds a batch which is ready does that first, so nobody ever reads
+//! half of one. Every transaction is fenced by the lead.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +20,8 @@ use super::client::{Client, end_of};
 use super::election::{LEADER, Leadership};
 use super::pb::RequestOp;
 use super::pieces;
-use crate::journal::{Batch, Count, Entry, Store, StoreError};
+use crate::error::StoreError;
+use crate::journal::{Batch, Count, Entry, Store};
 
 const JOURNAL: &str = "journal/";
 const STAGED: &str = "staged/";

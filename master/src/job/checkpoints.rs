@@ -1,12 +1,17 @@
-//! The checkpoints of a job: what its partitions have reported, when one is complete, and which one the job goes on from. Pure.
+//! The checkpoints of a job: what its partitions have reported, when one is complete, and which one
+//! the job goes on from. Pure.
 //!
 //! ```text
-//!   ps: saved v400 [0]  saved v400 [1]  saved v400 [2] --> all of one era, measured up to there --> manifest --> reports taken
-//!                                     \ or: not saved   --> a warning; v400 is none              --> reports taken
+//!   ps: saved v400 [0]  saved v400 [1]  saved v400 [2] --> all of one era, and measured
+//!                              |                                       |
+//!                              v or: not saved                         v
+//!                       a warning; v400 is none                    manifest
+//!                              |                                       |
+//!                              +-----------> reports taken <-----------+
 //! ```
 //!
-//! A report is repeated by its ps until it is taken, so nothing of this needs the journal: after a restart the reports come again,
-//! and what is complete lies on the store.
+//! A report is repeated by its ps until it is taken, so nothing of this needs the journal: after a
+//! restart the reports come again, and what is complete lies on the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,6 +20,7 @@ use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
+use proto::numerics::Since;
 use proto::pb;
 use proto::pb::event::Kind as Event;
 use proto::plan::Plan;
@@ -25,9 +31,10 @@ use store::location::Location;
 use super::closing::Closing;
 use super::ending::{Salvage, failed};
 use super::index::Facts;
-use super::partitions::{Holder, NotRestored, Partitions};
+use super::partitions::{Holder, NotRestored};
+use super::phase::{Begin, Model};
 use super::work::Work;
-use super::{Effect, Job, Phase, ended};
+use super::{Effect, Job, Outcome, ended};
 use crate::checkpoints::{Candidate, Candidates, Place, Probed};
 use crate::clock::Now;
 
@@ -39,7 +46,8 @@ const REPORTED_MAX: usize = 64;
 pub(super) struct Checkpoints {
     pub(super) spec: CheckpointSpec,
     pub(super) place: Place,
-    /// Which training the checkpoints are of; `None` until the store was looked at for the first time.
+    /// Which training the checkpoints are of; `None` until the store was looked at for the first
+    /// time.
     pub(super) run: Option<String>,
     /// It is to go on from what an earlier run left, and has not begun.
     pub(super) resume: Option<Resume>,
@@ -72,7 +80,8 @@ pub(super) struct Checkpoints {
 /// How a job goes on from what an earlier run left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resume {
-    /// With the seed, the order and the records that the checkpoint was trained with; at an epoch's end with others too.
+    /// With the seed, the order and the records that the checkpoint was trained with; at an epoch's
+    /// end with others too.
     Alike,
     /// With whatever the job has now.
     Anyway,
@@ -114,7 +123,8 @@ impl Checkpoints {
         }
     }
 
-    /// Which version to begin with, by what the store has. `new_run` names the training when it is another than those there.
+    /// Which version to begin with, by what the store has. `new_run` names the training when it is
+    /// another than those there.
     ///
     /// # Errors
     /// Why the job cannot begin.
@@ -149,10 +159,12 @@ impl Checkpoints {
         Ok(begin)
     }
 
-    /// Compares what the checkpoint to resume was trained with and what the job trains on; answers what to warn of.
+    /// Compares what the checkpoint to resume was trained with and what the job trains on; answers
+    /// what to warn of.
     ///
     /// # Errors
-    /// They differ within an epoch, so that some records would train more than once and others never.
+    /// They differ within an epoch, so that some records would train more than once and others
+    /// never.
     fn compare(
         &self,
         candidates: &Candidates,
@@ -224,11 +236,11 @@ impl Checkpoints {
         version <= self.settled || self.reported.get(&version).is_some_and(|reported| reported.failed)
     }
 
-    /// Something went wrong; what to tell, unless it was told.
-    fn fails(&mut self, version: Version, reason: &str) -> Option<String> {
+    /// Something went wrong; the warning of it, unless users had it.
+    fn fails(&mut self, version: Version, reason: &str) -> Option<Outcome> {
         self.reported(version).failed = true;
         let message = format!("no checkpoint of version {version}: {reason}; training goes on");
-        (std::mem::replace(&mut self.told, reason.to_owned()) != reason).then_some(message)
+        (std::mem::replace(&mut self.told, reason.to_owned()) != reason).then(|| Outcome::warning(message))
     }
 
     /// The oldest version that every partition has saved.
@@ -238,6 +250,118 @@ impl Checkpoints {
         let version = self.reported.iter().find(whole).map(|(&version, _)| version);
         version.filter(|_| self.writing.is_none())
     }
+}
+
+impl Checkpoints {
+    /// A partition's file lies on the store; answers whether that need not be told again.
+    fn on_saved(&mut self, now: Now, seen: &Seen<'_>, saved: &pb::SavedPartition) -> (bool, Vec<Outcome>) {
+        let version = Version(saved.version);
+        if saved.era != seen.era.get() || self.is_settled(version) {
+            return (true, Vec::new());
+        }
+        let applied = AppliedSteps {
+            watermark: Step(saved.watermark),
+            above: saved.applied_above.iter().copied().map(Step).collect(),
+        };
+        let named = proto::convert::artifact_name(&saved.file).is_ok();
+        let partition = saved.partition < seen.spec.fleet.ps;
+        if !named || !partition || !applied.is_valid(version, seen.model.facts.plan.steps()) {
+            let warning = self.fails(version, &format!("partition {} reports nonsense", saved.partition));
+            return (true, warning.into_iter().collect());
+        }
+        let file = File { name: saved.file.clone(), bytes: saved.bytes, crc32c: saved.crc32c, applied };
+        self.reported(version).files.insert(saved.partition, file);
+        (false, self.maybe_publish(now, seen))
+    }
+
+    /// A partition of this era could not be saved.
+    fn on_save_failed(&mut self, failed: &pb::SaveFailed) -> Vec<Outcome> {
+        let version = Version(failed.version);
+        if self.is_settled(version) {
+            return Vec::new();
+        }
+        let warning = self.fails(version, &format!("partition {}: {}", failed.partition, failed.message));
+        warning.into_iter().collect()
+    }
+
+    /// Writes the manifest of what is complete. Not before every older epoch is measured: after a
+    /// restore from there, the weights to measure it with would be gone.
+    fn maybe_publish(&mut self, now: Now, seen: &Seen<'_>) -> Vec<Outcome> {
+        let complete = self.complete(seen.spec.fleet.ps as usize);
+        let facts = &seen.model.facts;
+        let complete = complete.filter(|&version| is_measured(facts, seen.epochs_measured, version));
+        let (Some(version), Some(run)) = (complete, &self.run) else { return Vec::new() };
+        let files = self.reported[&version].files.values().cloned().collect();
+        let manifest = seen.manifest(now, run, version, files);
+        let bytes = manifest.files.iter().map(|file| file.bytes).sum();
+        self.writing = Some((seen.era, version, bytes));
+        let publish = Effect::Publish(self.place.clone(), Box::new(manifest), self.spec.keep);
+        vec![Outcome::Effect(publish)]
+    }
+
+    /// The manifest is written, or cannot be.
+    fn on_published(&mut self, now: Now, seen: &Seen<'_>, written: Result<(), String>) -> Vec<Outcome> {
+        let Some((era, version, bytes)) = self.writing.take() else { return Vec::new() };
+        let mut outcomes = Vec::new();
+        match written {
+            Ok(()) => {
+                if era == seen.era {
+                    self.settled = version;
+                    self.reported = self.reported.split_off(&version.next());
+                }
+                self.newest = Some(version);
+                self.bad.remove(&version);
+                self.due = self.spec.every_seconds.map(|every| now.since_start + Duration::from_secs(every));
+                let event = pb::CheckpointEvent { version: version.get(), bytes };
+                outcomes.push(Outcome::Event(Event::Checkpoint(event)));
+            }
+            Err(reason) => outcomes.extend(self.fails(version, &reason)),
+        }
+        outcomes.extend(self.maybe_publish(now, seen));
+        outcomes
+    }
+}
+
+/// The parts of a job that its checkpoints depend on.
+#[derive(Debug)]
+pub(super) struct Seen<'a> {
+    spec: &'a JobSpec,
+    input: &'a [pb::Artifact],
+    pub(super) model: &'a Model,
+    era: Era,
+    numerics: &'a [Since],
+    epochs_measured: Epoch,
+}
+
+impl Seen<'_> {
+    fn manifest(&self, now: Now, run: &str, version: Version, files: Vec<File>) -> Manifest {
+        let Self { spec, model: Model { facts, partitions, .. }, .. } = self;
+        let consistency = spec.consistency.resolve();
+        let slots = spec.optimizer.validate().map(|rule| rule.slot_names()).unwrap_or_default();
+        Manifest {
+            job: spec.name.clone(),
+            run: run.to_owned(),
+            digest: digest(spec),
+            version,
+            oldest: oldest(consistency.order, consistency.delay, version),
+            era: self.era,
+            order: consistency.order,
+            plan: facts.plan,
+            tensors: partitions.tensors().to_vec(),
+            optimizer: spec.optimizer.kind,
+            slots: slots.iter().map(ToString::to_string).collect(),
+            files,
+            script: spec.model.script.is_some().then(|| script(self.input)).flatten(),
+            numerics: self.numerics.iter().filter(|since| since.version <= version).cloned().collect(),
+            trained_on: facts.trained_on.clone(),
+            created_unix_secs: now.unix_ms / 1000,
+        }
+    }
+}
+
+/// Whether every epoch that ended with an older version is measured.
+fn is_measured(facts: &Facts, epochs_measured: Epoch, version: Version) -> bool {
+    facts.validation == 0 || epochs_measured >= facts.plan.epochs_before(version)
 }
 
 impl Job {
@@ -256,124 +380,60 @@ impl Job {
 
     /// Whether the process `ps` called `name` holds a partition, and so may report of it.
     pub(crate) fn holder(&self, partition: u32, ps: IncarnationId, name: &str) -> Holder {
-        self.partitions.as_ref().map_or(Holder::Another, |partitions| partitions.holder(partition, ps, name))
+        self.phase.partitions().map_or(Holder::Another, |partitions| partitions.holder(partition, ps, name))
     }
 
     /// A partition's file lies on the store; answers whether that need not be told again.
     pub(crate) fn on_saved(&mut self, now: Now, saved: &pb::SavedPartition) -> bool {
-        let (version, count) = (Version(saved.version), self.spec.fleet.ps);
-        let (Some(facts), true) = (&self.facts, saved.era == self.era.get()) else { return true };
-        let Some(checkpoints) = &mut self.checkpoints else { return true };
-        if checkpoints.is_settled(version) {
-            return true;
-        }
-        let applied = AppliedSteps {
-            watermark: Step(saved.watermark),
-            above: saved.applied_above.iter().copied().map(Step).collect(),
-        };
-        let named = proto::convert::artifact_name(&saved.file).is_ok();
-        if !named || saved.partition >= count || !applied.is_valid(version, facts.plan.steps()) {
-            let warning =
-                checkpoints.fails(version, &format!("partition {} reports nonsense", saved.partition));
-            warning.into_iter().for_each(|warning| self.warn(now, warning));
-            return true;
-        }
-        let file = File { name: saved.file.clone(), bytes: saved.bytes, crc32c: saved.crc32c, applied };
-        checkpoints.reported(version).files.insert(saved.partition, file);
-        self.maybe_publish(now);
-        false
+        let Some((checkpoints, seen)) = self.checkpoints_seen() else { return true };
+        let (taken, effects) = checkpoints.on_saved(now, &seen, saved);
+        self.take_up(now, effects);
+        taken
     }
 
     /// A partition could not be saved; always taken.
     pub(crate) fn on_save_failed(&mut self, now: Now, failed: &pb::SaveFailed) {
-        let version = Version(failed.version);
-        let Some(checkpoints) = self.checkpoints.as_mut().filter(|_| failed.era == self.era.get()) else {
-            return;
-        };
-        if !checkpoints.is_settled(version) {
-            let warning =
-                checkpoints.fails(version, &format!("partition {}: {}", failed.partition, failed.message));
-            warning.into_iter().for_each(|warning| self.warn(now, warning));
-        }
+        let era = self.era;
+        let Some(checkpoints) = self.checkpoints.as_mut().filter(|_| failed.era == era.get()) else { return };
+        let effects = checkpoints.on_save_failed(failed);
+        self.take_up(now, effects);
         self.maybe_saved(now);
     }
 
-    /// Writes the manifest of what is complete. Not before every older epoch is measured: after a restore from there, the weights
-    /// to measure it with would be gone.
+    /// Writes the manifest of what is complete.
     pub(super) fn maybe_publish(&mut self, now: Now) {
-        let complete = self
-            .checkpoints
-            .as_ref()
-            .and_then(|checkpoints| checkpoints.complete(self.spec.fleet.ps as usize));
-        let Some(version) = complete.filter(|version| self.is_measured_before(*version)) else { return };
-        let (Some(checkpoints), Some(partitions), Some(facts)) =
-            (&mut self.checkpoints, &self.partitions, &self.facts)
-        else {
-            return;
-        };
-        let Some(run) = &checkpoints.run else { return };
-        let consistency = self.spec.consistency.resolve();
-        let slots = self.spec.optimizer.validate().map(|rule| rule.slot_names()).unwrap_or_default();
-        let manifest = Manifest {
-            job: self.spec.name.clone(),
-            run: run.clone(),
-            digest: digest(&self.spec),
-            version,
-            oldest: oldest(consistency.order, consistency.delay, version),
-            era: self.era,
-            order: consistency.order,
-            plan: facts.plan,
-            tensors: partitions.tensors().to_vec(),
-            optimizer: self.spec.optimizer.kind,
-            slots: slots.iter().map(ToString::to_string).collect(),
-            files: checkpoints.reported[&version].files.values().cloned().collect(),
-            script: self.spec.model.script.is_some().then(|| script(&self.input)).flatten(),
-            numerics: self.numerics.iter().filter(|since| since.version <= version).cloned().collect(),
-            trained_on: facts.trained_on.clone(),
-            created_unix_secs: now.unix_ms / 1000,
-        };
-        let bytes = manifest.files.iter().map(|file| file.bytes).sum();
-        checkpoints.writing = Some((self.era, version, bytes));
-        self.effects.push(Effect::Publish(
-            checkpoints.place.clone(),
-            Box::new(manifest),
-            checkpoints.spec.keep,
-        ));
+        let Some((checkpoints, seen)) = self.checkpoints_seen() else { return };
+        let effects = checkpoints.maybe_publish(now, &seen);
+        self.take_up(now, effects);
     }
 
     /// Whether every epoch that ended with an older version is measured.
     pub(super) fn is_measured_before(&self, version: Version) -> bool {
-        let before = |facts: &super::Facts| self.epochs_measured >= facts.plan.epochs_before(version);
-        self.facts.as_ref().is_none_or(|facts| facts.validation == 0 || before(facts))
+        self.phase.facts().is_none_or(|facts| is_measured(facts, self.epochs_measured, version))
     }
 
     /// The manifest is written, or cannot be.
     pub(crate) fn on_published(&mut self, now: Now, written: Result<(), String>) {
-        let every = self.spec.checkpoint.as_ref().and_then(|spec| spec.every_seconds);
         if self.is_ended() {
             return;
         }
-        let Some(checkpoints) = &mut self.checkpoints else { return };
-        let Some((era, version, bytes)) = checkpoints.writing.take() else { return };
-        match written {
-            Ok(()) => {
-                if era == self.era {
-                    checkpoints.settled = version;
-                    checkpoints.reported = checkpoints.reported.split_off(&version.next());
-                }
-                checkpoints.newest = Some(version);
-                checkpoints.bad.remove(&version);
-                checkpoints.due = every.map(|every| now.since_start + Duration::from_secs(every));
-                let event = pb::CheckpointEvent { version: version.get(), bytes };
-                self.log.append(now.unix_ms, Event::Checkpoint(event));
-            }
-            Err(reason) => {
-                let warning = checkpoints.fails(version, &reason);
-                warning.into_iter().for_each(|warning| self.warn(now, warning));
-            }
-        }
-        self.maybe_publish(now);
+        let Some((checkpoints, seen)) = self.checkpoints_seen() else { return };
+        let effects = checkpoints.on_published(now, &seen, written);
+        self.take_up(now, effects);
         self.maybe_saved(now);
+    }
+
+    /// The checkpoints of a job that saves some, and what they see of the job.
+    pub(super) fn checkpoints_seen(&mut self) -> Option<(&mut Checkpoints, Seen<'_>)> {
+        let seen = Seen {
+            spec: &self.spec,
+            input: &self.input,
+            model: self.phase.model()?,
+            era: self.era,
+            numerics: &self.numerics,
+            epochs_measured: self.epochs_measured,
+        };
+        Some((self.checkpoints.as_mut()?, seen))
     }
 
     // The beginning, and every beginning after a loss.
@@ -383,8 +443,9 @@ impl Job {
         self.checkpoints.as_ref().map(|checkpoints| checkpoints.place.clone())
     }
 
-    /// Whether the ps that are to hold the model see the store that the master sees. A job whose checkpoints nobody could restore does
-    /// not begin, nor does it go on from version 0 because a new ps cannot find them.
+    /// Whether the ps that are to hold the model see the store that the master sees. A job whose
+    /// checkpoints nobody could restore does not begin, nor does it go on from version 0 because a
+    /// new ps cannot find them.
     ///
     /// # Errors
     /// They do not: the job has failed.
@@ -410,8 +471,7 @@ impl Job {
 
     /// Decides what the fresh partitions begin with; false when the store is asked first.
     pub(super) fn decide_beginning(&mut self) -> bool {
-        let count = self.spec.fleet.ps;
-        let partitions = self.partitions.get_or_insert_with(|| Partitions::new(Vec::new(), count));
+        let Some(partitions) = self.phase.partitions_mut() else { return false };
         match &self.checkpoints {
             Some(checkpoints) if partitions.undecided() => {
                 self.effects.push(Effect::Look(checkpoints.place.clone()));
@@ -426,14 +486,15 @@ impl Job {
 
     /// The store has said which checkpoints there are.
     pub(crate) fn on_found(&mut self, now: Now, found: Result<Candidates, proto::checkpoint::Error>) {
-        let looking = matches!(self.phase, Phase::Initializing) && self.queue.is_empty();
-        let (Some(checkpoints), Some(partitions)) = (&mut self.checkpoints, &mut self.partitions) else {
+        let looking = self.phase.begins() == Some(Begin::Initializing) && self.queue.is_empty();
+        let (Some(checkpoints), Some(Model { facts, partitions, .. })) =
+            (&mut self.checkpoints, self.phase.model_mut())
+        else {
             return;
         };
         if !looking || !partitions.undecided() {
             return;
         }
-        let facts = self.facts.as_ref();
         let (mut damaged, mut history) = (Vec::new(), None);
         let begin = match found {
             Ok(mut candidates) => {
@@ -448,12 +509,12 @@ impl Job {
                 let version = begin.as_ref().ok().filter(|_| checkpoints.resume.is_some());
                 history = version.and_then(|version| candidates.numerics.remove(version));
                 begin.and_then(|version| {
-                    let warning = facts.map(|facts| checkpoints.compare(&candidates, version, facts));
-                    damaged.extend(warning.transpose()?.flatten());
+                    damaged.extend(checkpoints.compare(&candidates, version, facts)?);
                     Ok(version)
                 })
             }
-            // Nothing is begun, or could be restored otherwise: a user must look at it, now or before anything is lost.
+            // Nothing is begun, or could be restored otherwise: a user must look at it, now or
+            // before anything is lost.
             Err(error) if checkpoints.run.is_none() || !error.is_retryable() => Err(error.to_string()),
             Err(error) => {
                 let place = checkpoints.place.clone();
@@ -476,7 +537,7 @@ impl Job {
                 self.tell_beginning(now, version);
                 self.queue.push(Work::Init);
                 history.into_iter().for_each(|history| self.take_over_classes(history));
-                self.maybe_decide_class();
+                self.unscheduled = true;
                 self.tell_state(now);
             }
             Err(reason) => self.stop(now, failed(reason), Salvage::Nothing),
@@ -485,7 +546,7 @@ impl Job {
 
     fn tell_beginning(&mut self, now: Now, version: Version) {
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
-        let begun = self.era > Era(0) || self.training.is_some();
+        let begun = self.era > Era(0) || self.phase.training().is_some();
         let (era, checkpoint) = (self.era, format!("the checkpoint of version {version}"));
         let message = match (version, canonical || !begun) {
             (Version(0), _) if !begun => return,
@@ -505,7 +566,8 @@ impl Job {
     /// Partitions could not load their checkpoint: an older one, or version 0 in the end.
     pub(super) fn on_restore_failed(&mut self, now: Now, failed: Vec<NotRestored>) {
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
-        let (Some(checkpoints), Some(partitions)) = (&mut self.checkpoints, &mut self.partitions) else {
+        let (Some(checkpoints), Some(partitions)) = (&mut self.checkpoints, self.phase.partitions_mut())
+        else {
             return;
         };
         let mut told = BTreeMap::new();
@@ -526,9 +588,10 @@ impl Job {
         self.initialize(now);
     }
 
-    /// Training begins with the weights of restored partitions: epochs before these versions were measured by whoever saved them.
+    /// Training begins with the weights of restored partitions: epochs before these versions were
+    /// measured by whoever saved them.
     pub(super) fn on_begun(&mut self, begun: Option<Version>) -> Epoch {
-        let (Some(version), Some(facts)) = (begun, &self.facts) else { return Epoch(0) };
+        let (Some(version), Some(facts)) = (begun, self.phase.facts()) else { return Epoch(0) };
         let measured = facts.plan.epochs_before(version);
         self.epochs_measured = self.epochs_measured.max(measured);
         if let Some(checkpoints) = &mut self.checkpoints {

@@ -1,30 +1,35 @@
-//! Checkpoints that no arithmetic names: after so many seconds, and of where a job stands when it ends. Pure.
+//! Checkpoints that no arithmetic names: after so many seconds, and of where a job stands when it
+//! ends. Pure.
 //!
-//! A checkpoint is of one version that every partition comes to. While training goes on, a version a little ahead is asked for. A
-//! job that a user ends is *closed*: what is handed out is finished, nothing more is handed out, so that all partitions come to rest
-//! at the same version, in arrival order with the same ledger too, and that version is saved. So is a job of which a ps wants to
+//! A checkpoint is of one version that every partition comes to. While training goes on, a version
+//! a little ahead is asked for. A job that a user ends is *closed*: what is handed out is finished,
+//! nothing more is handed out, so that all partitions come to rest at the same version, in arrival
+//! order with the same ledger too, and that version is saved. So is a job of which a ps wants to
 //! leave: what it holds goes with it, and whatever comes next goes on from that version.
 
 use std::time::Duration;
 
-use proto::ids::{IncarnationId, Version};
+use proto::ids::{IncarnationId, Step, Version};
 use proto::pb::JobState;
 use proto::status::Failure;
 
+use super::checkpoints::Checkpoints;
 use super::ending::{End, Salvage};
-use super::partitions::Partitions;
-use super::{Effect, Job, Phase};
+use super::phase::{Model, Phase, Stage};
+use super::{Effect, Job, Outcome};
 use crate::clock::Now;
+use crate::dispatcher::Dispatcher;
 use crate::membership::Membership;
 
-/// Longest wait at the end of a job for its last checkpoint. A store that fails is reported after a quarter of a minute; this is for
-/// one that never answers, and for large models on slow ones.
+/// Longest wait at the end of a job for its last checkpoint. A store that fails is reported after a
+/// quarter of a minute; this is for one that never answers, and for large models on slow ones.
 const LAST: Duration = Duration::from_secs(120);
 
 /// Longest wait for the steps that are begun, when a job is to be saved where it stands.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// A job that is saved where it stands, and ends then, or goes on when a ps that leaves has come back.
+/// A job that is saved where it stands, and ends then, or goes on when a ps that leaves has come
+/// back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
     /// It ends.
@@ -36,15 +41,84 @@ pub(super) struct Closing {
     saves: bool,
 }
 
+impl Checkpoints {
+    /// Asks for a checkpoint when the last one is old enough. `frontier`: no step from there on was
+    /// handed out.
+    fn maybe_ask(&mut self, now: Duration, model: &Model, frontier: Step) -> Vec<Outcome> {
+        let Some(every) = self.spec.every_seconds.map(Duration::from_secs) else { return Vec::new() };
+        let due = *self.due.get_or_insert(now + every);
+        if due > now || self.closing.is_some() {
+            return Vec::new();
+        }
+        let ahead = frontier.get() + self.margin;
+        let version = Version(ahead).min(model.facts.plan.final_version());
+        self.due = Some(now + every);
+        vec![save(model, version)]
+    }
+
+    /// The ps have answered whether a version is still to come.
+    fn on_save_answered(
+        &mut self,
+        now: Duration,
+        version: Version,
+        coming: Result<bool, Failure>,
+    ) -> Vec<Outcome> {
+        if let Some(closing) = self.closing.as_mut().filter(|closing| closing.version == version) {
+            closing.saves = coming == Ok(true);
+            let failure = coming.err();
+            let warning =
+                |failure| Outcome::warning(format!("no checkpoint of version {version}: {failure}"));
+            return failure.map(warning).into_iter().collect();
+        }
+        match coming {
+            Ok(true) => self.margin = (self.margin / 2).max(1),
+            // It was too near; the next look asks for a later one.
+            Ok(false) => (self.margin, self.due) = ((self.margin * 2).min(1 << 10), Some(now)),
+            Err(_) => {}
+        }
+        Vec::new()
+    }
+
+    /// Closes a training that ends. `None`: there is nothing to save.
+    fn close(&mut self, now: Duration, model: &Model, books: &mut Dispatcher) -> Option<Vec<Outcome>> {
+        let until = now + CLOSE;
+        if let Some(closing) = &mut self.closing {
+            if closing.version == Version(0) {
+                return None;
+            }
+            // A ps is leaving: it is being saved already.
+            (closing.ends, closing.until) = (true, until);
+            return Some(Vec::new());
+        }
+        let version = Version(books.close().get());
+        if version == Version(0) {
+            return None;
+        }
+        self.closing = Some(Closing { ends: true, version, until, saves: true });
+        Some(vec![save(model, version)])
+    }
+
+    /// Closes a training that goes on after a ps has left.
+    fn hold(&mut self, now: Duration, model: &Model, books: &mut Dispatcher) -> Vec<Outcome> {
+        let version = Version(books.close().get());
+        let saves = version > self.begun && !self.is_settled(version);
+        self.closing = Some(Closing { ends: false, version, until: now + CLOSE, saves });
+        if saves { vec![save(model, version)] } else { Vec::new() }
+    }
+}
+
+/// Every ps is asked to save a version.
+fn save(model: &Model, version: Version) -> Outcome {
+    Outcome::Effect(Effect::Save(model.partitions.reachable(), version))
+}
+
 impl Job {
     /// Time has passed.
     pub(super) fn on_checkpoint_tick(&mut self, now: Now) {
         self.maybe_ask(now);
         self.maybe_closed(now);
         self.maybe_saved(now);
-        if let Phase::Saving { until } = self.phase
-            && until <= now.since_start
-        {
+        if matches!(self.phase.ends(), Some(Stage::Saving { until }) if *until <= now.since_start) {
             self.warn(
                 now,
                 format!("the last checkpoint was not complete within {LAST:?}; the job ends without it"),
@@ -55,106 +129,68 @@ impl Job {
 
     /// Asks for a checkpoint when the last one is old enough.
     fn maybe_ask(&mut self, now: Now) {
-        let trains = matches!(self.phase, Phase::Training) && !self.rests();
-        let (Some(checkpoints), Some(training), Some(facts)) =
-            (&mut self.checkpoints, self.training.as_ref().filter(|_| trains), &self.facts)
-        else {
-            return;
-        };
-        let Some(every) = checkpoints.spec.every_seconds.map(Duration::from_secs) else { return };
-        let due = *checkpoints.due.get_or_insert(now.since_start + every);
-        if due > now.since_start || checkpoints.closing.is_some() {
+        if self.rests().is_some() {
             return;
         }
-        let ahead = training.books.frontier().get() + checkpoints.margin;
-        let version = Version(ahead).min(facts.plan.final_version());
-        checkpoints.due = Some(now.since_start + every);
-        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-        self.effects.push(Effect::Save(ps, version));
+        let Some(frontier) = self.phase.trains().map(|training| training.books.frontier()) else { return };
+        let Some((checkpoints, seen)) = self.checkpoints_seen() else { return };
+        let effects = checkpoints.maybe_ask(now.since_start, seen.model, frontier);
+        self.take_up(now, effects);
     }
 
     /// The ps have answered whether a version is still to come.
     pub(crate) fn on_save_answered(&mut self, now: Now, version: Version, coming: Result<bool, Failure>) {
         let Some(checkpoints) = &mut self.checkpoints else { return };
-        if let Some(closing) = checkpoints.closing.as_mut().filter(|closing| closing.version == version) {
-            closing.saves = coming == Ok(true);
-            if let Err(failure) = coming {
-                self.warn(now, format!("no checkpoint of version {version}: {failure}"));
-            }
-            return self.maybe_saved(now);
-        }
-        checkpoints.margin = match coming {
-            Ok(true) => (checkpoints.margin / 2).max(1),
-            // It was too near; the next look asks for a later one.
-            Ok(false) => (checkpoints.margin * 2).min(1 << 10),
-            Err(_) => return,
-        };
-        if coming == Ok(false) {
-            checkpoints.due = Some(now.since_start);
-        }
+        let effects = checkpoints.on_save_answered(now.since_start, version, coming);
+        self.take_up(now, effects);
+        self.maybe_saved(now);
     }
 
-    /// Ends the job with a checkpoint of where it stands: what is begun is finished, and nothing more is begun. False when it
-    /// has no checkpoints, or nothing to save.
+    /// Ends the job with a checkpoint of where it stands: what is begun is finished, and nothing
+    /// more is begun. False when it has no checkpoints, or nothing to save.
     pub(super) fn close(&mut self, now: Now, end: &End) -> bool {
-        let trains = matches!(self.phase, Phase::Training);
-        let (Some(checkpoints), Some(training)) =
-            (&mut self.checkpoints, self.training.as_mut().filter(|_| trains))
+        let (Some(checkpoints), Phase::Training { model, training, .. }) =
+            (&mut self.checkpoints, &mut self.phase)
         else {
             return false;
         };
-        let until = now.since_start + CLOSE;
-        match &mut checkpoints.closing {
-            Some(closing) if closing.ends => return true,
-            // A ps is leaving: it is being saved already.
-            Some(closing) if closing.version > Version(0) => (closing.ends, closing.until) = (true, until),
-            Some(_) => return false,
-            None => {
-                let version = Version(training.books.close().get());
-                if version == Version(0) {
-                    return false;
-                }
-                checkpoints.closing = Some(Closing { ends: true, version, until, saves: true });
-                let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-                self.effects.push(Effect::Save(ps, version));
-            }
+        if checkpoints.closing.is_some_and(|closing| closing.ends) {
+            return true;
         }
-        self.end = Some(end.clone());
+        let Some(effects) = checkpoints.close(now.since_start, model, &mut training.books) else {
+            return false;
+        };
+        self.take_up(now, effects);
+        self.phase.decide(end.clone());
         self.tell_state(now);
         self.maybe_closed(now);
         true
     }
 
-    /// Saves the job where it stands when a ps with a part of its model wants to leave. It goes on when that part is somewhere again.
+    /// Saves the job where it stands when a ps with a part of its model wants to leave. It goes on
+    /// when that part is somewhere again.
     pub(super) fn maybe_hold(&mut self, now: Now, fleet: &Membership) {
-        let left = self.partitions.as_ref().is_some_and(|partitions| partitions.is_left(fleet));
-        let trains = matches!(self.phase, Phase::Training);
-        let (Some(checkpoints), Some(training)) =
-            (&mut self.checkpoints, self.training.as_mut().filter(|_| trains && left))
+        let (Some(checkpoints), Phase::Training { model, training, .. }) =
+            (&mut self.checkpoints, &mut self.phase)
         else {
             return;
         };
-        if checkpoints.closing.is_some() {
+        if checkpoints.closing.is_some() || !model.partitions.is_left(fleet) {
             return;
         }
-        let version = Version(training.books.close().get());
-        let saves = version > checkpoints.begun && !checkpoints.is_settled(version);
-        let until = now.since_start + CLOSE;
-        checkpoints.closing = Some(Closing { ends: false, version, until, saves });
-        if saves {
-            let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-            self.effects.push(Effect::Save(ps, version));
-        }
+        let effects = checkpoints.hold(now.since_start, model, &mut training.books);
+        self.take_up(now, effects);
         self.tell_state(now);
     }
 
-    /// Whether a ps that wants to leave may do so: it has nothing of this job, or what it has is saved as far as it can be.
+    /// Whether a ps that wants to leave may do so: it has nothing of this job, or what it has is
+    /// saved as far as it can be.
     pub(crate) fn lets_go(&self, ps: IncarnationId) -> bool {
-        let needed = self.partitions.as_ref().is_some_and(|partitions| partitions.need(ps));
+        let needed = self.phase.partitions().is_some_and(|partitions| partitions.need(ps));
         let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| needed && !self.is_ended()) else {
             return true;
         };
-        let Some(closing) = checkpoints.closing.filter(|_| matches!(self.phase, Phase::Training)) else {
+        let Some(closing) = checkpoints.closing.filter(|_| self.phase.trains().is_some()) else {
             // It will train soon, or ends; the ps does not wait for ever.
             return false;
         };
@@ -178,12 +214,12 @@ impl Job {
     /// The steps that were begun are finished and their epochs measured, or it took too long.
     pub(super) fn maybe_closed(&mut self, now: Now) {
         let closing = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.closing);
-        let (Some(Closing { ends: true, version, until, .. }), Phase::Training) = (closing, &self.phase)
+        let (Some(Closing { ends: true, version, until, .. }), Some(training)) =
+            (closing, self.phase.trains())
         else {
             return;
         };
-        let trained =
-            self.training.as_ref().is_some_and(|training| training.watermark().get() >= version.get());
+        let trained = training.watermark().get() >= version.get();
         if (trained && self.is_measured_before(version)) || until <= now.since_start {
             self.stop_training(now, Salvage::Newest);
         }
@@ -196,27 +232,27 @@ impl Job {
         if !self.is_saving() {
             return self.finish(now);
         }
-        self.phase = Phase::Saving { until: now.since_start + LAST };
+        self.phase.set_end(Stage::Saving { until: now.since_start + LAST });
         self.tell_state(now);
     }
 
     pub(super) fn maybe_saved(&mut self, now: Now) {
-        if matches!(self.phase, Phase::Saving { .. }) && !self.is_saving() {
+        if matches!(self.phase.ends(), Some(Stage::Saving { .. })) && !self.is_saving() {
             self.finish(now);
         }
     }
 
     /// Whether a checkpoint is still to come, although nothing is trained any more.
     fn is_saving(&self) -> bool {
-        let (Some(checkpoints), Some(training), Some(facts)) =
-            (&self.checkpoints, &self.training, &self.facts)
+        let (Some(checkpoints), Some(training), Some(Model { facts, partitions, .. })) =
+            (&self.checkpoints, self.phase.training(), self.phase.model())
         else {
             return false;
         };
-        if self.end.as_ref().is_some_and(|end| end.state == JobState::Failed) {
+        if self.phase.end().is_some_and(|end| end.state == JobState::Failed) {
             return false;
         }
-        let here = self.partitions.as_ref().is_some_and(Partitions::are_all_here);
+        let here = partitions.are_all_here();
         let trained = Version(training.watermark().get());
         let asked = checkpoints.closing.filter(|closing| closing.saves && closing.version <= trained);
         let last = checkpoints

@@ -6,9 +6,9 @@ use proto::pb::JobState;
 use proto::spec::Order;
 use proto::status::Failure;
 
-use super::partitions::Partitions;
+use super::phase::{Ending, Phase, Stage};
 use super::work::Work;
-use super::{Effect, Job, Phase};
+use super::{Effect, Job};
 use crate::clock::Now;
 use crate::lease::Lost;
 
@@ -43,12 +43,12 @@ impl Job {
     pub(crate) fn cancel(&mut self, now: Now, force: bool) {
         let end = End { state: JobState::Cancelled, reason: "cancelled by a user".to_owned() };
         match self.phase {
-            Phase::Finishing | Phase::Ended => {}
+            _ if self.phase.is_over() => {}
             _ if force => {
-                self.end = Some(end);
+                self.phase.decide(end);
                 self.finish(now);
             }
-            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting | Phase::Saving { .. } => {}
+            Phase::Ending(_) => {}
             // A restart of the master came between the export and the end.
             _ if self.is_exported() => {}
             _ => {
@@ -62,49 +62,49 @@ impl Job {
     /// Ends the job early. Once its end is decided, this only adds to the reason.
     pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {
         match &mut self.phase {
-            Phase::Finishing | Phase::Ended | Phase::Saving { .. } => return,
-            Phase::Indexing | Phase::Initializing | Phase::Surveying { .. } => self.end = Some(end),
-            Phase::Training => {
-                self.end = Some(end);
+            Phase::Ending(Ending {
+                stage: Stage::Finishing | Stage::Ended | Stage::Saving { .. }, ..
+            }) => return,
+            Phase::Indexing { .. } | Phase::Beginning(_) => self.phase.decide(end),
+            Phase::Training { .. } => {
+                self.phase.decide(end);
                 if salvage != Salvage::Nothing {
                     self.stop_training(now, salvage);
                     return;
                 }
             }
-            Phase::Stopping { .. } | Phase::Asking | Phase::Exporting => {
-                self.end = self.end.take().map(|decided| match decided.state {
-                    JobState::Succeeded => end,
-                    _ => End { reason: format!("{}; {}", decided.reason, end.reason), ..decided },
-                });
-            }
+            Phase::Ending(Ending { end: decided, .. }) => match decided.state {
+                JobState::Succeeded => *decided = end,
+                _ => decided.reason = format!("{}; {}", decided.reason, end.reason),
+            },
         }
         self.finish(now);
     }
 
     pub(super) fn stop_training(&mut self, now: Now, salvage: Salvage) {
-        let held = self.training.iter().flat_map(|training| training.books.holders());
+        let held = self.phase.training().into_iter().flat_map(|training| training.books.holders());
         let (holders, leases) = held.map(|(worker, lease)| ((worker, 0), lease)).unzip();
         let until = now.since_start + self.settings.stop;
         self.queue.clear();
-        self.phase = Phase::Stopping { salvage, holders, leases, until };
+        self.phase.set_end(Stage::Stopping { salvage, holders, leases, until });
         self.tell_state(now);
         self.maybe_stopped(now);
     }
 
     pub(super) fn maybe_stopped(&mut self, now: Now) {
-        if matches!(&self.phase, Phase::Stopping { holders, .. } if holders.is_empty()) {
+        if matches!(self.phase.ends(), Some(Stage::Stopping { holders, .. }) if holders.is_empty()) {
             self.on_stopped(now);
         }
     }
 
     /// Nobody trains any more.
     pub(super) fn on_stopped(&mut self, now: Now) {
-        let Phase::Stopping { salvage, .. } = self.phase else { return };
-        match salvage {
+        let Some(Stage::Stopping { salvage, .. }) = self.phase.ends() else { return };
+        match *salvage {
             Salvage::Nothing => self.finish(now),
             Salvage::Version(version) => self.export(now, Some(version)),
             Salvage::Newest => {
-                self.phase = Phase::Asking;
+                self.phase.set_end(Stage::Asking);
                 self.ask();
             }
         }
@@ -112,7 +112,7 @@ impl Job {
 
     /// The ps have said how far they are: which version all of them have.
     pub(super) fn on_asked(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
-        let Some(partitions) = &self.partitions else { return self.finish(now) };
+        let Some(partitions) = self.phase.partitions() else { return self.finish(now) };
         let complete = |ledgers: &Vec<_>| {
             partitions
                 .check_all(ledgers, None, self.era)
@@ -130,19 +130,21 @@ impl Job {
         }
     }
 
-    /// `version`: in canonical order. In arrival order partitions may differ, and the newest of each is what there is.
+    /// `version`: in canonical order. In arrival order partitions may differ, and the newest of
+    /// each is what there is.
     pub(super) fn export(&mut self, now: Now, version: Option<Version>) {
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
         self.queue.push(Work::Export(version.filter(|_| canonical)));
-        self.phase = Phase::Exporting;
+        self.phase.set_end(Stage::Exporting);
         self.tell_state(now);
     }
 
-    /// The last version whose loss was finite when the loss of `step` is not: the one before that which the step was
-    /// computed from. In arrival order nobody knows which weights it was computed from.
+    /// The last version whose loss was finite when the loss of `step` is not: the one before that
+    /// which the step was computed from. In arrival order nobody knows which weights it was
+    /// computed from.
     pub(super) fn last_good(&self, step: Step) -> Salvage {
         let consistency = self.spec.consistency.resolve();
-        if self.facts.as_ref().is_none_or(|facts| step.get() >= facts.plan.steps()) {
+        if self.phase.facts().is_none_or(|facts| step.get() >= facts.plan.steps()) {
             return Salvage::Nothing;
         }
         let Some(delay) = consistency.delay.filter(|_| consistency.order == Order::Canonical) else {
@@ -157,26 +159,26 @@ impl Job {
     /// Nothing more is to be had from the workers: the ps tell their numbers.
     pub(super) fn finish(&mut self, now: Now) {
         self.queue.clear();
-        self.phase = Phase::Finishing;
-        match self.partitions.as_ref().filter(|partitions| partitions.number() > 0) {
+        self.phase.set_end(Stage::Finishing);
+        match self.phase.partitions().filter(|partitions| partitions.number() > 0) {
             Some(partitions) => self.effects.push(Effect::Finish(partitions.reachable())),
             None => self.on_finished(now, Ok(Vec::new())),
         }
         self.tell_state(now);
     }
 
-    /// The ps have told their numbers. They hold the job until its end is durable: whatever happens before, it can be ended again.
+    /// The ps have told their numbers. They hold the job until its end is durable: whatever happens
+    /// before, it can be ended again.
     pub(crate) fn on_finished(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
-        if !matches!(self.phase, Phase::Finishing) {
+        if !matches!(self.phase.ends(), Some(Stage::Finishing)) {
             return;
         }
         match ledgers {
             Ok(ledgers) => self.numbers.take_ledgers(&ledgers),
             Err(failure) => self.warn(now, format!("the ps' own counts are missing: {failure}")),
         }
-        self.phase = Phase::Ended;
-        let ps = self.partitions.as_ref().map(Partitions::reachable).unwrap_or_default();
-        self.effects.push(Effect::Close(ps, self.era));
+        self.phase.set_end(Stage::Ended);
+        self.effects.push(Effect::Close(self.reachable(), self.era));
         self.tell_state(now);
     }
 }

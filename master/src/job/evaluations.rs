@@ -1,7 +1,7 @@
 //! Measuring the model at the end of each epoch, in data shards that any workers take. Pure.
 //!
-//! Sums are added in the order of the shards, in f64, and epochs are told in their order, so the numbers do not depend on
-//! who measured what when.
+//! Sums are added in the order of the shards, in f64, and epochs are told in their order, so the
+//! numbers do not depend on who measured what when.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,8 +50,8 @@ impl Evaluations {
         Self { plan, records, metrics, next, running: VecDeque::new() }
     }
 
-    /// What was begun and not told is to be begun again, because its leases have ended. `rewound` to a step: so is every epoch
-    /// that ends after it.
+    /// What was begun and not told is to be begun again, because its leases have ended. `rewound`
+    /// to a step: so is every epoch that ends after it.
     pub(super) fn again(mut self, rewound: Option<Step>) -> Self {
         if let Some(oldest) = self.running.front() {
             self.next = oldest.epoch;
@@ -63,7 +63,8 @@ impl Evaluations {
         self
     }
 
-    /// Epochs before this one were measured, by whoever saved the checkpoint that training goes on from.
+    /// Epochs before this one were measured, by whoever saved the checkpoint that training goes on
+    /// from.
     pub(super) fn skip_to(&mut self, epoch: Epoch) {
         self.next = self.next.max(epoch);
     }

@@ -11,7 +11,7 @@ use super::work::Work;
 const VALIDATION_RECORDS_MAX: u64 = 1 << 27;
 
 /// What each file holds, as far as it is known.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Index {
     train: Vec<File>,
     validation: Vec<File>,
@@ -36,7 +36,8 @@ pub(super) struct Facts {
     pub(super) plan: Plan,
     /// Validation records; 0 for none.
     pub(super) validation: u64,
-    /// Which records are trained in which order; `None` where workers of an older version indexed the files.
+    /// Which records are trained in which order; `None` where workers of an older version indexed
+    /// the files.
     pub(super) trained_on: Option<TrainedOn>,
 }
 

@@ -1,5 +1,7 @@
-//! What a job's workers are given and what they report. A report of a lease that has ended never gets past the first check.
+//! What a job's workers are given and what they report. A report of a lease that has ended never
+//! gets past the first check.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId, Step};
@@ -9,68 +11,67 @@ use proto::status::{Failure, Kind};
 
 use super::ending::{Salvage, failed};
 use super::partitions::Partitions;
+use super::phase::{Begin, Beginning, Phase, Stage};
 use super::training::Training;
 use super::work::Work;
-use super::{Effect, Job, Phase, Who, ended};
+use super::{Effect, Job, Who, ended};
 use crate::clock::Now;
 use crate::dispatcher::{Dispatcher, TrainGrant};
-use crate::lease::{Grant, LeaseIds};
+use crate::lease::{Asker, Grant, LeaseIds};
 use crate::progress::Hang;
 use crate::tasks::TaskGrant;
+use crate::why::Why;
 
 impl Job {
-    /// Work for a worker, when there is some that it may have. `held_elsewhere`: its training leases of other jobs.
-    pub(crate) fn lease(
-        &mut self,
-        now: Now,
-        ids: &mut LeaseIds,
-        worker: IncarnationId,
-        held_elsewhere: usize,
-    ) -> Option<pb::Lease> {
-        if !self.crew.contains(worker) || self.waits_for_class() {
-            return None;
+    /// Work for a worker. The job remembers why it refused one, for [`refusal`](Self::refusal).
+    ///
+    /// # Errors
+    /// There is none that the worker may have now, and why.
+    pub(crate) fn lease(&mut self, now: Now, ids: &mut LeaseIds, asker: Asker) -> Result<pb::Lease, Why> {
+        let lease = self.next_lease(now, ids, asker);
+        match &lease {
+            Ok(_) => self.on_granted(asker.worker),
+            Err(why) => drop(self.refusals.insert(asker.worker, why.clone())),
         }
-        if self.rests() {
-            return self.lease_waited_for(now, ids, worker, held_elsewhere);
+        lease
+    }
+
+    fn next_lease(&mut self, now: Now, ids: &mut LeaseIds, asker: Asker) -> Result<pb::Lease, Why> {
+        if let Some(why) = self.crew.refusal(asker.worker) {
+            return Err(why);
+        }
+        if self.waits_for_class() {
+            return Err(Why::NoClass);
+        }
+        if let Some(why) = self.rests() {
+            // Work that came back and that other holders wait for is handed out all the same.
+            // Without it they would hold their leases for as long as the job rests, and do nothing
+            // for other jobs meanwhile.
+            let waited_for = self.dispatcher().is_some_and(|books| books.is_waited_for());
+            return if waited_for { self.next_run(now, ids, asker) } else { Err(why) };
         }
         // Measuring and exporting go before training: somebody waits for them.
-        let lease = match self.queue.lease(now.since_start, ids, worker) {
-            Some(grant) => self.task_lease(now, &grant),
-            None => return self.next_run(now, ids, worker, held_elsewhere),
-        };
-        self.numbers.workers_seen.insert(worker);
-        Some(lease)
+        match self.queue.lease(now.since_start, ids, asker.worker) {
+            Some(grant) => Ok(self.task_lease(now, &grant)),
+            None => self.next_run(now, ids, asker),
+        }
     }
 
     /// The next microbatches to train.
-    fn next_run(
-        &mut self,
-        now: Now,
-        ids: &mut LeaseIds,
-        worker: IncarnationId,
-        held_elsewhere: usize,
-    ) -> Option<pb::Lease> {
-        let trains = matches!(self.phase, Phase::Training);
-        let books = &mut self.training.as_mut().filter(|_| trains)?.books;
-        let grant = books.lease(now.since_start, ids, worker, self.crew.members(), held_elsewhere)?;
-        self.numbers.workers_seen.insert(worker);
-        Some(self.train_lease(now, &grant))
+    fn next_run(&mut self, now: Now, ids: &mut LeaseIds, asker: Asker) -> Result<pb::Lease, Why> {
+        let training = match &mut self.phase {
+            Phase::Indexing { .. } => return Err(Why::Indexing),
+            Phase::Beginning(Beginning { stage: Begin::Initializing, .. }) => return Err(Why::Initializing),
+            Phase::Beginning(_) => return Err(Why::Surveying),
+            Phase::Training { training, .. } => training,
+            Phase::Ending(_) => return Err(Why::Ending),
+        };
+        let grant = training.books.lease(now.since_start, ids, asker, self.crew.members())?;
+        Ok(self.train_lease(now, &grant))
     }
 
-    /// What a job that rests still hands out: work that came back and that other holders wait for. Without it they would hold
-    /// their leases for as long as the job rests, and do nothing for other jobs meanwhile.
-    fn lease_waited_for(
-        &mut self,
-        now: Now,
-        ids: &mut LeaseIds,
-        worker: IncarnationId,
-        held_elsewhere: usize,
-    ) -> Option<pb::Lease> {
-        self.dispatcher()?.is_waited_for().then_some(())?;
-        self.next_run(now, ids, worker, held_elsewhere)
-    }
-
-    /// A copy of a task whose holders hang, or of a straggler's lease, for a worker that finds nothing else in any job.
+    /// A copy of a task whose holders hang, or of a straggler's lease, for a worker that finds
+    /// nothing else in any job.
     ///
     /// # Errors
     /// There is none; the time from which on there may be one, if nothing else happens before.
@@ -78,35 +79,54 @@ impl Job {
         &mut self,
         now: Now,
         ids: &mut LeaseIds,
-        worker: IncarnationId,
-        held_elsewhere: usize,
+        asker: Asker,
     ) -> Result<pb::Lease, Option<Duration>> {
-        if !self.crew.contains(worker) {
+        if !self.crew.contains(asker.worker) {
             return Err(None);
         }
-        let later = match self.queue.copy(now.since_start, ids, worker) {
-            Ok(grant) => {
-                self.numbers.workers_seen.insert(worker);
-                return Ok(self.task_lease(now, &grant));
+        let lease = match self.queue.copy(now.since_start, ids, asker.worker) {
+            Ok(grant) => self.task_lease(now, &grant),
+            Err(later) => {
+                let books = self.dispatcher().ok_or(later)?;
+                let copy = books.copy(now.since_start, ids, asker);
+                let grant = copy.map_err(|from| from.into_iter().chain(later).min())?;
+                self.train_lease(now, &grant)
             }
-            Err(later) => later,
         };
-        let books = self.dispatcher().ok_or(later)?;
-        let copy = books.copy(now.since_start, ids, worker, held_elsewhere);
-        let grant = copy.map_err(|from| from.into_iter().chain(later).min())?;
+        self.on_granted(asker.worker);
+        Ok(lease)
+    }
+
+    fn on_granted(&mut self, worker: IncarnationId) {
         self.numbers.workers_seen.insert(worker);
-        Ok(self.train_lease(now, &grant))
+        self.refusals.remove(&worker);
+    }
+
+    /// Why a worker that holds no lease of this job has none: it takes no part, or else the reason
+    /// of the last refusal. `None`: it has not asked.
+    pub(crate) fn refusal(&self, worker: IncarnationId) -> Option<Why> {
+        self.crew.refusal(worker).or_else(|| self.refusals.get(&worker).cloned())
+    }
+
+    /// Whether a worker takes part in this job.
+    pub(crate) fn has(&self, worker: IncarnationId) -> bool {
+        self.crew.contains(worker)
+    }
+
+    /// The workers that hold leases of this job.
+    pub(crate) fn holders(&self) -> BTreeSet<IncarnationId> {
+        let runs = self.phase.trains().into_iter().flat_map(|training| training.books.holders());
+        self.queue.holders().chain(runs.map(|(worker, _)| worker)).collect()
     }
 
     /// Training leases that a worker holds of this job.
     pub(crate) fn train_leases(&self, worker: IncarnationId) -> usize {
-        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
-        training.map_or(0, |training| training.books.leases_of(worker))
+        self.phase.trains().map_or(0, |training| training.books.leases_of(worker))
     }
 
     /// A heartbeat of a worker: renews what it lists of this job and answers which those are.
     pub(crate) fn renew(&mut self, now: Now, worker: IncarnationId, listed: &[LeaseId]) -> Vec<LeaseId> {
-        if let Phase::Stopping { holders, leases, .. } = &mut self.phase
+        if let Some(Stage::Stopping { holders, leases, .. }) = self.phase.ends_mut()
             && let Some(quiet) = holders.get_mut(&worker)
         {
             *quiet = if listed.iter().any(|lease| leases.contains(lease)) { 0 } else { *quiet + 1 };
@@ -140,7 +160,7 @@ impl Job {
     pub(crate) fn hangs_in(&self, now: Now, worker: IncarnationId) -> bool {
         let now = now.since_start;
         self.queue.hanging(now).any(|(_, grant, _)| grant.worker == worker)
-            || self.trains().is_some_and(|training| training.books.hangs(now, worker))
+            || self.phase.trains().is_some_and(|training| training.books.hangs(now, worker))
     }
 
     /// Workers that hang, and in what of this job.
@@ -155,16 +175,11 @@ impl Job {
         };
         let tasks = self.queue.hanging(now);
         let tasks = tasks.map(move |(work, grant, taken_over)| hang(grant, work.title(), taken_over));
-        let runs = self.trains().into_iter().flat_map(move |training| training.books.hanging(now));
+        let runs = self.phase.trains().into_iter().flat_map(move |training| training.books.hanging(now));
         tasks.chain(runs.map(move |(run, grant, taken_over)| {
             let (first, last) = (run.start.get(), run.end.get() - 1);
             hang(grant, format!("train microbatches {first} to {last}"), taken_over)
         }))
-    }
-
-    /// While it trains.
-    fn trains(&self) -> Option<&Training> {
-        self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training))
     }
 
     /// A task is done, for all its holders.
@@ -173,18 +188,17 @@ impl Job {
         self.effects.extend(done.map(|(worker, lease)| Effect::Recall(worker, lease)));
     }
 
-    /// What those who wait for work wait for, as far as a completed lease can change it: the phase, the first step that is not done, and
-    /// whether other tasks wait.
+    /// What those who wait for work wait for, as far as a completed lease can change it: the phase,
+    /// the first step that is not done, and whether other tasks wait.
     pub(crate) fn outlook(&self) -> impl PartialEq + use<> {
-        let step = self.training.as_ref().map(Training::watermark);
-        (std::mem::discriminant(&self.phase), step, self.queue.is_empty(), self.rests(), self.is_closing())
+        let step = self.phase.training().map(Training::watermark);
+        (self.phase.number(), step, self.queue.is_empty(), self.rests().is_some(), self.is_closing())
     }
 
     /// Whether a lease of this job is good.
     pub(crate) fn holds(&self, worker: IncarnationId, lease: LeaseId) -> bool {
-        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
         self.queue.work(worker, lease).is_some()
-            || training.is_some_and(|training| training.books.run_of(worker, lease).is_some())
+            || self.phase.trains().is_some_and(|training| training.books.run_of(worker, lease).is_some())
     }
 
     /// Whether a good lease is for the export of this job.
@@ -204,10 +218,7 @@ impl Job {
         report: Report,
     ) -> Result<(), Failure> {
         let Some(work) = self.queue.work(worker, lease).cloned() else {
-            let Some(training) = self.training.as_mut().filter(|_| matches!(self.phase, Phase::Training))
-            else {
-                return Err(ended(lease));
-            };
+            let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
             let Report::Trained(trained) = report else { return Err(other_report("trained")) };
             let beaten = training.complete(now.since_start, worker, lease, &trained)?;
             self.effects.extend(beaten.into_iter().map(|(worker, lease)| Effect::Recall(worker, lease)));
@@ -216,12 +227,14 @@ impl Job {
         };
         match (&work, report) {
             (Work::Index { validation, file, .. }, Report::Indexed(found)) => {
-                self.index.record(*validation, *file, found);
+                if let Phase::Indexing { index, .. } = &mut self.phase {
+                    index.record(*validation, *file, found);
+                }
                 self.task_done(worker, lease);
                 self.on_indexed(now);
             }
             (Work::Init, Report::Initialized(pb::Initialized { note })) => {
-                if !self.partitions.as_ref().is_some_and(|partitions| partitions.open) {
+                if !self.phase.partitions().is_some_and(|partitions| partitions.open) {
                     let message =
                         "CompleteRequest.initialized: the model was not described; call Describe first";
                     return Err(Failure::new(Kind::Malformed, message));
@@ -233,7 +246,7 @@ impl Job {
                 self.on_initialized(now);
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {
-                let Some(training) = &mut self.training else { return Err(ended(lease)) };
+                let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
                 let measured = training
                     .evaluations
                     .check(shard, &found)
@@ -301,7 +314,7 @@ impl Job {
         if !self.holds(worker, lease) {
             return Ok(false);
         }
-        if let Some(training) = &mut self.training {
+        if let Some(training) = self.phase.trains_mut() {
             training.release(now.since_start, worker, lease, trained)?;
             self.on_trained(now);
         }
@@ -309,8 +322,7 @@ impl Job {
     }
 
     pub(super) fn dispatcher(&mut self) -> Option<&mut Dispatcher> {
-        let trains = matches!(self.phase, Phase::Training);
-        self.training.as_mut().filter(|_| trains).map(|training| &mut training.books)
+        self.phase.trains_mut().map(|training| &mut training.books)
     }
 
     // Grants as they travel.
@@ -342,7 +354,7 @@ impl Job {
     }
 
     fn placement(&self) -> u64 {
-        self.partitions.as_ref().map_or(0, Partitions::number)
+        self.phase.partitions().map_or(0, Partitions::number)
     }
 }
 

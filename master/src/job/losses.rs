@@ -1,8 +1,9 @@
-//! From the losses of microbatches to one number a step, and to as many events as people want to read. Pure.
+//! From the losses of microbatches to one number a step, and to as many events as people want to
+//! read. Pure.
 //!
-//! The loss of a step is sum(loss) / sum(samples) over its microbatches in their order, in f64: the same bits whichever
-//! workers reported them and in whatever order. Microbatches that a worker found applied already bring nothing; a step of
-//! which nobody knows the loss has no event.
+//! The loss of a step is sum(loss) / sum(samples) over its microbatches in their order, in f64: the
+//! same bits whichever workers reported them and in whatever order. Microbatches that a worker
+//! found applied already bring nothing; a step of which nobody knows the loss has no event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,35 +1,40 @@
-//! The numerics class of a job: when it is decided, what users are told of workers of another one, and how a user changes it. Pure.
+//! The numerics class of a job: when it is decided, what users are told of workers of another one,
+//! and how a user changes it. Pure.
+
+use std::sync::Arc;
 
 use proto::ids::Version;
 use proto::numerics::{self, Numerics, Since};
-use proto::pb;
 use proto::status::{Failure, Kind};
 
-use super::{Job, Phase};
+use super::Job;
+use super::phase::{Begin, Beginning, Phase};
 use crate::clock::Now;
+use crate::membership::Membership;
 
 impl Job {
-    /// Decides the class when the model is about to be built: until then any worker may count records.
-    pub(super) fn maybe_decide_class(&mut self) {
-        let begins = match self.phase {
-            // The checkpoint that it goes on from may have a class.
-            Phase::Initializing => !self.queue.is_empty(),
-            Phase::Surveying { .. } | Phase::Training => true,
-            _ => false,
-        };
-        if begins && self.crew.decide() {
-            self.changed = true;
+    /// Whether the scheduler may decide the class: once the model is about to be built. Until then
+    /// any worker may count records.
+    pub(super) fn may_decide_class(&self) -> bool {
+        match self.phase {
+            // The checkpoint that the job goes on from may have a class.
+            Phase::Beginning(Beginning { stage: Begin::Initializing, .. }) => !self.queue.is_empty(),
+            Phase::Beginning(_) | Phase::Training { .. } => true,
+            Phase::Indexing { .. } | Phase::Ending(_) => false,
         }
     }
 
-    /// Whether it must not hand out work that depends on the class, because no class is decided.
+    /// Whether the job must not hand out work that depends on the class, because no class is
+    /// decided.
     pub(super) fn waits_for_class(&self) -> bool {
-        self.crew.is_undecided() && !matches!(self.phase, Phase::Indexing) && self.needs_fleet()
+        self.control.demand.is_undecided()
+            && !matches!(self.phase, Phase::Indexing { .. })
+            && self.needs_fleet()
     }
 
     /// Tells users once of each class that stands by.
     pub(super) fn tell_strangers(&mut self, now: Now) {
-        let Some(class) = self.crew.class().filter(|_| self.needs_fleet()) else { return };
+        let Some(class) = self.control.demand.class().filter(|_| self.needs_fleet()) else { return };
         let (told, own) = (&self.strangers_told, class.to_string());
         let news = self.crew.strangers().filter(|(numerics, _)| !told.contains(&numerics.class));
         let news: Vec<Numerics> = news.map(|(numerics, _)| numerics.clone()).collect();
@@ -51,7 +56,7 @@ impl Job {
         let strangers: Vec<_> =
             strangers.map(|(numerics, count)| format!("{count} of class {numerics}")).collect();
         let there = strangers.join(", ");
-        match (self.crew.class(), strangers.is_empty()) {
+        match (self.control.demand.class(), strangers.is_empty()) {
             (None, true) => String::new(),
             (None, false) => format!(" of one numerics class; there are {there}"),
             (Some(class), true) if *class == Numerics::unknown() => String::new(),
@@ -67,38 +72,49 @@ impl Job {
 
     /// Training goes on from this version.
     pub(super) fn note_class(&mut self, version: Version) {
-        if let Some(class) = self.crew.class() {
+        if let Some(class) = self.control.demand.class() {
             numerics::note(&mut self.numerics, version, class);
         }
     }
 
-    /// It goes on from a checkpoint that these classes computed: in the last of them, unless a user has named one.
+    /// It goes on from a checkpoint that these classes computed: in the last of them, unless a user
+    /// has named one.
     pub(super) fn take_over_classes(&mut self, history: Vec<Since>) {
-        if let Some(last) = history.last().filter(|_| self.crew.is_undecided()) {
-            self.crew.change_class(last.numerics.clone());
+        if let Some(last) = history.last().filter(|_| self.control.demand.is_undecided()) {
+            self.set_class(Arc::new(last.numerics.clone()));
         }
         self.numerics = history;
+    }
+
+    fn set_class(&mut self, class: Arc<Numerics>) {
+        self.control.demand.set_class(class);
+        self.unscheduled = true;
     }
 
     /// A user wants it to go on in another class, from the newest checkpoint.
     ///
     /// # Errors
     /// No live worker is of that class, or the job takes every class; nothing changed.
-    pub(super) fn change_class(&mut self, now: Now, name: &str) -> Result<(), Failure> {
+    pub(super) fn change_class(&mut self, now: Now, name: &str, fleet: &Membership) -> Result<(), Failure> {
         let refuse = |message| Err(Failure::new(Kind::Malformed, message));
-        if !self.crew.needs_one_class() {
+        if !self.control.demand.needs_one_class() {
             return refuse(format!(
                 "{} takes workers of every numerics class; leave out --numerics",
                 self.name()
             ));
         }
-        let class = match self.crew.class_named(name) {
-            Some(class) => class,
+        let mut live = fleet.workers().map(|(_, process)| &process.numerics);
+        let class = match live.find(|numerics| numerics.class == name) {
+            Some(class) => class.clone(),
             // Whoever is not there computes nothing, so there is nothing to change.
-            None if self.crew.class().is_some_and(|class| class.class == name) => return Ok(()),
+            None if self.control.demand.class().is_some_and(|class| class.class == name) => return Ok(()),
             None => {
-                let classes =
-                    self.crew.class().into_iter().chain(self.crew.strangers().map(|(class, _)| class));
+                let classes = self
+                    .control
+                    .demand
+                    .class()
+                    .into_iter()
+                    .chain(self.crew.strangers().map(|(class, _)| class));
                 let classes: Vec<_> = classes.map(ToString::to_string).collect();
                 return refuse(format!(
                     "no live worker is of numerics class `{name}`; there are {}",
@@ -106,26 +122,16 @@ impl Job {
                 ));
             }
         };
-        if self.crew.class() == Some(&class) {
+        if self.control.demand.class() == Some(&*class) {
             return Ok(());
         }
-        let before = self.crew.class().cloned();
-        self.crew.change_class(class.clone());
+        let before = self.control.demand.class().cloned();
+        self.set_class(class.clone());
         self.strangers_told.clear();
         self.changed = true;
         if let Some(before) = before {
             self.begin_again(now, &format!("a user changed the numerics class from {before} to {class}"));
         }
         Ok(())
-    }
-
-    /// Workers that stand by because of their class.
-    pub(super) fn numerics_standby(&self) -> Vec<pb::NumericsStandby> {
-        let standby = |(numerics, workers): (&Numerics, u32)| pb::NumericsStandby {
-            numerics: Some(numerics.clone().into()),
-            workers,
-        };
-        let decided = self.crew.class().is_some() && self.needs_fleet();
-        self.crew.strangers().filter(|_| decided).map(standby).collect()
     }
 }

@@ -1,8 +1,9 @@
 //! Where a job's model lives, and whether those ps are still the same. Pure.
 //!
-//! A partition is *fresh* from when it is to be begun anew until the ps were asked what they have applied: there is nothing in
-//! it to lose, so any ps may take it. One that is not fresh belongs to its ps: a ps that lost its connection has its data still,
-//! so it gets time to come back; a new process of its name has not, so it is asked before it is believed.
+//! A partition is *fresh* from when it is to be begun anew until the ps were asked what they have
+//! applied: there is nothing in it to lose, so any ps may take it. One that is not fresh belongs to
+//! its ps: a ps that lost its connection has its data still, so it gets time to come back; a new
+//! process of its name has not, so it is asked before it is believed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -119,7 +120,8 @@ impl Partitions {
         Self { tensors, homes, number: 0, open: false, missing, doubted }
     }
 
-    /// Partitions that an earlier start of this master had placed. Their ps are believed once they have been asked.
+    /// Partitions that an earlier start of this master had placed. Their ps are believed once they
+    /// have been asked.
     ///
     /// # Errors
     /// What is written down does not fit together.
@@ -213,8 +215,9 @@ impl Partitions {
         Ok(())
     }
 
-    /// Finds a ps for each fresh partition that has none: the one of its name, or else the one that has least to do, by
-    /// `load` (partitions by name of the ps). No ps gets two partitions of one job.
+    /// Finds a ps for each fresh partition that has none: the one of its name, or else the one that
+    /// has least to do, by `load` (partitions by name of the ps). No ps gets two partitions of one
+    /// job.
     ///
     /// # Errors
     /// Too few ps live at the moment.
@@ -352,7 +355,8 @@ impl Partitions {
             .collect()
     }
 
-    /// Whether `ledgers` has every partition, in this era and with a version; of one ps when `ps` names it.
+    /// Whether `ledgers` has every partition, in this era and with a version; of one ps when `ps`
+    /// names it.
     ///
     /// # Errors
     /// The partition that is not there.
@@ -410,14 +414,16 @@ impl Partitions {
         watched
     }
 
-    /// A worker says that a partition is not where it should be: the ps to ask, unless that is being looked into.
+    /// A worker says that a partition is not where it should be: the ps to ask, unless that is
+    /// being looked into.
     pub(super) fn doubt(&mut self, partition: u32) -> Option<(PsAddress, IncarnationId)> {
         let home = self.homes.get(partition as usize).filter(|home| !home.fresh && !home.ps.is_empty())?;
         let known = self.missing.contains_key(&home.ps) || !self.doubted.insert(home.ps.clone());
         (!known).then(|| (address(&self.homes, &home.ps, &home.url), home.incarnation))
     }
 
-    /// A ps that came back, or that is [doubted](Self::doubt), has answered what it holds. It must have every step below `watermark`, which the books have as done.
+    /// A ps that came back, or that is [doubted](Self::doubt), has answered what it holds. It must
+    /// have every step below `watermark`, which the books have as done.
     pub(super) fn on_answer(
         &mut self,
         ps: &PsAddress,
@@ -443,8 +449,9 @@ impl Partitions {
             return Back::Empty;
         }
         if ledgers.iter().any(behind) {
-            // It has all gradients of these steps, or nobody had reported them, and applies them in a moment: when another ps has told
-            // its norms, for example. Ask again; the grace goes on.
+            // It has all gradients of these steps, or nobody had reported them, and applies them in
+            // a moment: when another ps has told its norms, for example. Ask again; the grace goes
+            // on.
             if let Some(missing) = self.missing.get_mut(&ps.name) {
                 missing.asked = None;
             }

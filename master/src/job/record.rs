@@ -1,8 +1,11 @@
 //! What of a job is written down, and how a job is made of it after a restart of the master. Pure.
 //!
-//! A job that had ended is no [`Job`] any more (`ended`). One that had not begun to train begins anew, which is deterministic. One that trained
-//! asks the ps for their ledgers, like after any other loss (`recovery`): nothing is rewound, and what the workers hold of
-//! the master before is leased again, where it is not done. One whose model is exported only ends.
+//! A job that had ended is no [`Job`] any more (`ended`). One that had not begun to train begins
+//! anew, which is deterministic. One that trained asks the ps for their ledgers, like after any
+//! other loss (`recovery`): nothing is rewound, and what the workers hold of the master before is
+//! leased again, where it is not done. One whose model is exported only ends.
+
+use std::sync::Arc;
 
 use proto::ids::{Epoch, Era, JobId};
 use proto::numerics::Since;
@@ -12,9 +15,11 @@ use proto::spec::JobSpec;
 
 use super::checkpoints::Resume;
 use super::ending::End;
+use super::index::Index;
 use super::partitions::Partitions;
+use super::phase::{Begin, Phase};
 use super::status::millis;
-use super::{Job, Phase, Settings};
+use super::{Job, Settings};
 use crate::clock::Now;
 use crate::events::EventLog;
 use crate::membership::Membership;
@@ -29,10 +34,10 @@ impl Job {
         if self.is_ended() {
             return self.ended_record(now);
         }
-        let (train, validation) = self.index.found().unwrap_or_default();
-        let placed = self.partitions.as_ref().filter(|partitions| partitions.number() > 0);
+        let (train, validation) = self.phase.index().and_then(Index::found).unwrap_or_default();
+        let placed = self.phase.partitions().filter(|partitions| partitions.number() > 0);
         let resume = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.resume);
-        let ending = self.end.as_ref();
+        let ending = self.phase.end();
         pb::JobRecord {
             job: self.id.get(),
             spec_json: self.spec.to_json(),
@@ -50,8 +55,8 @@ impl Job {
             training_ms: millis(self.times.training(now)),
             ending: ending.map(|end| pb::Ending { state: end.state.into(), reason: end.reason.clone() }),
             ended: None,
-            paused: self.paused,
-            scaled_to: self.crew.scaled_to(),
+            paused: self.control.is_paused(),
+            scaled_to: self.control.demand.scaled_to(),
             run: self
                 .checkpoints
                 .as_ref()
@@ -64,7 +69,7 @@ impl Job {
             owner: self.owner.clone(),
             output: self.output.clone(),
             numerics: self.numerics.iter().map(Into::into).collect(),
-            numerics_class: self.crew.class().cloned().map(Into::into),
+            numerics_class: self.control.demand.class().cloned().map(Into::into),
         }
     }
 
@@ -89,12 +94,11 @@ impl Job {
         log: EventLog,
         settings: Settings,
         now: Now,
-        fleet: &Membership,
     ) -> Result<Self, String> {
         let spec = JobSpec::from_json(&record.spec_json).map_err(|error| error.to_string())?;
-        let mut job = Self::new(JobId(record.job), spec, record.input, settings, now, fleet);
-        // What `new` told is known already.
-        job.effects.clear();
+        let mut job = Self::new(JobId(record.job), spec, record.input, settings, now);
+        // No process has registered yet.
+        job.control.on_look(job.lacks(&Membership::nobody()));
         job.log = log;
         job.owner = record.owner;
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
@@ -102,8 +106,10 @@ impl Job {
         job.numbers.samples_before = record.samples_before;
         job.era = Era(record.era);
         job.epochs_measured = Epoch(record.epochs_measured);
-        job.end = record.ending.map(|end| End { state: end.state(), reason: end.reason });
-        job.paused = record.paused;
+        if let Some(end) = record.ending {
+            job.phase.decide(End { state: end.state(), reason: end.reason });
+        }
+        job.control.set_paused(record.paused);
         job.output = record.output;
         if let Some(checkpoints) = &mut job.checkpoints {
             checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
@@ -113,38 +119,38 @@ impl Job {
         let history = record.numerics.into_iter().map(Since::try_from).collect::<Result<_, _>>();
         job.numerics = history.map_err(wrong)?;
         if let Some(class) = record.numerics_class {
-            job.crew.change_class(class.try_into().map_err(wrong)?);
+            job.control.demand.set_class(Arc::new(class.try_into().map_err(wrong)?));
         }
-        record.scaled_to.into_iter().for_each(|workers| job.crew.scale(workers));
-        if job.index.restore(record.train, record.validation) {
+        record.scaled_to.into_iter().for_each(|workers| job.control.demand.scale(workers));
+        let mut facts = None;
+        if let Phase::Indexing { index, .. } = &mut job.phase
+            && index.restore(record.train, record.validation)
+        {
+            facts = Some(index.facts(&job.spec)?);
+        }
+        if let Some(facts) = facts {
             job.queue.clear();
-            job.facts = Some(job.index.facts(&job.spec)?);
-            match record.placement {
-                Some(placement) if record.fresh.iter().all(|fresh| !fresh) => {
-                    job.place_again(placement, &record.fresh, &record.begin)?;
-                    job.phase = Phase::Surveying { asked: false };
+            let trained = record.placement.is_some() && record.fresh.iter().all(|fresh| !fresh);
+            let partitions = match record.placement {
+                Some(placement) => Partitions::restore(placement, &record.fresh, &record.begin)
+                    .map_err(|error| error.to_string())?,
+                None => Partitions::new(Vec::new(), job.spec.fleet.ps),
+            };
+            job.phase.on_indexed(facts, partitions);
+            match trained {
+                true => {
+                    job.phase.set_begin(Begin::Surveying { asked: false });
                     let message = "the master was started again; the ps are asked what is trained";
                     job.warn(now, message.to_owned());
                 }
-                Some(placement) => {
-                    job.place_again(placement, &record.fresh, &record.begin)?;
-                    job.initialize(now);
-                }
-                None => job.initialize(now),
+                false => job.initialize(now),
             }
         }
-        job.on_fleet(now, fleet);
         Ok(job)
-    }
-
-    fn place_again(&mut self, placement: pb::Placement, fresh: &[bool], begin: &[u64]) -> Result<(), String> {
-        let restored = Partitions::restore(placement, fresh, begin).map_err(|error| error.to_string())?;
-        self.partitions = Some(restored);
-        Ok(())
     }
 
     /// Whether it was decided before it trained to its end.
     pub(super) fn ends_early(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| end.state != JobState::Succeeded)
+        self.phase.end().is_some_and(|end| end.state != JobState::Succeeded)
     }
 }

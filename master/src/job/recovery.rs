@@ -1,15 +1,18 @@
-//! How a job begins to train, and begins again when a ps lost its part of the model: one mechanism for both.
+//! How a job begins to train, and begins again when a ps lost its part of the model: one mechanism
+//! for both.
 //!
 //! ```text
-//!   Initializing: the store is asked for the newest checkpoint, an `Init` task opens the  --->  Surveying: what has  --->  Training
-//!        ^        partitions, which load it, or get version 0                                 |  each ledger?               |
-//!        |                                              an older one, or version 0 in the end |                             |
-//!        +-- all leases end; partitions that were lost are fresh ----------------------------+-----------------------------+
+//!   Initializing: the store is asked for the newest  ------>  Surveying: what  ---->  Training
+//!     ^    checkpoint; an `Init` task opens the partitions,    has each ledger?        |
+//!     |    which load it, or get version 0                        |                    |
+//!     |                     an older one, or version 0 in the end |                    |
+//!     +-- all leases end; partitions that were lost are fresh ----+--------------------+
 //! ```
 //!
-//! In canonical order every partition is begun anew in a new era, because a step is computed from one version of all of them. In
-//! arrival order only the lost one is, in the same era: the others answer "duplicate" to what they have. Either way the books
-//! are what all ledgers have in common, so there is nothing else to keep or to mend.
+//! In canonical order every partition is begun anew in a new era, because a step is computed from
+//! one version of all of them. In arrival order only the lost one is, in the same era: the others
+//! answer "duplicate" to what they have. Either way the books are what all ledgers have in common,
+//! so there is nothing else to keep or to mend.
 
 use proto::ids::{IncarnationId, Step, Version};
 use proto::pb;
@@ -17,11 +20,12 @@ use proto::pb::event::Kind as Event;
 use proto::spec::{Consistency, Order};
 use proto::status::Failure;
 
-use super::ending::{Salvage, failed};
+use super::ending::{End, Salvage, failed};
 use super::partitions::{Back, Partitions, PsAddress};
+use super::phase::{Begin, Beginning, Ending, Model, Phase, Stage};
 use super::training::Training;
 use super::work::Work;
-use super::{Effect, Job, Phase, limits};
+use super::{Effect, Job, limits};
 use crate::applied::Applied;
 use crate::clock::Now;
 use crate::membership::Membership;
@@ -29,8 +33,8 @@ use crate::membership::Membership;
 impl Job {
     /// Looks after the ps that hold the model.
     pub(super) fn watch_ps(&mut self, now: Now, fleet: &Membership) {
-        let over = matches!(self.phase, Phase::Finishing | Phase::Ended);
-        let Some(partitions) = self.partitions.as_mut().filter(|_| !over) else { return };
+        let over = self.phase.is_over();
+        let Some(partitions) = self.phase.partitions_mut().filter(|_| !over) else { return };
         let watched = partitions.watch(now.since_start, fleet, self.settings.ps_grace);
         watched.warnings.into_iter().for_each(|message| self.warn(now, message));
         self.effects.extend(watched.ask.into_iter().map(|(ps, id)| Effect::Verify(ps, id)));
@@ -44,9 +48,9 @@ impl Job {
 
     /// A worker says that the ps of a partition does not hold it: the ps is asked at once.
     pub(crate) fn doubt(&mut self, partition: u32) {
-        let over = matches!(self.phase, Phase::Finishing | Phase::Ended);
-        let asked =
-            self.partitions.as_mut().filter(|_| !over).and_then(|partitions| partitions.doubt(partition));
+        let over = self.phase.is_over();
+        let partitions = self.phase.partitions_mut().filter(|_| !over);
+        let asked = partitions.and_then(|partitions| partitions.doubt(partition));
         self.effects.extend(asked.map(|(ps, id)| Effect::Verify(ps, id)));
     }
 
@@ -58,8 +62,8 @@ impl Job {
         incarnation: IncarnationId,
         ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
     ) {
-        let Some(partitions) = &mut self.partitions else { return };
-        let watermark = self.training.as_ref().map(Training::watermark).unwrap_or_default();
+        let watermark = self.phase.training().map(Training::watermark).unwrap_or_default();
+        let Some(partitions) = self.phase.partitions_mut() else { return };
         match partitions.on_answer(ps, incarnation, ledgers, self.era, watermark) {
             Back::Late => {}
             Back::Whole => {
@@ -74,13 +78,13 @@ impl Job {
     /// What these ps held is gone.
     fn on_ps_lost(&mut self, now: Now, lost: &[String]) {
         let names = lost.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        let ends_early = match self.phase {
-            Phase::Finishing | Phase::Ended => return,
+        let ends_early = match self.phase.ends() {
+            Some(Stage::Finishing | Stage::Ended) => return,
             // What was trained is exported already.
-            Phase::Saving { .. } => return self.finish(now),
+            Some(Stage::Saving { .. }) => return self.finish(now),
             _ if self.is_exported() => return self.finish(now),
-            Phase::Stopping { .. } | Phase::Asking => true,
-            _ => self.ends_early(),
+            Some(Stage::Stopping { .. } | Stage::Asking) => true,
+            Some(Stage::Exporting) | None => self.ends_early(),
         };
         if ends_early {
             let reason = format!("ps {names} lost its part of the model, so nothing can be saved");
@@ -91,20 +95,19 @@ impl Job {
         if canonical {
             return self.begin_again(now, &why);
         }
-        let Some(partitions) = &mut self.partitions else { return };
+        let Some(partitions) = self.phase.partitions_mut() else { return };
         partitions.lose(|ps| lost.iter().any(|name| name == ps));
         let again = match &self.checkpoints {
             Some(_) => "looking for the newest checkpoint",
             None => "no checkpoint, so that part is trained again from version 0",
         };
         self.warn(now, format!("{why}; {again}"));
-        self.end = None;
-        self.initialize(now);
+        self.initialize_with(now, None);
     }
 
     /// In canonical order: every partition is begun anew, in the next era.
     pub(super) fn begin_again(&mut self, now: Now, why: &str) {
-        let Some(partitions) = &mut self.partitions else { return };
+        let Some(partitions) = self.phase.partitions_mut() else { return };
         partitions.lose(|_| true);
         self.era = self.era.next();
         let again = match &mut self.checkpoints {
@@ -118,48 +121,50 @@ impl Job {
             }
         };
         self.warn(now, format!("{why}; {again}"));
-        self.end = None;
-        self.initialize(now);
+        self.initialize_with(now, None);
     }
 
-    /// Every lease ends, and a worker is to describe the model, so that partitions that have nothing get a checkpoint or version 0.
+    /// Every lease ends, and a worker is to describe the model, so that partitions that have
+    /// nothing get a checkpoint or version 0.
     pub(super) fn initialize(&mut self, now: Now) {
-        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
-        let training = training.into_iter().flat_map(|training| training.books.holders());
+        self.initialize_with(now, self.phase.end().cloned());
+    }
+
+    /// Initializes the model, and lets the job end like this afterwards.
+    fn initialize_with(&mut self, now: Now, end: Option<End>) {
+        let training = self.phase.trains().into_iter().flat_map(|training| training.books.holders());
         let ended: Vec<_> = self.queue.leases().chain(training.map(|(_, lease)| lease)).collect();
         self.numbers.leases_expired += ended.len() as u64;
         self.numbers.taken_back += ended.len() as u64;
         self.effects.extend(ended.into_iter().map(Effect::Lost));
         self.queue.clear();
         self.let_go();
-        self.phase = Phase::Initializing;
+        self.phase.begin(end);
         if self.decide_beginning() {
             self.queue.push(Work::Init);
-            self.maybe_decide_class();
+            self.unscheduled = true;
         }
         self.tell_state(now);
     }
 
     /// Every partition has a version.
     pub(super) fn on_initialized(&mut self, now: Now) {
-        self.phase = Phase::Surveying { asked: false };
+        self.phase.set_begin(Begin::Surveying { asked: false });
         self.maybe_survey();
         self.tell_state(now);
     }
 
     fn maybe_survey(&mut self) {
-        let here = self.partitions.as_ref().is_some_and(Partitions::are_all_here);
-        if let Phase::Surveying { asked } = &mut self.phase
-            && here
-            && !std::mem::replace(asked, true)
-        {
+        let here = self.phase.partitions().is_some_and(Partitions::are_all_here);
+        if here && self.phase.begins() == Some(Begin::Surveying { asked: false }) {
+            self.phase.set_begin(Begin::Surveying { asked: true });
             self.ask();
         }
     }
 
     /// Lets the ps say what they have applied.
     pub(super) fn ask(&mut self) {
-        let asked = self.partitions.as_ref().map(|partitions| (partitions.number(), partitions.reachable()));
+        let asked = self.phase.partitions().map(|partitions| (partitions.number(), partitions.reachable()));
         let (placement, ps) = asked.unwrap_or_default();
         self.effects.push(Effect::Ask(placement, ps));
     }
@@ -171,16 +176,18 @@ impl Job {
         placement: u64,
         ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
     ) {
-        let here = self.partitions.as_ref().map_or(0, Partitions::number) == placement;
-        match self.phase {
-            Phase::Asking => self.on_asked(now, ledgers),
-            Phase::Surveying { asked: true } if here => self.on_surveyed(now, ledgers),
+        let here = self.phase.partitions().map_or(0, Partitions::number) == placement;
+        match &self.phase {
+            Phase::Ending(Ending { stage: Stage::Asking, .. }) => self.on_asked(now, ledgers),
+            Phase::Beginning(Beginning { stage: Begin::Surveying { asked: true }, .. }) if here => {
+                self.on_surveyed(now, ledgers);
+            }
             _ => {}
         }
     }
 
     fn on_surveyed(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
-        let Some(partitions) = &self.partitions else { return };
+        let Some(partitions) = self.phase.partitions() else { return };
         let failed =
             ledgers.as_ref().map(|ledgers| partitions.not_restored(ledgers, self.era)).unwrap_or_default();
         if !failed.is_empty() {
@@ -188,16 +195,17 @@ impl Job {
         }
         let whole = |ledgers: &Vec<_>| partitions.check_all(ledgers, None, self.era).is_ok();
         let Some(ledgers) = ledgers.ok().filter(whole) else {
-            // Asked again with the next look at the fleet, which also tells whether one of them is gone.
-            self.phase = Phase::Surveying { asked: false };
+            // Asked again with the next look at the fleet, which also tells whether one of them is
+            // gone.
+            self.phase.set_begin(Begin::Surveying { asked: false });
             return;
         };
         let begun = partitions.begun();
-        self.partitions.as_mut().into_iter().for_each(Partitions::keep);
+        self.phase.partitions_mut().into_iter().for_each(Partitions::keep);
         self.changed = true;
         if self.ends_early() && !self.is_exported() {
             // It was being stopped when the master was started again.
-            self.phase = Phase::Asking;
+            self.phase.set_end(Stage::Asking);
             return self.on_asked(now, Ok(ledgers));
         }
         if !self.is_exported() && !self.are_together(&ledgers) {
@@ -206,12 +214,14 @@ impl Job {
         }
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
-        let before = self.training.take();
         let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume.is_some());
         let skipped = self.on_begun(begun);
         let (measured, trained) = (self.epochs_measured, self.times.training(now));
-        let Some(facts) = &self.facts else { return };
         let told = self.told();
+        let Phase::Beginning(Beginning { model: Model { facts, .. }, before, .. }) = &mut self.phase else {
+            return;
+        };
+        let before = before.take();
         let mut training = Training::new(&self.spec, facts, limits, trained, &applied, before, measured);
         training.losses.skip_to(told);
         training.evaluations.skip_to(skipped);
@@ -219,17 +229,17 @@ impl Job {
             self.numbers.samples_before = training.samples_done;
         }
         self.note_class(Version(training.watermark().get()));
-        self.training = Some(training);
+        self.phase.train(training);
         if self.is_exported() {
             return self.save_last(now);
         }
-        self.phase = Phase::Training;
         self.tell_state(now);
         self.on_trained(now);
     }
 
-    /// Whether no partition lacks more steps than others may have of a version that all of them still keep. A master that was started again
-    /// may not know that a partition was begun, and have it begun again in the same era while the others had trained.
+    /// Whether no partition lacks more steps than others may have of a version that all of them
+    /// still keep. A master that was started again may not know that a partition was begun, and
+    /// have it begun again in the same era while the others had trained.
     fn are_together(&self, ledgers: &[pb::PartitionLedger]) -> bool {
         let Consistency { order: Order::Canonical, delay } = self.spec.consistency.resolve() else {
             return true;
@@ -245,8 +255,9 @@ impl Job {
         self.log.append(now.unix_ms, Event::Rewind(event));
     }
 
-    /// Users know the loss of all steps below this one, also from an earlier start of the master. The ps may have applied fewer: the
-    /// gradients of a step are reported when all of them are there, and applied a moment later.
+    /// Users know the loss of all steps below this one, also from an earlier start of the master.
+    /// The ps may have applied fewer: the gradients of a step are reported when all of them are
+    /// there, and applied a moment later.
     fn told(&self) -> Step {
         match self.log.progress() {
             Some(Event::Train(event)) => Step(event.step).next(),

@@ -1,4 +1,5 @@
-//! What users are told of a job: its state with a reason, its numbers, and the event when the state changes. Pure.
+//! What users are told of a job: its state with a reason, its numbers, and the event when the state
+//! changes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,10 +9,10 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 
-use super::crew::Crew;
-use super::{Effect, Job, Phase};
+use super::phase::{Begin, Beginning, Ending, Phase, Stage};
+use super::{Effect, Job};
 use crate::clock::Now;
-use crate::speeds::LeftOut;
+use crate::scheduler::Crew;
 
 /// When what happened.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl Times {
         }
     }
 
-    /// Of a job that was submitted to an earlier start of the master.
+    /// The times of a job that was submitted to an earlier start of the master.
     pub(super) fn restored(now: Now, submitted_unix_ms: u64, training_ms: u64) -> Self {
         let earlier = Duration::from_millis(now.unix_ms.saturating_sub(submitted_unix_ms));
         let training = Duration::from_millis(training_ms);
@@ -64,7 +65,7 @@ impl Times {
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     pub(super) leases_expired: u64,
-    /// Those of them that no worker reported, by this start of the master.
+    /// Leases that this start of the master took back without a report of a worker.
     pub(super) taken_back: u64,
     /// Records that an earlier run had applied, which this job went on from.
     pub(super) samples_before: u64,
@@ -127,38 +128,39 @@ impl Job {
         if let Some(waits) = self.waits() {
             return (JobState::Pending, waits.to_owned());
         }
-        let reason = self.end.as_ref().map(|end| end.reason.as_str()).unwrap_or_default();
+        let end = self.phase.end();
+        let reason = end.map(|end| end.reason.as_str()).unwrap_or_default();
         match &self.phase {
-            Phase::Surveying { .. } if self.is_exported() => {
+            Phase::Beginning(Beginning { stage: Begin::Surveying { .. }, .. }) if self.is_exported() => {
                 (JobState::Exporting, format!("{reason}; the ps tell their numbers"))
             }
-            Phase::Indexing => (JobState::Indexing, "workers count the records of its files".to_owned()),
-            Phase::Initializing | Phase::Surveying { .. } if self.training.is_some() => {
+            Phase::Indexing { .. } => {
+                (JobState::Indexing, "workers count the records of its files".to_owned())
+            }
+            Phase::Beginning(Beginning { before: Some(_), .. }) => {
                 (JobState::Running, "a worker makes anew what a ps lost".to_owned())
             }
-            Phase::Initializing | Phase::Surveying { .. } => {
-                (JobState::Indexing, "a worker builds the model".to_owned())
-            }
-            Phase::Training if self.is_closing() && self.end.is_none() => (
+            Phase::Beginning(_) => (JobState::Indexing, "a worker builds the model".to_owned()),
+            Phase::Training { end: None, .. } if self.is_closing() => (
                 JobState::Running,
                 "a ps leaves; the steps that were begun are finished and saved".to_owned(),
             ),
-            Phase::Training if self.is_closing() => {
+            Phase::Training { .. } if self.is_closing() => {
                 (JobState::Exporting, format!("{reason}; the steps that were begun are finished and saved"))
             }
-            Phase::Training => (JobState::Running, "workers train".to_owned()),
-            Phase::Stopping { .. } | Phase::Asking => {
-                (JobState::Exporting, format!("{reason}; its workers stop, then what is trained is saved"))
-            }
-            Phase::Exporting => (JobState::Exporting, format!("{reason}; a worker saves the model")),
-            Phase::Saving { .. } => {
-                (JobState::Exporting, format!("{reason}; the last checkpoint is written"))
-            }
-            Phase::Finishing => (JobState::Exporting, format!("{reason}; the ps tell their numbers")),
-            Phase::Ended => self
-                .end
-                .as_ref()
-                .map_or((JobState::Failed, String::new()), |end| (end.state, end.reason.clone())),
+            Phase::Training { .. } => (JobState::Running, "workers train".to_owned()),
+            Phase::Ending(Ending { stage, end, .. }) => match stage {
+                Stage::Stopping { .. } | Stage::Asking => (
+                    JobState::Exporting,
+                    format!("{reason}; its workers stop, then what is trained is saved"),
+                ),
+                Stage::Exporting => (JobState::Exporting, format!("{reason}; a worker saves the model")),
+                Stage::Saving { .. } => {
+                    (JobState::Exporting, format!("{reason}; the last checkpoint is written"))
+                }
+                Stage::Finishing => (JobState::Exporting, format!("{reason}; the ps tell their numbers")),
+                Stage::Ended => (end.state, end.reason.clone()),
+            },
         }
     }
 
@@ -186,19 +188,21 @@ impl Job {
         let Self { times, numbers, .. } = self;
         let until = times.ended.unwrap_or(now.since_start);
         let crew = Some(&self.crew).filter(|_| !self.is_ended());
-        let training = self.training.as_ref();
+        let training = self.phase.training();
         let books = training.map(|training| &training.books);
         let ledger = numbers.ledger.as_ref();
-        // Trained to its end, and then both the master and a ps died: nobody is left to ask, and all of it is done.
-        let whole = self.end.as_ref().is_some_and(|end| end.state == JobState::Succeeded);
-        let whole = self.facts.as_ref().map(|facts| facts.plan).filter(|_| whole);
+        // Trained to its end, and then both the master and a ps died: nobody is left to ask, and
+        // all of it is done.
+        let whole = self.phase.end().is_some_and(|end| end.state == JobState::Succeeded);
+        let plan = self.phase.facts().map(|facts| facts.plan);
+        let whole = plan.filter(|_| whole);
         pb::JobStatus {
             job: self.id.get(),
             name: self.name(),
             state: state.into(),
             reason,
             epochs: self.spec.epochs,
-            steps: self.facts.as_ref().map_or(0, |facts| facts.plan.steps()),
+            steps: plan.map_or(0, |plan| plan.steps()),
             steps_done: ledger
                 .map(|ledger| ledger.version)
                 .or_else(|| training.map(|training| training.watermark().get()))
@@ -224,8 +228,8 @@ impl Job {
             final_metrics: numbers.final_metrics.clone(),
             artifacts: if self.is_ended() { self.output.clone() } else { Vec::new() },
             workers_standby: crew.map_or(0, Crew::standby),
-            workers_min: self.crew.bounds().min,
-            workers_max: self.crew.bounds().max,
+            workers_min: self.control.demand.bounds().min,
+            workers_max: self.control.demand.bounds().max,
             checkpoint: self
                 .checkpoints
                 .as_ref()
@@ -237,24 +241,17 @@ impl Job {
                 .map(|checkpoints| checkpoints.place.to_string())
                 .unwrap_or_default(),
             samples_before: numbers.samples_before,
-            left_out: Vec::new(),
             hangs: Vec::new(),
+            idle: Vec::new(),
             numerics: self.numerics.iter().map(Into::into).collect(),
-            numerics_class: self.crew.class().cloned().map(Into::into),
-            numerics_standby: self.numerics_standby(),
+            numerics_class: self.control.demand.class().cloned().map(Into::into),
         }
-    }
-
-    /// Workers that get no training work because they are slow.
-    pub(crate) fn left_out(&self) -> impl Iterator<Item = LeftOut> {
-        let training = self.training.as_ref().filter(|_| matches!(self.phase, Phase::Training));
-        training.into_iter().flat_map(|training| training.books.left_out())
     }
 
     /// What a worker needs to build its model and read its data.
     pub(crate) fn reply(&self) -> pb::JobReply {
-        let facts = self.facts.as_ref();
-        let placed = self.partitions.as_ref().filter(|partitions| partitions.open);
+        let facts = self.phase.facts();
+        let placed = self.phase.partitions().filter(|partitions| partitions.open);
         pb::JobReply {
             spec_json: self.spec.to_json(),
             artifacts: self.input.clone(),

@@ -11,8 +11,9 @@ use proto::pb::complete_request::Result as Report;
 use proto::spec;
 
 use super::*;
-use crate::lease::LeaseIds;
+use crate::lease::{Asker, LeaseIds};
 use crate::membership::{Process, Role};
+use crate::scheduler;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -54,8 +55,29 @@ impl World {
         let now = Now::default();
         let workers = (0..workers).map(|w| join(&mut fleet, Role::Worker, &format!("w{w}"))).collect();
         let settings = Settings { claim: 3 * SECOND, ps_grace: 30 * SECOND, stop: 10 * SECOND };
-        let job = Job::new(JobId(1), spec, Vec::new(), settings, now, &fleet);
-        Self { job, fleet, now, ids: LeaseIds::starting_at(1), workers }
+        let job = Job::new(JobId(1), spec, Vec::new(), settings, now);
+        let mut world = Self { job, fleet, now, ids: LeaseIds::starting_at(1), workers };
+        world.look();
+        world
+    }
+
+    /// The job looks at the fleet.
+    fn look(&mut self) {
+        self.schedule();
+        self.job.on_fleet(self.now, &self.fleet);
+    }
+
+    /// The crew follows the demand of the job.
+    fn schedule(&mut self) {
+        let able = scheduler::able(&self.fleet);
+        let crews = scheduler::schedule(&able, [(self.job.id, self.job.demand(), self.job.crew())]);
+        crews.into_iter().for_each(|(_, crew)| self.job.on_crew(crew));
+    }
+
+    fn resume(&mut self, numerics: &str) -> Result<(), Failure> {
+        self.job.resume(self.now, numerics, &self.fleet)?;
+        self.look();
+        Ok(())
     }
 
     /// A job that trains on one ps.
@@ -74,6 +96,7 @@ impl World {
             let _ = self.fleet.beat(self.now.since_start, *id, false);
         }
         self.job.on_tick(self.now, &self.fleet);
+        self.look();
     }
 
     fn state(&self) -> JobState {
@@ -85,7 +108,19 @@ impl World {
     }
 
     fn lease(&mut self, worker: usize) -> Option<pb::Lease> {
-        self.job.lease(self.now, &mut self.ids, self.workers[worker], 0)
+        if self.job.is_unscheduled() {
+            self.schedule();
+        }
+        self.job.lease(self.now, &mut self.ids, Asker::new(self.workers[worker], 0)).ok()
+    }
+
+    /// Why a worker gets no work.
+    fn refused(&mut self, worker: usize) -> Why {
+        if self.job.is_unscheduled() {
+            self.schedule();
+        }
+        let asker = Asker::new(self.workers[worker], 0);
+        self.job.lease(self.now, &mut self.ids, asker).expect_err("no work")
     }
 
     fn complete(&mut self, worker: usize, lease: &pb::Lease, report: Report) {
@@ -269,7 +304,7 @@ fn a_job_goes_from_submission_to_success() {
     let placement = world.job.reply().placement.expect("open");
     assert_eq!((placement.partitions[0].ps.as_str(), world.job.reply().label_max), ("p", Some(9)));
     world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
-    assert!(world.lease(0).is_none(), "the ps are asked first");
+    assert_eq!(world.refused(0), Why::Surveying, "the ps are asked first");
     world.survey(&[0]);
 
     world.pass(2 * SECOND);
@@ -335,7 +370,7 @@ fn measuring_goes_before_training_and_training_goes_on_meanwhile() {
     let mut spec = parse("");
     spec.epochs = 9;
     let mut world = World::training(spec, 2);
-    while world.job.training.as_ref().expect("it trains").watermark() < Step(2) {
+    while world.job.phase.training().expect("it trains").watermark() < Step(2) {
         let lease = world.lease(0).expect("training");
         world.complete(0, &lease, report(&lease));
     }
@@ -357,7 +392,7 @@ fn whoever_is_beaten_by_a_copy_is_told_at_once() {
     world.pass(SECOND);
     world.complete(0, &fast, report(&fast));
     world.pass(SECOND + Duration::from_millis(1));
-    let copy = world.job.copy(world.now, &mut world.ids, world.workers[0], 0).expect("a copy");
+    let copy = world.job.copy(world.now, &mut world.ids, Asker::new(world.workers[0], 0)).expect("a copy");
     assert_eq!(copy.task, slow.task);
     world.effects();
     world.complete(0, &copy, report(&copy));

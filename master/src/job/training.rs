@@ -1,4 +1,5 @@
-//! The training of a job: its books, its losses and its evaluations, kept in step with each other. Pure.
+//! The training of a job: its books, its losses and its evaluations, kept in step with each other.
+//! Pure.
 
 use std::time::Duration;
 
@@ -9,7 +10,6 @@ use proto::plan::Plan;
 use proto::spec::{JobSpec, Order};
 use proto::status::{Failure, Kind};
 
-use super::crew::Crew;
 use super::ended;
 use super::evaluations::Evaluations;
 use super::index::Facts;
@@ -18,6 +18,7 @@ use super::work::Shard;
 use crate::applied::Applied;
 use crate::dispatcher::Dispatcher;
 use crate::lease::Limits;
+use crate::scheduler::Crew;
 
 /// A job that trains.
 #[derive(Debug)]
@@ -32,12 +33,13 @@ pub(super) struct Training {
 }
 
 impl Training {
-    /// The books when these steps are applied on all partitions. `before`: the training as it was before a ps was lost; without
-    /// one the master was started again, or nothing is trained yet. All epochs before `measured` were measured.
+    /// The books when these steps are applied on all partitions. `before`: the training as it was
+    /// before a ps was lost; without one the master was started again, or nothing is trained yet.
+    /// All epochs before `measured` were measured.
     ///
-    /// In canonical order the whole job was rewound, so what comes after is told and measured again, with the same numbers. In
-    /// arrival order only one partition was, and what was told of a step or an epoch stays told. `trained`: see
-    /// [`advance`](Self::advance).
+    /// In canonical order the whole job was rewound, so what comes after is told and measured
+    /// again, with the same numbers. In arrival order only one partition was, and what was told of
+    /// a step or an epoch stays told. `trained`: see [`advance`](Self::advance).
     pub(super) fn new(
         spec: &JobSpec,
         facts: &Facts,
@@ -132,8 +134,8 @@ impl Training {
         Ok(())
     }
 
-    /// Brings losses and evaluations up to the books: events to tell, shards to measure. `trained`: how long the job trained so
-    /// far, pauses left out, so that they do not look like slowness.
+    /// Brings losses and evaluations up to the books: events to tell, shards to measure. `trained`:
+    /// how long the job trained so far, pauses left out, so that they do not look like slowness.
     pub(super) fn advance(&mut self, trained: Duration, crew: &Crew) -> (Vec<pb::TrainEvent>, Vec<Shard>) {
         let watermark = self.watermark();
         let told = self.losses.advance(trained, watermark);

@@ -1,7 +1,8 @@
 //! The journal as one redb file in the data folder: each commit is synced to the disk.
 //!
-//! redb refuses everything after the first error of the disk, until its file is opened again. So an error closes the file, and the
-//! next attempt opens it: a disk that has room again needs no restart.
+//! redb refuses everything after the first error of the disk, until its file is opened again. So an
+//! error closes the file, and the next attempt opens it: a disk that has room again needs no
+//! restart.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 
-use super::{Batch, Count, Entry, Store, StoreError};
-use crate::error::{Error, Result};
+use super::{Batch, Count, Entry, Store};
+use crate::error::{Error, Result, StoreError};
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("journal");
 
@@ -41,8 +42,8 @@ pub struct FileStore {
 impl FileStore {
     /// Opens the file, or makes it. A file that was torn by a crash is repaired to its last commit.
     ///
-    /// The caller holds the data folder's lock. So whoever still has the file open is a commit of an earlier master of this process
-    /// that has not ended: it is waited for, up to 10 seconds.
+    /// The caller holds the data folder's lock. So whoever still has the file open is a commit of
+    /// an earlier master of this process that has not ended: it is waited for, up to 10 seconds.
     ///
     /// # Errors
     /// It cannot be read, or is no journal.

@@ -1,10 +1,12 @@
-//! A journal in memory: for masters that need none, and for simulations, where it outlives the master that wrote it.
+//! A journal in memory: for masters that need none, and for simulations, where it outlives the
+//! master that wrote it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Batch, Count, Entry, Store, StoreError};
+use super::{Batch, Count, Entry, Store};
+use crate::error::StoreError;
 
 /// Keys and values in memory; clones share them.
 #[derive(Clone, Debug, Default)]

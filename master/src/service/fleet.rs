@@ -19,13 +19,12 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use super::{Answers, leaving, nothing};
+use super::{Answers, Messages, nothing};
 use crate::artifacts::Folder;
 use crate::books::{Answer, Books, Described, check_exported};
 use crate::checkpoints;
-use crate::patience::Patience;
 use crate::ps_client;
-use crate::server::Shared;
+use crate::shared::{Shared, leaving};
 
 /// Longest wait of one request for work.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -36,7 +35,7 @@ pub(crate) struct FleetService {
     shared: Arc<Shared>,
 }
 
-/// Who sent a call, as far as it proves that.
+/// The sender of a call, as far as the call proves it.
 struct Sender {
     shown: Option<Shown>,
     caller: Caller,
@@ -97,10 +96,10 @@ impl Fleet for FleetService {
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let sender = Sender::of(&request);
-        let mut patience = Patience::with(Caller::of(&request), self.shared.stream_silence);
-        let mut requests = request.into_inner();
-        // Taken before the answer, so that the process is live by the time that it knows it is connected.
-        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
+        let mut requests = Messages::of(request, self.shared.stream_silence);
+        // Taken before the answer, so that the process is live by the time that it knows it is
+        // connected.
+        let first = requests.next().await?.ok_or_else(|| nothing("HeartbeatRequest"))?;
         let (stream, reply) = self.shared.act(|books, now| {
             sender.speaks_for(books, first.incarnation)?;
             books.stream_opened(now, &first)
@@ -108,7 +107,7 @@ impl Fleet for FleetService {
         let heartbeats = Heartbeats {
             incarnation: IncarnationId(first.incarnation),
             stream,
-            requests,
+            requests: requests.into_stream(),
             recalls: self.shared.recalls.subscribe(),
             reply: Some(reply),
             shared: self.shared.clone(),
@@ -237,9 +236,8 @@ impl Fleet for FleetService {
         request: Request<Streaming<pb::UploadRequest>>,
     ) -> Result<Response<pb::UploadReply>, Status> {
         let sender = Sender::of(&request);
-        let mut patience = Patience::with(Caller::of(&request), self.shared.stream_silence);
-        let mut requests = request.into_inner();
-        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("UploadRequest"))?;
+        let mut requests = Messages::of(request, self.shared.stream_silence);
+        let first = requests.next().await?.ok_or_else(|| nothing("UploadRequest"))?;
         let Some(Part::Header(pb::UploadHeader { incarnation, lease })) = first.part else {
             let message = "UploadRequest.header: expected in the first message, found none";
             return Err(Failure::new(Kind::Malformed, message).into());
@@ -254,7 +252,7 @@ impl Fleet for FleetService {
         is_good()?;
         let owner = sender.caller.token().map(|token| token.name.clone()).unwrap_or_default();
         let mut receiving = self.shared.artifacts.receive(&owner)?;
-        while let Some(request) = patience.next(&mut requests).await? {
+        while let Some(request) = requests.next().await? {
             match required("UploadRequest", "part", request.part)? {
                 Part::Artifact(part) => {
                     receiving.reserve(&part, |_| Ok(()))?;
@@ -321,8 +319,8 @@ impl FleetService {
         }
     }
 
-    /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends without its files. What is published for a
-    /// lease that ended meanwhile belongs to nothing.
+    /// Publishes what was uploaded and completes the lease: both or neither, so the job never ends
+    /// without its files. What is published for a lease that ended meanwhile belongs to nothing.
     fn complete_export(&self, sender: &Sender, request: pb::CompleteRequest) -> Result<bool, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         let uploads = || self.shared.uploads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -401,7 +399,8 @@ impl Heartbeats {
     }
 }
 
-/// The next lease of this worker to be recalled. One that is missed here is told with the next heartbeat.
+/// The next lease of this worker to be recalled. One that is missed here is told with the next
+/// heartbeat.
 async fn recalled(
     worker: IncarnationId,
     recalls: &mut broadcast::Receiver<(IncarnationId, LeaseId)>,

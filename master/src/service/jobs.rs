@@ -15,15 +15,14 @@ use proto::status::{Failure, Kind};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Answers, leaving, nothing};
+use super::{Answers, Messages, nothing};
 use crate::artifacts::Folder;
 use crate::books::{Books, Changed};
 use crate::clock::Now;
 use crate::job::{Job, Resume};
 use crate::membership::Membership;
 use crate::owner::Owner;
-use crate::patience::Patience;
-use crate::server::Shared;
+use crate::shared::{Shared, leaving};
 
 /// Events that are copied under one lock.
 const EVENTS_AT_ONCE: usize = 256;
@@ -65,10 +64,9 @@ impl Jobs for JobsService {
     ) -> Result<Response<pb::SubmitReply>, Status> {
         let caller = Caller::of(&request);
         let owner = Owner::of(&caller);
-        let mut requests = request.into_inner();
-        let mut patience = Patience::with(caller.clone(), self.shared.stream_silence);
+        let mut requests = Messages::of(request, self.shared.stream_silence);
         let malformed = |message: &str| Status::from(Failure::new(Kind::Malformed, message));
-        let first = patience.next(&mut requests).await?.ok_or_else(|| nothing("SubmitRequest"))?;
+        let first = requests.next().await?.ok_or_else(|| nothing("SubmitRequest"))?;
         let Some(Part::SpecJson(spec)) = first.part else {
             return Err(malformed("SubmitRequest.spec_json: expected in the first message, found none"));
         };
@@ -90,7 +88,7 @@ impl Jobs for JobsService {
             books.admit(&spec).map(drop)
         })?;
         let mut receiving = self.shared.artifacts.receive(&owner.name)?;
-        while let Some(request) = patience.next(&mut requests).await? {
+        while let Some(request) = requests.next().await? {
             match required("SubmitRequest", "part", request.part)? {
                 Part::Artifact(part) => {
                     // As soon as a file is announced, so that nothing is written that has no place.
@@ -117,7 +115,8 @@ impl Jobs for JobsService {
             }
         }
         let reply = {
-            // One after the other, so that the number is still the next one when the files lie under it.
+            // One after the other, so that the number is still the next one when the files lie
+            // under it.
             let _next = self.shared.submitting.lock().await;
             let check = |books: &Books, of_owner| books.check_owner(&owner, of_owner);
             let id = self.shared.act(|books, _| {
@@ -267,7 +266,8 @@ impl Watcher {
                 tokio::select! {
                     biased;
                     () = self.shared.stopping.cancelled() => return Err(leaving()),
-                    // An error means that the job has ended or was forgotten, which the next look tells.
+                    // An error means that the job has ended or was forgotten, which the next look
+                    // tells.
                     _ = self.news.changed() => {}
                 }
             }

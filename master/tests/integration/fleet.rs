@@ -1,4 +1,5 @@
-//! What workers and ps see: leases that come back at once, late reports that change nothing, versions that must fit.
+//! What workers and ps see: leases that come back at once, late reports that change nothing,
+//! versions that must fit.
 
 use std::time::Duration;
 
@@ -84,7 +85,8 @@ async fn the_answer_to_a_report_brings_the_next_work() {
     let answer = a.report(&first, trained.clone(), true).await.unwrap();
     let second = answer.next.expect("the first epoch is to be measured");
     assert!(answer.accepted && second.id > first.id, "{first:?} {second:?}");
-    // A repeat changes nothing, but whoever repeats it may still have work: the first answer may be lost.
+    // A repeat changes nothing, but whoever repeats it may still have work: the first answer may be
+    // lost.
     let answer = a.report(&first, trained, true).await.unwrap();
     let third = answer.next.expect("the second epoch is to be measured");
     assert!(!answer.accepted && third.id > second.id);
@@ -293,7 +295,8 @@ async fn a_ps_that_comes_back_without_its_partitions_is_given_them_again() {
 #[tokio::test]
 async fn a_ps_that_does_not_hold_a_partition_is_asked_as_soon_as_a_worker_says_so() {
     let (cluster, ps, mut worker, lease) = training(&job(|_| ())).await;
-    // It lives, and its heartbeats come: nothing but the worker's word says that something is wrong.
+    // It lives, and its heartbeats come: nothing but the worker's word says that something is
+    // wrong.
     ps.accounts.lock().expect("unpoisoned").open.clear();
     let mut held = lease;
     let rewound = async {
@@ -312,4 +315,45 @@ async fn a_ps_that_does_not_hold_a_partition_is_asked_as_soon_as_a_worker_says_s
     };
     assert_eq!(soon("the job is rewound", rewound).await, 0, "trained again from version 0");
     assert_eq!(cluster.status("digits").await.expect("a job").state(), JobState::Running);
+}
+
+#[tokio::test]
+async fn the_status_of_a_job_says_why_a_worker_is_idle() {
+    const MOMENT: Duration = Duration::from_millis(50);
+    // One step in all: who comes first has all of it.
+    let spec = job(|spec| {
+        spec.epochs = 1;
+        spec.batch.effective = 8;
+        spec.fleet.workers.max = 2;
+    });
+    let (cluster, _ps, mut a, held) = training(&spec).await;
+    let idle = async |job: &str| cluster.status(job).await.expect("a job").idle;
+    assert_eq!(idle("digits").await, []);
+    let (mut b, c) = (Worker::join(&cluster, "b").await, Worker::join(&cluster, "c").await);
+    let words = |idle: &[pb::Idle]| {
+        let group = |idle: &pb::Idle| (idle.why(), idle.workers.join(" "), idle.reason.clone());
+        idle.iter().map(group).collect::<Vec<_>>()
+    };
+    let stands_by =
+        || (pb::Why::StandsBy, "c".to_owned(), "standing by, the job takes at most 2 workers".to_owned());
+    let not_asked = (pb::Why::NotAsked, "b".to_owned(), "no request for work yet".to_owned());
+    assert_eq!(words(&idle("digits").await), [not_asked, stands_by()]);
+    assert_eq!(b.maybe_lease(MOMENT).await, None);
+    let nothing_left = (pb::Why::NothingLeft, "b".to_owned(), "epoch 1 of 1 has no task left".to_owned());
+    assert_eq!(words(&idle("digits").await), [stands_by(), nothing_left]);
+    // A later job has work for the two that are idle.
+    cluster.submit(&job(|spec| spec.name = "later".to_owned()), &[]).await.expect("a good job");
+    let index = b.lease().await;
+    let busy = (pb::Why::WorksElsewhere, "a".to_owned(), "at work for digits-1".to_owned());
+    assert!(words(&idle("later").await).contains(&busy));
+    let busy = (pb::Why::WorksElsewhere, "b".to_owned(), "at work for later-2".to_owned());
+    assert!(words(&idle("digits").await).contains(&busy));
+    // A list of all jobs looks at no worker.
+    let list = cluster.jobs().list(pb::ListRequest::default()).await.expect("a list").into_inner();
+    assert!(list.jobs.iter().all(|job| job.idle.is_empty()));
+    drop((b, c, index));
+    a.do_task(&held).await;
+    a.until_exported().await;
+    cluster.reach("digits", JobState::Succeeded).await;
+    assert_eq!(idle("digits").await, [], "it has ended");
 }

@@ -89,7 +89,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "ps hear of what the journal does not have yet",
-        file: "master/src/server.rs",
+        file: "master/src/shared.rs",
         find: "            () = self.journal.durable(written) => {}\n",
         replace: "            () = async { let _ = written; } => {}\n",
         test: Test::Seeds(300),
@@ -145,7 +145,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a master that no longer leads speaks to ps",
-        file: "master/src/server.rs",
+        file: "master/src/shared.rs",
         find: "        if !self.leads() {\n            return false;\n        }\n",
         replace: "",
         test: Test::Lib("master", "server"),
@@ -194,10 +194,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "a worker of another numerics class takes part",
-        file: "master/src/job/crew.rs",
+        file: "master/src/scheduler.rs",
         find: "self.class.as_ref().is_some_and(other))",
         replace: "self.class.as_ref().is_some_and(other) && false)",
-        test: Test::Lib("master", "job::crew"),
+        test: Test::Lib("master", "scheduler"),
     },
     Mutant {
         what: "a heartbeat alone is progress",
@@ -341,7 +341,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "workers of several numerics classes train one model",
-        file: "master/src/job/crew.rs",
+        file: "master/src/scheduler.rs",
         find: "self.class.as_ref().is_some_and(other))",
         replace: "self.class.as_ref().is_some_and(other) && false)",
         test: Test::Seeds(40),
@@ -397,10 +397,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         what: "who hangs keeps its place in a job that has room for no other",
-        file: "master/src/job/crew.rs",
+        file: "master/src/scheduler.rs",
         find: "> max && !hanging.is_empty() {",
-        replace: "> max && hanging.len() > self.able.len() {",
-        test: Test::Lib("master", "job::crew"),
+        replace: "> max && hanging.len() > fleet.len() {",
+        test: Test::Lib("master", "scheduler"),
     },
     Mutant {
         what: "heartbeats name a lease only when its turn has come",

@@ -194,7 +194,7 @@ fn with_another_seed_a_job_resumes_where_an_epoch_ends_or_when_it_is_forced() {
         let mut world = World::new(parse(EVERY_STEP), 1, &["p"]);
         world.job.resume_run(resume);
         world.index();
-        let facts = world.job.facts.as_ref().expect("its files are indexed");
+        let facts = world.job.phase.facts().expect("its files are indexed");
         let (plan, trained_on) = (facts.plan, facts.trained_on.clone().expect("with checksums"));
         let mut found = candidates(&[(4, "before")]);
         found.intact[0].trained_on = Some(TrainedOn { seed: 99, ..trained_on });
@@ -297,7 +297,7 @@ fn a_cancelled_job_finishes_what_is_begun_and_ends_with_a_checkpoint_of_it() {
         let lease = world.lease(0).expect("the rest of the steps that were begun");
         world.complete(0, &lease, report(&lease));
     }
-    let placement = world.job.partitions.as_ref().map_or(0, Partitions::number);
+    let placement = world.job.phase.partitions().map_or(0, Partitions::number);
     world.job.on_ledgers(world.now, placement, Ok(vec![ledger(version.get())]));
     let lease = world.lease(0).expect("an export");
     assert_eq!(lease.work, exported(Some(version.get())));
@@ -325,7 +325,7 @@ fn left() -> (World, IncarnationId, pb::Lease, Version) {
     let held = world.lease(0).expect("work");
     let ps = world.fleet.ps_named("p").expect("it lives").0;
     world.fleet.beat(world.now.since_start, ps, true).expect("known");
-    world.job.on_fleet(world.now, &world.fleet);
+    world.look();
     let save = |effect: &Effect| match effect {
         Effect::Save(_, version) => Some(*version),
         _ => None,
@@ -357,7 +357,7 @@ fn a_ps_may_leave_when_what_was_begun_is_trained_and_saved_and_nothing_is_traine
     world.survey(&[version.get()]);
     let next = world.lease(0).expect("it goes on");
     let Some(pb::lease::Work::Train(next)) = next.work else { panic!("{next:?}") };
-    let plan = world.job.facts.as_ref().expect("indexed").plan;
+    let plan = world.job.phase.facts().expect("indexed").plan;
     assert_eq!(next.first, plan.first_of(Step(version.get())).get(), "nothing is trained again");
 }
 
@@ -384,7 +384,7 @@ fn a_job_that_is_cancelled_while_a_ps_leaves_ends_with_that_checkpoint() {
         world.complete(0, &lease, report(&lease));
     }
     assert!(!world.job.lets_go(ps), "the model is not exported yet");
-    let placement = world.job.partitions.as_ref().map_or(0, Partitions::number);
+    let placement = world.job.phase.partitions().map_or(0, Partitions::number);
     world.job.on_ledgers(world.now, placement, Ok(vec![ledger(version.get())]));
     assert_eq!(world.lease(0).expect("an export").work, exported(Some(version.get())));
 }
@@ -398,7 +398,8 @@ fn a_restarted_master_begins_with_what_was_decided() {
     let record = world.job.take_record(world.now).expect("something to write down");
     assert_eq!((record.run.as_str(), record.resume, &record.begin[..]), ("before", true, &[4][..]));
     let (settings, log) = (world.job.settings, EventLog::default());
-    world.job = Job::restore(record, log, settings, world.now, &world.fleet).expect("its own record");
+    world.job = Job::restore(record, log, settings, world.now).expect("its own record");
+    world.look();
     assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::Look(_))));
     world.pass(SECOND);
     assert_eq!(world.open().map(|restore| restore.version), Some(3));

@@ -8,7 +8,7 @@ impl World {
     fn join_worker(&mut self) {
         let name = format!("w{}", self.workers.len());
         self.workers.push(join(&mut self.fleet, Role::Worker, &name));
-        self.job.on_fleet(self.now, &self.fleet);
+        self.look();
     }
 
     fn kill_worker(&mut self, worker: usize) {
@@ -16,11 +16,12 @@ impl World {
         let Ok(stream) = self.fleet.stream_opened(gone) else { return };
         self.fleet.stream_broken(gone, stream);
         self.job.worker_gone(self.now, gone);
-        self.job.on_fleet(self.now, &self.fleet);
+        self.look();
     }
 
     fn scale(&mut self, workers: u32) {
         self.job.scale(self.now, workers, &self.fleet).expect("it goes on");
+        self.look();
     }
 
     fn workers(&self) -> (u32, u32, u32, u32) {
@@ -50,7 +51,10 @@ fn scaling_down_lets_workers_finish_what_they_hold_and_gives_them_nothing_new() 
     assert_eq!(world.workers(), (1, 3, 1, 1));
     assert_eq!(world.job.renew(world.now, world.workers[3], &[LeaseId(held.id)]), [LeaseId(held.id)]);
     world.complete(3, &held, report(&held));
-    assert!(world.lease(3).is_none() && world.lease(1).is_none());
+    assert_eq!(
+        [1, 3].map(|worker| world.refused(worker)),
+        [Why::StandsBy { max: 1 }, Why::StandsBy { max: 1 }]
+    );
     assert!(world.lease(0).is_some());
     world.scale(3);
     assert_eq!(world.workers(), (3, 1, 2, 3));
@@ -102,13 +106,13 @@ fn a_paused_job_hands_out_nothing_and_takes_what_is_held() {
     for _ in 0..2 {
         world.job.pause(world.now).expect("it goes on");
         assert_eq!(world.state(), JobState::Paused);
-        assert!(world.lease(0).is_none() && world.lease(1).is_none());
+        assert_eq!([0, 1].map(|worker| world.refused(worker)), [Why::Paused, Why::Paused]);
     }
     world.pass(9 * SECOND);
     world.complete(0, &held, report(&held));
     assert!(world.status().samples_applied > 0);
     for _ in 0..2 {
-        world.job.resume(world.now, "", &world.fleet).expect("it goes on");
+        world.resume("").expect("it goes on");
         assert_eq!(world.state(), JobState::Running);
     }
     world.pass(SECOND);
@@ -126,7 +130,7 @@ fn a_pause_does_not_look_like_slowness() {
     world.job.renew(world.now, world.workers[0], &[LeaseId(lease.id)]);
     world.job.pause(world.now).expect("it goes on");
     world.pass(20 * SECOND);
-    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
+    world.resume("").expect("it goes on");
     world.pass(SECOND);
     world.complete(0, &lease, report(&lease));
     let rates: Vec<_> = world
@@ -155,7 +159,7 @@ fn a_job_may_be_paused_before_it_trains_and_holds_at_the_next_lease() {
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Paused);
     assert!(world.lease(0).is_none());
-    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
+    world.resume("").expect("it goes on");
     world.initialize();
 }
 
@@ -184,10 +188,10 @@ fn a_paused_job_whose_last_step_is_done_exports_once_it_is_resumed() {
     }
     world.job.pause(world.now).expect("it goes on");
     held.iter().for_each(|lease| world.complete(0, lease, report(lease)));
-    assert!(world.job.training.as_ref().is_some_and(Training::is_done), "{held:?}");
+    assert!(world.job.phase.training().is_some_and(Training::is_done), "{held:?}");
     world.pass(SECOND);
     assert_eq!((world.state(), world.lease(0)), (JobState::Paused, None));
-    world.job.resume(world.now, "", &world.fleet).expect("it goes on");
+    world.resume("").expect("it goes on");
     assert_eq!(world.state(), JobState::Exporting);
     assert!(matches!(world.lease(0).expect("an export").work, Some(pb::lease::Work::Export(_))));
 }
@@ -197,11 +201,8 @@ fn a_job_that_ends_cannot_be_changed_any_more() {
     let mut world = World::training(parse(""), 2);
     world.job.cancel(world.now, true);
     for _ in 0..2 {
-        let refused = [
-            world.job.scale(world.now, 1, &world.fleet),
-            world.job.pause(world.now),
-            world.job.resume(world.now, "", &world.fleet),
-        ];
+        let refused =
+            [world.job.scale(world.now, 1, &world.fleet), world.job.pause(world.now), world.resume("")];
         for (refused, what) in refused.into_iter().zip(["scaled", "paused", "resumed"]) {
             let failure = refused.unwrap_err();
             assert_eq!(failure.kind, Kind::Ended);
@@ -217,7 +218,8 @@ fn a_job_that_ends_cannot_be_changed_any_more() {
 #[test]
 fn what_a_dead_worker_held_is_finished_even_while_paused_when_others_wait_for_it() {
     let mut world = shared_steps();
-    // Every worker has a quarter of step 0; one of them holds work of step 1 too, which needs all of step 0.
+    // Every worker has a quarter of step 0; one of them holds work of step 1 too, which needs all
+    // of step 0.
     let first: Vec<_> = (0..4).map(|worker| world.lease(worker).expect("work")).collect();
     let waiting = world.lease(0).expect("work of the next step");
     assert!(train(&waiting).0 >= 4, "{waiting:?}");
@@ -264,13 +266,13 @@ proptest! {
         (spec.epochs, spec.data.validation_fraction) = (4, None);
         (spec.limits.deaths_max, spec.limits.attempts_max) = (1000, 1000);
         let mut world = World::training(spec, 3);
-        let microbatches = world.job.facts.as_ref().expect("indexed").plan.microbatches();
+        let microbatches = world.job.phase.facts().expect("indexed").plan.microbatches();
         let mut held: Vec<(usize, pb::Lease)> = Vec::new();
         let mut done = std::collections::BTreeMap::new();
         let finish = [Act::Resume, Act::Scale(2), Act::Join, Act::Join];
         let rest = (0..1000).flat_map(|_| (0..99).map(Act::Lease).chain((0..9).map(Act::Complete)));
         for act in acts.into_iter().chain(finish).chain(rest) {
-            if world.job.training.as_ref().is_some_and(Training::is_done) {
+            if world.job.phase.training().is_some_and(Training::is_done) {
                 break;
             }
             match act {
@@ -287,7 +289,7 @@ proptest! {
                 }
                 Act::Scale(workers) => world.scale(workers),
                 Act::Pause => world.job.pause(world.now).expect("it goes on"),
-                Act::Resume => world.job.resume(world.now, "", &world.fleet).expect("it goes on"),
+                Act::Resume => world.resume("").expect("it goes on"),
                 Act::Join if world.workers.len() < 40 => world.join_worker(),
                 Act::Kill(worker) if worker < world.workers.len() => world.kill_worker(worker),
                 _ => {}

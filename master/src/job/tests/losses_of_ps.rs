@@ -249,7 +249,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 
 const PS: [&str; 3] = ["p", "q", "r"];
 
-/// A ps as far as a master sees it: partitions with their era and how often each microbatch was added.
+/// A ps as far as a master sees it: partitions with their era and how often each microbatch was
+/// added.
 #[derive(Clone, Debug, Default)]
 struct Held {
     era: u64,
@@ -299,7 +300,7 @@ impl Life {
             Action::Pass(seconds) => self.world.pass(Duration::from_secs(seconds)),
         }
         if matches!(action, Action::Die(_) | Action::Restart(_)) {
-            self.world.job.on_fleet(self.world.now, &self.world.fleet);
+            self.world.look();
         }
         if matches!(action, Action::Ledgers | Action::Pass(_)) {
             self.answer();
@@ -307,7 +308,7 @@ impl Life {
     }
 
     fn ledgers(&self, ps: &[PsAddress]) -> Vec<pb::PartitionLedger> {
-        let plan = self.world.job.facts.as_ref().expect("indexed").plan;
+        let plan = self.world.job.phase.facts().expect("indexed").plan;
         let ledger = |(&partition, held): (&u32, &Held)| {
             let whole = |step: &u64| {
                 let first = plan.first_of(Step(*step)).get() as usize;
@@ -370,7 +371,7 @@ impl Life {
                 else {
                     return;
                 };
-                let homes = self.world.job.partitions.as_ref().expect("placed").addresses();
+                let homes = self.world.job.phase.partitions().expect("placed").addresses();
                 let names: Vec<_> = homes.map(|home| home.name).collect();
                 let all_live = names.iter().all(|name| self.world.fleet.ps_named(name).is_some());
                 assert!(all_live && names[0] != names[1], "{names:?}");
@@ -388,8 +389,9 @@ impl Life {
                 }
             }
             Wire::Train(task) => {
-                // Pushes go to where the lease's placement says; a ps of a newer era, or without the partition, refuses.
-                let homes = self.world.job.partitions.as_ref().expect("placed").addresses();
+                // Pushes go to where the lease's placement says; a ps of a newer era, or without
+                // the partition, refuses.
+                let homes = self.world.job.phase.partitions().expect("placed").addresses();
                 let mut acknowledged = true;
                 for (partition, home) in (0..).zip(homes) {
                     let held = self.ps.get_mut(&home.name).and_then(|ps| ps.get_mut(&partition));
@@ -414,7 +416,7 @@ impl Life {
             }
             Wire::Export(task) => {
                 assert_eq!(task.version.unwrap_or(4), 4);
-                let homes = self.world.job.partitions.as_ref().expect("placed").addresses();
+                let homes = self.world.job.phase.partitions().expect("placed").addresses();
                 let held = |(partition, home): (u32, PsAddress)| self.ps.get(&home.name)?.get(&partition);
                 let Some(pulled) = (0..).zip(homes).map(held).collect::<Option<Vec<_>>>() else { return };
                 if pulled.iter().any(|held| held.era != task.era || !held.version_0) {
@@ -433,10 +435,10 @@ impl Life {
 
     /// What the books have as done, every partition has.
     fn check(&self) {
-        let (Some(training), Phase::Training) = (&self.world.job.training, &self.world.job.phase) else {
+        let Some(training) = self.world.job.phase.trains() else {
             return;
         };
-        let partitions = self.world.job.partitions.as_ref().expect("placed");
+        let partitions = self.world.job.phase.partitions().expect("placed");
         if !partitions.are_all_here() {
             return;
         }
@@ -462,7 +464,7 @@ proptest! {
         // From now on nobody dies.
         (0..3).for_each(|ps| life.act(&Action::Restart(ps)));
         let mut rounds = 0;
-        while !matches!(life.world.job.phase, Phase::Finishing) {
+        while !matches!(life.world.job.phase.ends(), Some(Stage::Finishing)) {
             for action in [Action::Lease(0), Action::Complete(0), Action::Pass(1)] {
                 life.act(&action);
                 life.check();
@@ -470,6 +472,6 @@ proptest! {
             rounds += 1;
             prop_assert!(rounds < 500, "no progress: {:?} {}", life.world.state(), life.world.reason());
         }
-        prop_assert_eq!(life.world.job.end.as_ref().expect("decided").state, JobState::Succeeded);
+        prop_assert_eq!(life.world.job.phase.end().expect("decided").state, JobState::Succeeded);
     }
 }

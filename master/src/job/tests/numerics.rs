@@ -30,7 +30,7 @@ impl World {
         let (incarnation, _) = self.fleet.register(self.now.since_start, process).expect("room");
         self.fleet.beat(self.now.since_start, incarnation, false).expect("known");
         self.workers.push(incarnation);
-        self.job.on_fleet(self.now, &self.fleet);
+        self.look();
     }
 
     fn leave(&mut self, worker: usize) {
@@ -38,7 +38,7 @@ impl World {
         let stream = self.fleet.stream_opened(gone).expect("known");
         self.fleet.stream_broken(gone, stream);
         self.job.worker_gone(self.now, gone);
-        self.job.on_fleet(self.now, &self.fleet);
+        self.look();
     }
 
     /// This worker describes the model and the ps answers that it has applied so many steps.
@@ -87,16 +87,13 @@ impl World {
 #[test]
 fn workers_of_another_class_count_records_and_then_stand_by() {
     let mut world = World::of_classes(parse(""), &["a", "b", "b"]);
-    assert!(world.lease(0).is_none(), "`b` has more capacity");
+    assert_eq!(world.refused(0), Why::OtherClass(Arc::new(class("a"))), "`b` has more capacity");
     world.begin(1, 0);
     assert!(world.lease(0).is_none());
     let status = world.status();
     assert_eq!((status.workers, status.workers_standby), (2, 1));
     assert_eq!(status.numerics_class, Some(class("b").into()));
-    assert_eq!(
-        status.numerics_standby,
-        [pb::NumericsStandby { numerics: Some(class("a").into()), workers: 1 }]
-    );
+    assert_eq!(world.refused(0), Why::OtherClass(Arc::new(class("a"))));
     for _ in 0..2 {
         world.pass(SECOND);
         assert_eq!(world.warned_of("workers of numerics class a (facts of a) stand by"), 1, "once");
@@ -134,7 +131,7 @@ fn a_user_goes_on_in_another_class_from_the_newest_checkpoint() {
     let mut world = World::of_classes(spec, &["a", "b", "b"]);
     world.finds_nothing();
     world.begin(1, 0);
-    let resume = |world: &mut World, class: &str| world.job.resume(world.now, class, &world.fleet);
+    let resume = |world: &mut World, class: &str| world.resume(class);
     let refused = resume(&mut world, "c").unwrap_err();
     assert!(refused.message.contains("there are b (facts of b), a (facts of a)"), "{refused}");
     resume(&mut world, "b").expect("it is that class");
@@ -198,7 +195,7 @@ fn any_class_takes_part_where_the_bits_are_not_promised() {
         assert!(world.lease(0).is_some() && world.lease(1).is_some());
         let status = world.status();
         assert_eq!((status.workers, status.numerics_class, status.numerics.len()), (2, None, 0));
-        assert!(world.job.resume(world.now, "b", &world.fleet).is_err(), "there is no class to change");
+        assert!(world.resume("b").is_err(), "there is no class to change");
     }
 }
 
@@ -211,7 +208,7 @@ fn a_restarted_master_knows_the_class() {
     join(&mut fleet, Role::Ps, "p");
     let settings = Settings { claim: 3 * SECOND, ps_grace: 30 * SECOND, stop: 10 * SECOND };
     let log = crate::events::EventLog::default();
-    let job = Job::restore(record, log, settings, world.now, &fleet).expect("a good record");
+    let job = Job::restore(record, log, settings, world.now).expect("a good record");
     assert_eq!(job.status(world.now).numerics_class, Some(class("b").into()));
     assert_eq!(job.status(world.now).numerics.len(), 1);
 }

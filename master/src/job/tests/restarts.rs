@@ -10,7 +10,8 @@ impl World {
         let settings = self.job.settings;
         self.fleet = Membership::new(IncarnationId(1000), 5 * SECOND, 99);
         self.now = Now { since_start: Duration::ZERO, unix_ms: self.now.unix_ms + 7000 };
-        self.job = Job::restore(record, log, settings, self.now, &self.fleet).expect("its own record");
+        self.job = Job::restore(record, log, settings, self.now).expect("its own record");
+        self.look();
     }
 
     /// Everybody registers again; the ps have what they had.
@@ -48,7 +49,8 @@ fn training_goes_on_from_what_the_ps_have_applied() {
 
 #[test]
 fn the_curve_of_a_job_does_not_go_back_when_the_ps_are_behind_the_reports() {
-    // A step whose gradients are all there may not be applied yet: it waits for the norms of another ps.
+    // A step whose gradients are all there may not be applied yet: it waits for the norms of
+    // another ps.
     for behind in [0, 1, 2] {
         let mut world = World::training(parse(""), 2);
         while world.told().len() < 2 {
@@ -173,7 +175,7 @@ fn a_record_that_does_not_fit_together_is_refused() {
     let restore = |record: pb::JobRecord| {
         let settings = Settings { claim: SECOND, ps_grace: SECOND, stop: SECOND };
         let fleet = Membership::new(IncarnationId(1), SECOND, 9);
-        Job::restore(record, EventLog::default(), settings, Now::default(), &fleet)
+        Job::restore(record, EventLog::default(), settings, Now::default())
     };
     assert!(restore(pb::JobRecord { spec_json: "{}".to_owned(), ..record.clone() }).is_err());
     let mut wrong = record.clone();
@@ -204,7 +206,7 @@ fn exported_job(cancelled: bool) -> World {
 fn a_job_that_is_exported_only_ends() {
     for (cancelled, state, version) in [(false, JobState::Succeeded, 4), (true, JobState::Cancelled, 2)] {
         let mut world = exported_job(cancelled);
-        let reason = world.job.end.clone().expect("it is decided").reason;
+        let reason = world.job.phase.end().cloned().expect("it is decided").reason;
         world.start_again();
         assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
         world.job.cancel(world.now, false);
