@@ -1,4 +1,5 @@
-//! Reaches a validation loss below 0.012 (the noise in the data is 0.01): a network of your own, with all of Ebbflow's commands.
+//! Reaches a validation loss below 0.012 (the noise in the data is 0.01): a network of your own,
+//! with all of Ebbflow's commands.
 //!
 //!     cargo run --release --example custom_model -- run examples/custom_model/job.toml --out out
 
@@ -7,7 +8,7 @@ use ebbflow::model::{Context, Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use ebbflow::{Error, Result};
 
-/// `y = w[0] + w[1] x + .. + w[degree] x^degree`, fitted by least squares.
+/// The polynomial `y = w[0] + w[1] x + .. + w[degree] x^degree`, fitted by least squares.
 struct Polynomial(Vec<f32>);
 
 #[derive(serde::Deserialize)]
@@ -26,7 +27,7 @@ fn build(context: &Context) -> Result<Box<dyn Model>> {
 }
 
 impl Polynomial {
-    /// Each record's x, and by how much the polynomial is too high there.
+    /// Returns each record's x, and the error of the polynomial there.
     fn errors<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = (f32, f32)> + 'a {
         let records = batch.features.iter().zip(batch.labels.as_f32().unwrap_or_default());
         records.map(|(&x, y)| (x, self.0.iter().rev().fold(0.0, |sum, w| sum * x + w) - y))

@@ -1,8 +1,8 @@
 //! Reaches: each weight of `counts` ends as the number of times its record was applied.
 //!
-//! `ebb` with two more networks: the counting oracle, what the tests that kill real processes train, and a way to see for
-//! yourself that no record is lost or applied twice on your own cluster; and `paced`, which takes its time. See
-//! `docs/guarantees.md`.
+//! The program is `ebb` with two more networks. The counting oracle is the network of tests that
+//! kill real processes. It also shows on your own cluster that no record is lost or applied twice.
+//! `paced` takes a fixed time for each microbatch. See `docs/guarantees.md`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! Makes programs that use libtorch find it: at link time and, without any environment variable, at start.
+//! Makes programs that use libtorch find it, at link time and, without any environment variable, at
+//! start.
 //!
 //! Binaries, tests, examples and benches get an rpath to the real folder. Doctests take no link arguments from a build
 //! script, but cargo puts link-search folders that lie inside the target directory on the library path of everything it
@@ -44,7 +45,8 @@ fn libtorch() -> Result<(), String> {
     Ok(())
 }
 
-/// Compiles the C++ that reaches what `tch` does not, with the settings of the wheel that libtorch comes from.
+/// Compiles the C++ shim for functions that `tch` lacks, with the settings of the wheel that
+/// libtorch comes from.
 #[cfg(feature = "torch")]
 fn shim(root: &Path) {
     const SOURCE: &str = "src/engines/torch/shim.cpp";
@@ -58,7 +60,8 @@ fn shim(root: &Path) {
     build.compile("ebb_shim");
 }
 
-/// The real folder of the libraries: the rpath must survive `.libtorch` being pointed elsewhere.
+/// Returns the real folder of the libraries. The rpath must stay valid when `.libtorch` points
+/// elsewhere.
 fn find_lib(root: &Path) -> io::Result<PathBuf> {
     let lib = root.join("lib").canonicalize()?;
     fs::metadata(lib.join("libtorch_cpu.so"))?;

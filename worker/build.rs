@@ -1,4 +1,5 @@
-//! Gives the worker's test programs the rpath to libtorch that `model/build.rs` found; without its feature `torch` there is none.
+//! Gives the worker's test programs the rpath to libtorch that `model/build.rs` found. Without its
+//! feature `torch` there is none.
 #![expect(clippy::disallowed_methods, reason = "cargo talks to build scripts through the environment")]
 
 fn main() {

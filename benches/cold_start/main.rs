@@ -1,12 +1,15 @@
-//! What a second worker is worth from the beginning of a job: a network of 24 million parameters, `sync`, two microbatches a step.
+//! Value of a second worker at the beginning of a job: a network of 24 million parameters, `sync`,
+//! two microbatches in each step.
 //!
-//! Opening such a job takes long: the module is built, and 97 MB of weights are pulled into memory that was never touched. Workers
-//! that were slow at that must not be taken for slow workers. A microbatch takes 200 ms, what is left of it after computing slept
-//! away (`tests/harness/paced.rs`).
+//! Opening such a job takes long: the module is built, and 97 MB of weights are pulled into memory
+//! that was never touched. Workers that were slow at that must not be taken for slow workers. A
+//! microbatch takes 200 ms; the rest after its computation is slept away
+//! (`tests/harness/paced.rs`).
 //!
-//! Each rate is counted from 1 s after all workers have begun to compute, for some seconds. Expected, with c = 200 ms and nothing but
-//! compute taking time: one worker has a rate of 1 / c microbatches, two of them 2 / c, so the ratio is 2. What is missing is the
-//! exchange of 97 MB with the ps in each step, and waiting at its end.
+//! Each rate is counted for some seconds, beginning 1 s after all workers have begun to compute.
+//! Expected, with c = 200 ms and no other costs: one worker has a rate of 1 / c microbatches, two
+//! have 2 / c, so the ratio is 2. The exchange of 97 MB with the ps in each step, and the wait at
+//! its end, reduce the ratio.
 //!
 //! `cargo bench --no-default-features --bench cold_start` takes 5 to 7 minutes.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
@@ -30,7 +33,7 @@ use harness::{Cluster, Process};
 use report::{Figure, Target};
 use trace::Trace;
 
-/// As `ebb` has it.
+/// Allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -41,11 +44,11 @@ const SEED: u64 = 13;
 const EPOCHS: u64 = 1000;
 const PER_EPOCH: u64 = 128;
 
-/// After everybody has begun to compute.
+/// Wait after all workers have begun to compute.
 const SETTLES: Duration = Duration::from_secs(1);
-/// For how long the second worker is stopped while it opens the job.
+/// Time for which the second worker is stopped while it opens the job.
 const STOPPED: Duration = Duration::from_secs(4);
-/// Between two looks at what the workers do.
+/// Time between two looks at the workers' traces.
 const LOOK: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
@@ -84,7 +87,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Microbatches a second of a new fleet with a new job; its last worker is stopped for a while when it begins to open the job.
+/// Returns the microbatches per second of a new fleet with a new job. The last worker is stopped
+/// for a while when it begins to open the job.
 fn rate(workers: usize, stopped: Option<Duration>, window: Duration) -> f64 {
     let program = std::env::current_exe().expect("this program");
     let cluster = Cluster::of(&program, 1, workers);
@@ -94,7 +98,7 @@ fn rate(workers: usize, stopped: Option<Duration>, window: Duration) -> f64 {
     fs::write(&job, job_file(workers, &traces)).expect("the job file");
     harness::succeed(["submit".as_ref(), "--master".as_ref(), cluster.url.as_ref(), job.as_os_str()]);
     if let Some((stopped, last)) = stopped.zip(cluster.workers.last()) {
-        // The trace is there as soon as the network is being built.
+        // The trace exists as soon as the network is being built.
         wait_until(|| traces.join(last.child.id().to_string()).exists());
         last.signal("STOP");
         sleep(stopped);
@@ -119,7 +123,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Since 1970, as in the traces.
+/// Returns the time since 1970, as in the traces.
 fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
 }

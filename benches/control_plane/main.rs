@@ -1,24 +1,28 @@
-//! How many workers one master carries: a real master process, and simulated workers that speak to it as real ones do and compute
-//! nothing.
+//! Number of workers that one master can serve: a real master process, and simulated workers that
+//! speak to it as real ones do and compute nothing.
 //!
-//! Each simulated worker has a TCP connection of its own, registers, keeps a heartbeat stream with the leases that it holds, asks for
-//! a lease and reports it as done, which brings the next one. It pulls and pushes nothing, which the master cannot tell: weights never pass through it. A real ps
-//! holds the model and a real worker begins the job (data, layout, version 0), then leaves.
+//! Each simulated worker has a TCP connection of its own, registers, keeps a heartbeat stream with
+//! its leases, asks for a lease and reports it as done, which brings the next one. It pulls and
+//! pushes nothing. The master cannot tell the difference, because weights never pass through it. A
+//! real ps holds the model. A real worker begins the job (data, layout, version 0), then leaves.
 //!
-//! Expected, on two cores that the master shares with all its workers: an empty unary call costs about 25 us of each side's processor
-//! (`cargo bench --bench data_plane` measures it), and a lease is one call, the report of the last. So
+//! Expected, on two cores that the master shares with all its workers: an empty unary call costs
+//! about 25 us of each side's processor (`cargo bench --bench data_plane` measures it), and a lease
+//! is one call, the report of the last one. So
 //!
-//! | figure                      | limit            | because                                                          |
-//! | --------------------------- | ---------------- | ---------------------------------------------------------------- |
-//! | leases/s, as many as can be | 40,000           | 2 cores / (2 sides x 25 us), nothing decided                     |
-//! | processor per lease         | 25 us            | one call                                                         |
-//! | lease latency with room     | below 1 ms       | one call; work is there                                          |
-//! | memory                      | 30 KiB a worker  | buffers of HTTP/2 and of the socket, of two open calls           |
+//! | figure                      | limit           | because                                      |
+//! | --------------------------- | --------------- | -------------------------------------------- |
+//! | leases/s, as many as can be | 40,000          | 2 cores / (2 sides x 25 us), nothing decided |
+//! | processor per lease         | 25 us           | one call                                     |
+//! | lease latency with room     | below 1 ms      | one call; work is there                      |
+//! | memory                      | 30 KiB a worker | buffers of HTTP/2, socket, two open calls    |
 //!
-//! *With room:* the job is `async`, so nobody waits for anybody, and each lease has two microbatches. 2,000 workers whose leases take a second each ask for 2,000 leases a second. *As many as can be:* 1,000 workers that
-//! ask again at once.
+//! *With room:* the job is `async`, so no worker waits for another, and each lease has two
+//! microbatches. 2,000 workers whose leases take a second each ask for 2,000 leases per second. *As
+//! many as can be:* 1,000 workers that ask again at once.
 //!
-//! `cargo bench --no-default-features --bench control_plane` takes a minute; without `--bench` a few workers show that it works.
+//! `cargo bench --no-default-features --bench control_plane` takes a minute. Without `--bench` a
+//! few workers show that it works.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 #[path = "../support/fleet.rs"]
@@ -47,10 +51,11 @@ use simulated::Workers;
 /// Records of an epoch, each a microbatch.
 const RECORDS: u64 = 1024;
 
-/// With as many workers the master's memory is theirs.
+/// Number of workers from which on they use most of the master's memory.
 const MANY: usize = 1000;
 
-/// Microbatches of a step. In `async` 64 steps may be computed side by side, so there is work for 2,000 workers at any time.
+/// Microbatches of a step. In `async` 64 steps may be computed at the same time, so there is always
+/// work for 2,000 workers.
 const PER_STEP: u64 = 128;
 
 fn main() -> ExitCode {
@@ -68,21 +73,21 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a master did for some workers.
+/// Measurements of a master with some workers.
 struct Round {
     workers: usize,
     joined_secs: f64,
     leases_per_second: Vec<f64>,
     p50_ms: Vec<f64>,
     p99_ms: Vec<f64>,
-    /// Of the master, for each lease.
+    /// Processor time of the master for each lease.
     processor_us: Vec<f64>,
     peak_mib: f64,
     before_mib: f64,
 }
 
 impl Round {
-    /// `takes`: how long a worker holds a lease.
+    /// Measures `workers` that hold each lease for `takes`.
     fn run(workers: usize, takes: Duration, stretch: Duration) -> Self {
         let (cluster, master) = start();
         let before_mib = peak_mib(master);
@@ -166,7 +171,8 @@ impl Round {
                 None,
             ),
         ];
-        // What the job and its journal take meanwhile is some MiB, which would be most of it for a few workers.
+        // The job and its journal take some MiB meanwhile, which would be most of the memory of a
+        // few workers.
         if self.workers >= MANY {
             let name = name("  of it a worker", "  rush: of it a worker");
             figures.push(Figure::new(name, "KiB", vec![worker_kib], 30.0, None));
@@ -175,7 +181,8 @@ impl Round {
     }
 }
 
-/// A master and a ps with a job whose training has begun, and no worker. Answers with the master's process id.
+/// Starts a master and a ps with a job whose training has begun, and no worker. Returns the cluster
+/// and the master's process id.
 fn start() -> (Cluster, u32) {
     let program = std::env::current_exe().expect("this program");
     let mut cluster = Cluster::of(&program, 1, 1);
@@ -222,7 +229,7 @@ learning_rate = 0.01
     (cluster, master)
 }
 
-/// Processor time that a process has used.
+/// Returns the processor time that a process has used.
 fn processor_secs(process: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("the master lives");
     let fields: Vec<_> = stat[stat.rfind(')').expect("a name") + 2..].split(' ').collect();

@@ -16,13 +16,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 
-/// Longest wait of one request for work, as a worker has it.
+/// Longest wait of one request for work, as in a real worker.
 const LEASE_WAIT_MS: u32 = 20_000;
 
-/// Registrations that are under way at once: a fleet does not start within a millisecond.
+/// Most registrations at once: a real fleet does not start within a millisecond.
 const JOINING_MAX: usize = 64;
 
-/// Simulated workers; they end with their handle.
+/// Simulated workers. They end with their handle.
 pub(crate) struct Workers {
     count: usize,
     shared: Arc<Shared>,
@@ -37,7 +37,7 @@ impl std::ops::Deref for Workers {
     }
 }
 
-/// What all of them count.
+/// Counters of all workers.
 #[derive(Debug)]
 pub(crate) struct Shared {
     live: AtomicUsize,
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 }
 
 impl Workers {
-    /// Each holds a lease for as long as it `takes`.
+    /// Starts workers that hold each lease for `takes`.
     pub(crate) fn start(url: &str, count: usize, takes: Duration) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
         let shared = Arc::new(Shared {
@@ -62,7 +62,8 @@ impl Workers {
         });
         for index in 0..count {
             let (url, shared) = (url.to_owned(), shared.clone());
-            // Not all at the same moment of each second.
+            // The workers' phases differ, so that they do not ask at the same moment of each
+            // second.
             let phase = takes * index as u32 / count as u32;
             runtime.spawn(async move {
                 let ended = worker(&url, index, takes, phase, &shared).await;
@@ -81,13 +82,13 @@ impl Workers {
 }
 
 impl Shared {
-    /// How long the requests for work took since the last call.
+    /// Takes the durations of the requests for work since the last call.
     pub(crate) fn take_latencies(&self) -> Vec<Duration> {
         std::mem::take(&mut *self.latencies.lock().expect("nobody panics"))
     }
 }
 
-/// One worker; answers why it ended.
+/// Runs one worker, and returns why it ended.
 async fn worker(url: &str, index: usize, takes: Duration, phase: Duration, shared: &Shared) -> String {
     match live(url, index, takes, phase, shared).await {
         Ok(never) => match never {},
@@ -182,7 +183,8 @@ impl Interceptor for Shows {
     }
 }
 
-/// One lease, to the answered report, which may bring the next. `asked` becomes when it was sent.
+/// Works on one lease until the answer to its report, which may bring the next. `asked` becomes the
+/// time of the report.
 async fn work(
     fleet: &mut FleetClient<InterceptedService<Channel, Shows>>,
     incarnation: u64,

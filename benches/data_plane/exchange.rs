@@ -1,4 +1,4 @@
-//! A worker's side of the exchange, and the ps on the other.
+//! A worker's side of the exchange, and the ps on the other side.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,28 +22,29 @@ use worker::exchange::{Connector, Partitions};
 
 const JOB: JobId = JobId(1);
 
-/// What is exchanged.
+/// Kind of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
-    /// `sgd`: of a step's four microbatches, the first two are what is timed. `adam`: each push is a step.
+    /// Optimizer. `sgd` is timed on the first two of a step's four microbatches, `adam` on every
+    /// push, which is a step.
     pub(crate) optimizer: &'static str,
-    /// As many tensors of the same size.
+    /// Number of tensors, all of one size.
     pub(crate) tensors: usize,
-    /// What is exchanged.
+    /// Type of the exchange.
     pub(crate) wire: WireType,
 }
 
-/// The optimizer off.
+/// The exchange without an optimizer.
 pub(crate) const SUMS: Case = Case { optimizer: "sgd", tensors: 1, wire: WireType::F32 };
-/// The same in 16 bits.
+/// The exchange without an optimizer, in 16 bits.
 pub(crate) const NARROW: Case = Case { wire: WireType::Bf16, ..SUMS };
-/// Each push is a step of Adam.
+/// The exchange in which each push is a step of Adam.
 pub(crate) const ADAM: Case = Case { optimizer: "adam", tensors: 1, wire: WireType::F32 };
-/// The same model in many small tensors.
+/// The exchange with Adam and a model of many small tensors.
 pub(crate) const TINY: Case = Case { tensors: 10_000, ..ADAM };
 
 impl Case {
-    /// Microbatches of a step.
+    /// Returns the microbatches of a step.
     const fn of(self) -> u32 {
         if matches!(self.optimizer.as_bytes(), b"sgd") { 4 } else { 1 }
     }
@@ -69,7 +70,7 @@ impl Case {
         (0..self.tensors).map(|number| TensorSpec::parameter(format!("weight{number}"), [len])).collect()
     }
 
-    /// A ps with one partition, empty.
+    /// Creates a ps with one empty partition.
     pub(crate) fn partition(self, memory: Option<Memory>) -> Ps {
         let spec = self.spec();
         let ps = Ps::with(ps::Options::default(), Stores::default(), memory).expect("valid options");
@@ -88,7 +89,7 @@ impl Case {
         ps
     }
 
-    /// The child that is the ps.
+    /// Runs the child process that is the ps.
     pub(crate) fn serve(self) -> ExitCode {
         let serving = async {
             let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
@@ -116,7 +117,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Connected to a partition of the case; version 0 is there.
+    /// Connects to a partition of the case, and pushes version 0.
     pub(crate) fn new(case: Case, connector: &Connector, url: &str, runtime: &Runtime) -> Self {
         let _entered = runtime.enter();
         let layout = Arc::new(Layout::new(case.tensors(), 1).expect("a valid model"));
@@ -129,12 +130,12 @@ impl Exchange {
         Self { case, client, regions: None, step: Step(0) }
     }
 
-    /// The same; its gradients lie in `regions`, as those of a TorchScript module do.
+    /// Puts gradients into `regions`, where those of a TorchScript module lie.
     pub(crate) fn lending(self, regions: Regions) -> Self {
         Self { regions: Some(regions), ..self }
     }
 
-    /// Seconds of a pull of the newest version.
+    /// Returns the seconds of a pull of the newest version.
     pub(crate) fn pull(&self, runtime: &Runtime) -> f64 {
         let newest = Want::Exact(Version(self.step.get()));
         let begin = Instant::now();
@@ -144,8 +145,9 @@ impl Exchange {
         took
     }
 
-    /// Seconds of a push until it is acknowledged, the mean of all that are timed. The optimizer off: of one that is kept until its sibling comes, and
-    /// of that one, which is added to it. Then the step is ended.
+    /// Returns the mean seconds of the timed pushes until each is acknowledged. Without an
+    /// optimizer two are timed: one that is kept until its sibling comes, and the sibling, which is
+    /// added to it. Then the step is ended.
     pub(crate) fn push(&mut self, runtime: &Runtime) -> f64 {
         let timed = if self.case.of() == 1 { 1 } else { 2 };
         let took = (0..timed).map(|leaf| self.push_node(Node::leaf(leaf), runtime)).sum::<f64>();

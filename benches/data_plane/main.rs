@@ -1,16 +1,25 @@
-//! What the data plane costs, against raw TCP and memcpy in the same run.
+//! Cost of the data plane, against raw TCP and memcpy in the same run.
 //!
-//! A worker and a ps in two processes of one host; each round takes every figure once, so that a row's ratio is of neighbours in
-//! time. *Pull*: 64 MiB from the ps's weights into the worker's tensors. *Push*: from the worker's tensors until the ps has
-//! acknowledged; with the optimizer off the mean of two pushes of a step, of which the second is added to the first. *Lent*: gradients that lie in memory
-//! which the ps may read, as those of a TorchScript module do.
-//! *Raw TCP*: a blocking write of 64 MiB, one reader into one buffer, an answer of one byte; same congestion control. *Raw ping-pong*:
-//! a blocking write and a blocking read of a request's bytes; both ends have a core of their own, or share one, for what the scheduler chooses differs from run to run. *Embedded*: the worker's calls without a socket. *bf16*: the same 64 MiB of f32 in memory,
-//! of which half as many bytes travel.
+//! A worker and a ps run in two processes of one host. Each round takes every figure once, so that
+//! the ratio of a row compares adjacent measurements.
 //!
-//! Expected: the bytes cross the kernel once in (copy) and once out (copy), each bound by memory, so raw TCP is at most half of what two
-//! threads copy; pull and push add one pass each on the receiver's side (into the tensors; into the sum for every second push), from
-//! memory that the socket was just read into. Adam moves 28 bytes for each weight (448 MiB), which two threads do at the speed of memory.
+//! - *Pull*: 64 MiB from the ps's weights into the worker's tensors.
+//! - *Push*: from the worker's tensors until the ps has acknowledged. Without an optimizer it is
+//!   the mean of two pushes of a step, of which the second is added to the first.
+//! - *Lent*: gradients in memory that the ps may read, as those of a TorchScript module.
+//! - *Raw TCP*: a blocking write of 64 MiB, one reader into one buffer, an answer of one byte; same
+//!   congestion control.
+//! - *Raw ping-pong*: a blocking write and a blocking read of a request's bytes. Both ends have a
+//!   core of their own, or share one, because the choice of the scheduler differs from run to run.
+//! - *Embedded*: the worker's calls without a socket.
+//! - *bf16*: the same 64 MiB of f32 in memory, of which half as many bytes travel.
+//!
+//! Expected: the bytes cross the kernel once in (copy) and once out (copy), each bound by memory,
+//! so raw TCP is at most half of what two threads copy. Pull and push add one pass each on the
+//! receiver's side (into the tensors; into the sum for every second push), from memory that the
+//! socket was just read into. Adam moves 28 bytes for each weight (448 MiB), which two threads do
+//! at the speed of memory.
+//!
 //! `cargo bench --no-default-features --bench data_plane` takes a minute.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 
@@ -38,12 +47,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::runtime::Runtime;
 use worker::exchange::Connector;
 
-/// As `ebb` has it.
+/// Allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const BYTES: usize = 64 << 20;
-/// Small requests for one sample.
+/// Small requests of one sample.
 const REQUESTS: usize = 96;
 
 fn main() -> ExitCode {
@@ -73,12 +82,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// As `ebb worker` has it.
+/// Returns a runtime like that of `ebb worker`.
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A process of this program in another role; ends with its owner.
+/// A process of this program in another role. It ends with its owner.
 struct Served {
     child: Child,
     address: String,
@@ -99,7 +108,7 @@ impl Served {
         format!("http://{}", self.address)
     }
 
-    /// Most memory that it had at once, in bytes.
+    /// Returns the most memory that the process ever had, in bytes.
     fn peak_bytes(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -120,7 +129,7 @@ fn raw() -> (peer::Client, Served) {
     (peer::Client::connect(&served.address, BYTES).expect("the raw peer answers"), served)
 }
 
-/// Seconds of copying `from` by `threads` threads.
+/// Returns the seconds of a copy of `from` by `threads` threads.
 fn copy(from: &[u8], to: &mut [u8], threads: usize) -> f64 {
     let part = from.len().div_ceil(threads);
     let begin = Instant::now();
@@ -134,7 +143,7 @@ fn copy(from: &[u8], to: &mut [u8], threads: usize) -> f64 {
     begin.elapsed().as_secs_f64()
 }
 
-/// A model of 64 MiB.
+/// Measures a model of 64 MiB.
 fn bulk(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
     let [ps, nearby, sharing] = [(); 3].map(|()| Served::start("serve-sums"));
@@ -221,7 +230,7 @@ fn bulk(rounds: usize) -> Vec<Figure> {
     ]
 }
 
-/// Small requests.
+/// Measures small requests.
 fn small(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
     let (served, mut raw) = (Served::start("serve-requests"), raw());
@@ -278,7 +287,7 @@ fn small(rounds: usize) -> Vec<Figure> {
     ]
 }
 
-/// This thread on core 0, and `others`, who have one thread each, on `core`.
+/// Places this thread on core 0, and `others`, which have one thread each, on `core`.
 fn place(core: usize, others: [u32; 2]) {
     let on = |core| {
         let mut cores = CpuSet::new();
@@ -292,14 +301,14 @@ fn place(core: usize, others: [u32; 2]) {
     }
 }
 
-/// This thread where the scheduler wants it.
+/// Lets the scheduler place this thread.
 fn anywhere() {
     let mut cores = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core));
     sched_setaffinity(None, &cores).expect("a thread may be placed");
 }
 
-/// Steps of Adam: each push is one.
+/// Measures steps of Adam: each push is one.
 fn steps(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
     let (one, many, mut raw) = (Served::start("serve-adam"), Served::start("serve-tiny"), raw());

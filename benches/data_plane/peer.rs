@@ -1,4 +1,4 @@
-//! Raw TCP: what the machine can do between two processes, with blocking sockets and nothing else.
+//! Raw TCP: the machine's limit between two processes, with blocking sockets and nothing else.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +9,8 @@ const PULL: u8 = 1;
 const PUSH: u8 = 2;
 const PING: u8 = 3;
 
-/// The child that answers `PULL` with `bytes`, `PUSH` and as many with one byte, and `PING` and some with as many as it names.
+/// Runs the child process. It answers `PULL` with `bytes`, `PUSH` and as many bytes with one byte,
+/// and `PING` and some bytes with as many as it names.
 pub(crate) fn serve(bytes: usize) -> ExitCode {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     println!("{}", listener.local_addr().expect("bound"));
@@ -51,7 +52,7 @@ impl Client {
         Ok(Self { stream, buffer: vec![4; bytes] })
     }
 
-    /// Seconds of reading.
+    /// Returns the seconds of reading.
     pub(crate) fn pull(&mut self) -> io::Result<f64> {
         let begin = Instant::now();
         self.stream.write_all(&[PULL])?;
@@ -59,7 +60,7 @@ impl Client {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of writing, until the answer.
+    /// Returns the seconds of writing, until the answer.
     pub(crate) fn push(&mut self) -> io::Result<f64> {
         let begin = Instant::now();
         self.stream.write_all(&[PUSH])?;
@@ -68,7 +69,7 @@ impl Client {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of sending `up` bytes and reading `down`.
+    /// Returns the seconds of sending `up` bytes and reading `down`.
     pub(crate) fn ping(&mut self, up: usize, down: usize) -> io::Result<f64> {
         let mut request = vec![PING];
         request.extend([up, down].iter().flat_map(|bytes| (*bytes as u32).to_le_bytes()));
@@ -80,7 +81,7 @@ impl Client {
     }
 }
 
-/// As Ebbflow's own sockets are.
+/// Sets the options of Ebbflow's own sockets.
 fn tune(stream: &TcpStream) {
     stream.set_nodelay(true).expect("a socket");
     let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");

@@ -1,4 +1,5 @@
-//! Small requests: a call that brings some bytes and gets some, on the connection that a worker has for such.
+//! Small requests: a call with some bytes and an answer with some, on a worker's connection for
+//! small requests.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -17,13 +18,13 @@ use tonic::codegen::Service;
 use tonic::codegen::http;
 use tonic::server::NamedService;
 
-/// What a request for rows of a table brings and gets.
+/// Bytes that a request for rows of a table sends and gets.
 pub(crate) const UP: usize = 8 << 10;
 pub(crate) const DOWN: usize = 256 << 10;
 
 const ASK: &str = "/bench.Requests/Ask";
 
-/// The child that answers requests.
+/// Runs the child process that answers requests.
 pub(crate) fn serve() -> ExitCode {
     let serving = async {
         let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
@@ -36,7 +37,7 @@ pub(crate) fn serve() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// An empty request gets nothing, any other one these bytes.
+/// Answers an empty request with nothing, and any other one with these bytes.
 #[derive(Clone)]
 struct Answers(Bytes);
 
@@ -91,7 +92,7 @@ impl Requests {
         Ok(reply.values.len())
     }
 
-    /// Seconds of each of `count` requests, one after the other.
+    /// Returns the seconds of each of `count` requests, one after the other.
     pub(crate) async fn each(&self, count: usize) -> Vec<f64> {
         let mut seconds = Vec::with_capacity(count);
         for _ in 0..count {
@@ -102,7 +103,7 @@ impl Requests {
         seconds
     }
 
-    /// Seconds for each of `count` requests, `at_once` of them on their way.
+    /// Returns the seconds per request for `count` requests, `at_once` of them in flight.
     pub(crate) async fn together(&self, count: usize, at_once: usize) -> f64 {
         let begin = Instant::now();
         futures::future::join_all((0..at_once).map(|_| self.each(count / at_once))).await;

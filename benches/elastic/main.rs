@@ -1,23 +1,25 @@
-//! What it costs when workers die, join, are slow and leave: real processes on loopback, everything but compute left to them.
+//! Cost of workers that die, join, are slow and leave: real processes on loopback.
 //!
-//! Four workers train digits' MLP in `sync` with 8 microbatches a step. Each microbatch takes 20 ms, most of it slept away
-//! (`tests/harness/paced.rs`): two cores do not limit, and what is measured is Ebbflow's own. In `sync` a step is begun when the
-//! one before it was applied, so the workers' traces show when each step was applied.
+//! Four workers train digits' MLP in `sync` with 8 microbatches in each step. Each microbatch takes
+//! 20 ms, most of it slept away (`tests/harness/paced.rs`). So two cores are no limit, and
+//! Ebbflow's own cost is measured. In `sync` a step begins when the one before it was applied, so
+//! the workers' traces show when each step was applied.
 //!
-//! Expected, with c = 20 ms, M = 8, W = 4 and nothing but compute taking time; a step takes c M / W = 40 ms:
+//! Expected, with c = 20 ms, M = 8, W = 4 and no cost but compute; a step takes c M / W = 40 ms:
 //!
-//! | figure                     | limit | because                                                              |
-//! | -------------------------- | ----- | -------------------------------------------------------------------- |
-//! | killed and added each 5 s  | 0.99  | 40 ms of the survivors' 5 s wait for what the dead worker held       |
-//! | pause after a SIGKILL      | 40 ms | the microbatches it held, M / W = 2, computed by one survivor        |
-//! | pause when a worker joins  | 0     | nobody waits for it                                                  |
-//! | join to first applied      | 80 ms | half a step to find work, its share of a step, the step's rest       |
-//! | one slowed 10 times        | 1     | the other three take its work over                                   |
-//! | drain: SIGTERM to exit     | 10 ms | half a microbatch                                                    |
-//! | pause when a worker drains | 20 ms | the other microbatch of its share, computed by one that stays        |
+//! | figure                     | limit | because                                              |
+//! | -------------------------- | ----- | ---------------------------------------------------- |
+//! | killed and added each 5 s  | 0.99  | in 5 s the survivors wait 40 ms for its microbatches |
+//! | pause after a SIGKILL      | 40 ms | one survivor computes its microbatches, M / W = 2    |
+//! | pause when a worker joins  | 0     | no worker waits for it                               |
+//! | join to first applied      | 80 ms | half a step to find work, its share, the step's rest |
+//! | one slowed 10 times        | 1     | the other three take its work over                   |
+//! | drain: SIGTERM to exit     | 10 ms | half a microbatch                                    |
+//! | pause when a worker drains | 20 ms | one that stays computes its other microbatch         |
 //!
-//! Pauses are against the median step before the event, so a step that takes longer because one worker is missing counts, too.
-//! `cargo bench --no-default-features --bench elastic` takes 3 minutes; without `--bench` one tiny round of each runs, which shows that it works.
+//! Pauses are relative to the median step before the event, so a step that takes longer because one
+//! worker is missing counts, too. `cargo bench --no-default-features --bench elastic` takes 3
+//! minutes. Without `--bench` one tiny round of each runs, which shows that it works.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 #[path = "../support/fleet.rs"]
@@ -53,10 +55,10 @@ const JOB: Job = Job {
     more: "limits = { deaths_max = 1000 }",
 };
 
-/// How long and how often.
+/// Length and number of rounds.
 struct Scale {
     rounds: u32,
-    /// An undisturbed stretch, and one with two events.
+    /// Length of an undisturbed stretch, and of one with two events.
     stretch: Duration,
 }
 
@@ -73,16 +75,16 @@ fn main() -> ExitCode {
     })
 }
 
-/// A cluster that trains, and what was done to it.
+/// A cluster that trains, and the lives of its workers.
 struct Fleet {
     cluster: Cluster,
     traces: PathBuf,
-    /// Life of each worker, by its index; the end is far away while it lives.
+    /// Life of each worker, by its index. The end is far away while it lives.
     lives: Vec<Range<Duration>>,
 }
 
 impl Fleet {
-    /// Starts it and waits until all its workers compute.
+    /// Starts the cluster and waits until all workers compute.
     fn start(workers: usize) -> Self {
         let (cluster, traces) = JOB.start(workers);
         let lives = vec![now()..Duration::MAX; workers];
@@ -103,7 +105,7 @@ impl Fleet {
         self.cluster.workers[worker].child.id()
     }
 
-    /// The worker that lives longest.
+    /// Returns the worker that lives longest.
     fn oldest(&self) -> usize {
         self.lives.iter().position(|life| life.end == Duration::MAX).expect("a live worker")
     }
@@ -122,7 +124,7 @@ impl Fleet {
         (self.lives.len() - 1, at)
     }
 
-    /// Seconds that workers lived in `window`, together.
+    /// Returns the sum of the seconds that workers lived in `window`.
     fn lived(&self, window: &Range<Duration>) -> f64 {
         let overlap =
             |life: &Range<Duration>| life.end.min(window.end).saturating_sub(life.start.max(window.start));
@@ -134,7 +136,7 @@ impl Fleet {
     }
 }
 
-/// Rows 1 to 4.
+/// Measures rows 1 to 4.
 fn kills_and_joins(scale: &Scale) -> Vec<Figure> {
     let mut fleet = Fleet::start(WORKERS);
     let half = scale.stretch / 4;
@@ -149,7 +151,7 @@ fn kills_and_joins(scale: &Scale) -> Vec<Figure> {
                 sleep(half);
             }
         });
-        // In a short round the last one may not have begun.
+        // The last one may not have begun in a short round.
         fleet.wait_for(fleet.lives.len() - 1);
         stretches.push((calm, disturbed));
     }
@@ -203,7 +205,7 @@ fn kills_and_joins(scale: &Scale) -> Vec<Figure> {
     ]
 }
 
-/// Row 5.
+/// Measures row 5.
 fn slow(scale: &Scale) -> Vec<Figure> {
     let mut fleet = Fleet::start(WORKERS - 1);
     let stretch = scale.stretch / 2;
@@ -229,7 +231,7 @@ fn slow(scale: &Scale) -> Vec<Figure> {
     )]
 }
 
-/// Row 6.
+/// Measures rows 6 and 7.
 fn drains(scale: &Scale) -> Vec<Figure> {
     let mut fleet = Fleet::start(WORKERS);
     let half = scale.stretch / 4;

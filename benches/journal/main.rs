@@ -1,18 +1,23 @@
-//! What jobs that have ended cost a master: 100,000 of them with 10,000,000 events, in the journal file of a real master.
+//! Cost of jobs that have ended for a master: 100,000 of them with 10,000,000 events, in the
+//! journal file of a real master.
 //!
-//! The journal is written as masters write it, 1,000 jobs a commit. Then a process of its own opens it, serves it, and reads the list of
-//! all jobs through TCP, page by page. Expected, with the bytes of one entry:
+//! The journal is written as masters write it, 1,000 jobs in each commit. Then a process of its own
+//! opens it, serves it, and reads the list of all jobs through TCP, page by page. Expected, with
+//! the bytes of one entry:
 //!
-//! | figure                    | limit   | because                                                                          |
-//! | ------------------------- | ------- | -------------------------------------------------------------------------------- |
-//! | bytes on disk             | 1.8 GB  | 10 M events x 125 bytes (key 47, value 60, redb 18) + 100,000 records x 1.2 kB, pages two thirds full |
-//! | memory of the master      | 100 MiB | 100,000 jobs x 600 bytes (status 300, its places in two maps), and an empty master's 30 MiB |
-//! | start                     | 2 s     | 100,000 records are read and decoded, 20 us each; events are not read             |
-//! | first page of the list    | 20 ms   | 1,000 statuses, 300 bytes each                                                    |
-//! | all pages                 | 2 s     | 100 of them                                                                       |
+//! | figure                 | limit   | because                                                 |
+//! | ---------------------- | ------- | ------------------------------------------------------- |
+//! | bytes on disk          | 1.8 GB  | 10 M events x 125 bytes, records 1.2 kB, pages 2/3 full |
+//! | memory of the master   | 100 MiB | 100,000 jobs x 600 bytes, and 30 MiB without jobs       |
+//! | start                  | 2 s     | 100,000 records are decoded, 20 us each; no events      |
+//! | first page of the list | 20 ms   | 1,000 statuses, 300 bytes each                          |
+//! | all pages              | 2 s     | 100 of them                                             |
 //!
-//! `cargo bench --no-default-features --bench journal -- --bench` takes some minutes and 4 GB of disk; without `--bench` a hundredth of it
-//! shows that it works.
+//! An event has 47 bytes of key, 60 of value and 18 of redb. A job has 300 bytes of status in
+//! memory, and its places in two maps.
+//!
+//! `cargo bench --no-default-features --bench journal -- --bench` takes some minutes and 4 GB of
+//! disk. Without `--bench` a hundredth of it shows that it works.
 #![expect(clippy::disallowed_methods, reason = "a bench measures a real process in real time")]
 
 #[path = "../support/report.rs"]
@@ -33,7 +38,7 @@ use report::{Figure, Target};
 use store::Stores;
 use tokio_util::sync::CancellationToken;
 
-/// As `ebb` has it.
+/// Allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -158,7 +163,8 @@ async fn open(folder: &Path) -> Master {
     Master::open(options, Stores::default(), Dialer::tcp()).await.expect("a master")
 }
 
-/// Starts a master and reads its list: seconds to start, memory, milliseconds of the first page, seconds of all pages.
+/// Starts a master and reads its list. Prints the seconds of the start, the memory, the
+/// milliseconds of the first page and the seconds of all pages.
 async fn restart(folder: &Path) {
     let begin = Instant::now();
     let master = open(folder).await;
@@ -197,7 +203,7 @@ async fn restart(folder: &Path) {
     serving.await.expect("no panic").expect("served");
 }
 
-/// What this process has in memory.
+/// Returns the resident memory of this process.
 fn memory_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");

@@ -1,14 +1,21 @@
-//! What full observability costs: `examples/mnist` with every span sent by OTLP and written to a file, and all numbers sent and scraped,
-//! against the same without any of it. Real processes on loopback; four neighbours in time make a round: without, with, with, without.
+//! Cost of full observability. `examples/mnist` runs with every span sent by OTLP and written to a
+//! file, and all metrics sent and scraped, against the same job without any of it. Real processes
+//! run on loopback. A round is four adjacent runs: without, with, with, without.
 //!
-//! The job is that of `examples/mnist`: a step of 128 records in 4 microbatches, two workers, two ps. Built without libtorch, the pure-Rust network
-//! `mlp` takes the place of its TorchScript module; a step is then so short that the figure says more about spans than about users' jobs. *Full* means: `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector in this
-//! process, which keeps every span and shares the two cores with the training; `--trace FILE` on every process; `--metrics`
-//! on every process, scraped every second.
+//! The job is that of `examples/mnist`: a step of 128 records in 4 microbatches, two workers, two
+//! ps. In a build without libtorch, the pure-Rust network `mlp` replaces its TorchScript module. A
+//! step is then so short that the figure says more about spans than about users' jobs.
 //!
-//! Expected. A step whose microbatches come one by one has four leases: `task`, `lease`, `grant`, `load` and `compute`, `pull` and `push` with a call each
-//! to two ps, and two `apply`: 4 x (3 + 2 + 6) + 2 = 46 spans, fewer when a worker has the weights or gets two microbatches at once. A span costs about 8 us of
-//! processor (made and written to the file 4, encoded and sent 3, received by the collector 1), so a step 0.4 ms of two cores' time, of 30 ms and more: 0.99.
+//! *Full* means: `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector in this process, which keeps every
+//! span and shares the two cores with the training; `--trace FILE` on every process; `--metrics` on
+//! every process, scraped every second.
+//!
+//! Expected: a step whose microbatches come one by one has four leases. Each has `task`, `lease`,
+//! `grant`, `load` and `compute`, and `pull` and `push` with a call each to two ps. With two
+//! `apply` these are 4 x (3 + 2 + 6) + 2 = 46 spans, fewer when a worker has the weights or gets
+//! two microbatches at once. A span costs about 8 us of processor (made and written to the file 4,
+//! encoded and sent 3, received by the collector 1). So a step costs 0.4 ms of two cores' time, of
+//! 30 ms and more: 0.99.
 //!
 //! `cargo bench --bench overhead` takes 5 minutes. It needs MNIST, see `examples/mnist`.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
@@ -41,7 +48,7 @@ use report::{Figure, Target};
 const PS: usize = 2;
 const WORKERS: usize = 2;
 
-/// Folder for the timeline of each process; `--trace` is no variable of the environment.
+/// Folder for the timeline of each process. `--trace` has no variable of the environment.
 const TRACES: &str = "OVERHEAD_TRACES";
 
 fn main() -> ExitCode {
@@ -52,7 +59,7 @@ fn main() -> ExitCode {
         let (mut ratios, mut without, mut arrived, mut per_step) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            // A host that gets slower, or that slows whoever comes second, is the same to both.
+            // This order cancels a host that gets slower, or that slows the second run.
             let runs = [false, true, true, false].map(|observed| Run::of(&data, records, epochs, observed));
             let speed = |at: usize| runs[at].samples_per_second;
             ratios.push((speed(1) * speed(2) / speed(0) / speed(3)).sqrt());
@@ -77,7 +84,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A role that is to write its timeline is this program once more, with one more flag.
+/// Starts a role that is to write its timeline: this program again, with one more flag.
 fn traced() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let Some(folder) = std::env::var_os(TRACES).filter(|_| !args.iter().any(|arg| arg == "--trace")) else {
@@ -94,9 +101,9 @@ struct Run {
     samples_per_second: f64,
     microbatches: f64,
     steps: f64,
-    /// That arrived at the collector.
+    /// Spans that arrived at the collector.
     spans: usize,
-    /// Those of them that are microbatches.
+    /// Spans of computed microbatches.
     computed: usize,
 }
 
@@ -138,7 +145,7 @@ impl Run {
             output
         });
         assert!(output.status.success(), "{}", text(&output));
-        // With a collector each sends what it has left.
+        // Each process sends its remaining spans to the collector when it ends.
         for process in cluster.workers.iter_mut().chain(&mut cluster.ps).chain([&mut cluster.master]) {
             process.signal("TERM");
             process.child.wait().expect("a child");
@@ -159,7 +166,7 @@ impl Run {
     }
 }
 
-/// As Prometheus does.
+/// Scrapes metrics as Prometheus does.
 fn scrape(url: &str) {
     let host = url.trim_start_matches("http://").trim_end_matches("/metrics");
     let asked = TcpStream::connect(host).and_then(|mut stream| {
@@ -169,7 +176,7 @@ fn scrape(url: &str) {
     asked.expect("a role shows its numbers");
 }
 
-/// That of `examples/mnist`, without validation.
+/// Returns the job file of `examples/mnist`, without validation.
 fn file(data: &Path, records: u64, epochs: u64) -> String {
     let script = harness::root().join("examples/mnist/model.pt");
     let model = match cfg!(feature = "torch") {

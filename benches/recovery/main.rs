@@ -1,19 +1,25 @@
-//! How long a job stands still when a ps or the master dies: real processes on loopback, SIGKILL, started again at once.
+//! Time for which a job stands still when a ps or the master dies: real processes on loopback,
+//! SIGKILL, immediate restart.
 //!
-//! Four workers train digits' MLP in `sync` with 8 microbatches of 5 ms a step (`tests/harness/paced.rs`), on two ps, with a checkpoint
-//! every 100 steps. *Killed to first new step*: from the signal to the end of the longest time without an applied step after it,
-//! seen in the workers' traces.
+//! Four workers train digits' MLP in `sync` with 8 microbatches of 5 ms in each step
+//! (`tests/harness/paced.rs`), on two ps, with a checkpoint every 100 steps. *Killed to first new
+//! step*: from the signal to the end of the longest time without an applied step after it, as the
+//! workers' traces show.
 //!
 //! Expected, with c = 5 ms, M = 8, W = 4 (a step takes 10 ms) and a process that starts in 30 ms:
 //!
-//! | figure | limit | because |
-//! | --- | --- | --- |
-//! | ps killed to first new step | 60 ms | process start, registering, opening and reading 100 KB twice, one step |
-//! | steps lost with a ps | 50 | half a checkpoint's distance: in canonical order all partitions go back to it |
-//! | master killed to first new step | 40 ms | process start; workers hold leases for one more step; nothing is rewound |
+//! | figure                          | limit | because                                        |
+//! | ------------------------------- | ----- | ---------------------------------------------- |
+//! | ps killed to first new step     | 60 ms | start, register, two reads of 100 KB, one step |
+//! | steps lost with a ps            | 50    | half the distance of checkpoints               |
+//! | master killed to first new step | 40 ms | start; leases last one more step               |
 //!
-//! Workers and ps try again with a growing wait (`proto/src/retry.rs`), which adds up to one such wait.
-//! `cargo bench --no-default-features --bench recovery` takes 2 minutes; without `--bench` one round of each runs.
+//! In canonical order all partitions go back to the checkpoint after the loss of a ps. A new master
+//! causes no rewind.
+//!
+//! Workers and ps retry with a growing wait (`proto/src/retry.rs`), which adds up to one such wait.
+//! `cargo bench --no-default-features --bench recovery` takes 2 minutes. Without `--bench` one
+//! round of each runs.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 #[path = "../support/fleet.rs"]
@@ -35,7 +41,8 @@ use fleet::{Job, now};
 use harness::Cluster;
 use report::{Figure, Target};
 
-/// Between two kills; rounds differ by a tenth of it, so that they meet other places between two checkpoints.
+/// Time between two kills. Rounds differ by a tenth of it, so that the kills hit different moments
+/// between two checkpoints.
 const APART: Duration = Duration::from_millis(2500);
 
 const JOB: Job = Job {
@@ -66,16 +73,16 @@ fn main() -> ExitCode {
     })
 }
 
-/// What each round of one kind of kill cost.
+/// Cost of each round of one kind of kill.
 struct Killed {
     pauses_ms: Vec<f64>,
     lost: Vec<f64>,
-    /// What a checkpoint has: after a ps was lost all of it is read.
+    /// Size of a checkpoint, all of which is read after the loss of a ps.
     checkpoint_kib: f64,
 }
 
 impl Killed {
-    /// Trains a job and kills something `rounds` times.
+    /// Trains a job and kills a process `rounds` times.
     fn many(rounds: u32, kill: impl Fn(&mut Cluster, u32)) -> Self {
         let (mut cluster, traces) = JOB.start(4);
         let mut killed = Vec::new();
@@ -102,7 +109,7 @@ impl Killed {
     }
 }
 
-/// Size of the newest checkpoint.
+/// Returns the size of the newest checkpoint.
 fn checkpoint_bytes(cluster: &Cluster) -> f64 {
     let listed =
         harness::succeed(["checkpoint", "list", "--json", "--job", JOB.name, "--master", &cluster.url]);

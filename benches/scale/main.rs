@@ -1,13 +1,19 @@
-//! How the rate grows with the number of workers: 1, 2, 4, 8 of them, a model of 100 MiB on 1 and on 4 ps, real processes on one host.
+//! Growth of the rate with the number of workers: 1, 2, 4 and 8 of them, a model of 100 MiB on 1
+//! and on 4 ps, real processes on one host.
 //!
-//! A microbatch takes 50 ms, which are slept away, so that workers do not wait for the processor because of it; what it answers are
-//! gradients of the size of the model. Each worker has four microbatches of each step, which it adds up before it pushes.
-//! *Efficiency*: samples/s of n workers, over n times those of one worker with one ps in the same mode.
+//! A microbatch takes 50 ms, which are slept away, so that workers do not wait for the processor
+//! because of it. Its gradients have the size of the model. Each worker has four microbatches of
+//! each step, and adds them up before it pushes.
 //!
-//! Expected, with c = 50 ms, four microbatches, b = 100 MiB and r bytes/s that the host moves between its processes, all together:
-//! a step takes 4 c = 0.2 s of each worker, and the exchange of n workers 2 n b / r. `pipelined` hides the exchange behind the computing until
-//! 2 n b / r = 0.2 s: with r = 2.5 GiB/s (TCP) at n = 2.5, with three times as much at n = 7.5. `sync` shows all of it: 1 / (1 + n b / (0.1 s r)).
-//! On a host of two cores the additions count too: three in a worker and one on the ps for each worker and step, of 300 MiB of memory traffic each.
+//! *Efficiency*: samples/s of n workers, over n times those of one worker with one ps in the same
+//! mode.
+//!
+//! Expected, with c = 50 ms, four microbatches, b = 100 MiB and r bytes/s that the host moves
+//! between all its processes together: a step takes 4 c = 0.2 s of each worker, and the exchange of
+//! n workers 2 n b / r. `pipelined` hides the exchange behind the computation until 2 n b / r = 0.2
+//! s: with r = 2.5 GiB/s (TCP) at n = 2.5, with three times as much at n = 7.5. `sync` shows all of
+//! it: 1 / (1 + n b / (0.1 s r)). On a host of two cores the additions count too: three in a worker
+//! and one on the ps for each worker and step, of 300 MiB of memory traffic each.
 //!
 //! `cargo bench --no-default-features --bench scale` takes 5 minutes.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
@@ -27,7 +33,7 @@ use ebbflow::tensor::{TensorSpec, Values};
 use harness::{Cluster, events, text};
 use report::{Figure, Target};
 
-/// As `ebb` has it.
+/// Allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -37,7 +43,7 @@ const TENSOR_LEN: usize = 1 << 20;
 const MICRO: u64 = 8;
 /// Microbatches of each worker in each step.
 const EACH: u64 = 4;
-/// Steps that do not count.
+/// First steps, which are not measured.
 const WARMUP: usize = 4;
 
 fn main() -> ExitCode {
@@ -62,7 +68,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The rates of one mode.
+/// Measures the rates of one mode.
 fn curve(mode: &str, workers: &[usize], ps: &[usize], steps: u64) -> Vec<Figure> {
     let mut alone = None;
     let mut figures = Vec::new();
@@ -71,7 +77,8 @@ fn curve(mode: &str, workers: &[usize], ps: &[usize], steps: u64) -> Vec<Figure>
             let rate = rate(mode, workers, ps, steps);
             let one = *alone.get_or_insert(rate / workers as f64);
             let name = format!("{mode}, {workers} workers, {ps} ps: efficiency");
-            // How far it reaches is the finding; with two workers the exchange must still be hidden.
+            // The reach of the efficiency is the finding. With two workers the exchange must still
+            // be hidden.
             let target = (mode == "pipelined" && workers == 2 && ps == 1).then_some(Target::AtLeast(0.9));
             let efficiency = rate / (workers as f64 * one);
             figures.push(Figure::new(name.leak(), "ratio", vec![efficiency], 1.0, target));
@@ -82,7 +89,7 @@ fn curve(mode: &str, workers: &[usize], ps: &[usize], steps: u64) -> Vec<Figure>
     figures
 }
 
-/// Samples a second, after the first steps.
+/// Returns the samples per second after the first steps.
 fn rate(mode: &str, workers: usize, ps: usize, steps: u64) -> f64 {
     let program = std::env::current_exe().expect("this program");
     let cluster = Cluster::of(&program, ps, workers);

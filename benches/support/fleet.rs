@@ -1,4 +1,4 @@
-//! What benches of real processes share: the bench is its own fleet, what it trains, and the time.
+//! Shared code of benches with real processes: the bench as its own fleet, its job, and the time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::paced;
 use crate::report::{self, Figure};
 use crate::trace::Trace;
 
-/// As `ebb` has it.
+/// Allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -20,9 +20,9 @@ const EPOCHS: u64 = 3000;
 const SEED: u64 = 13;
 const MICRO: u64 = 8;
 
-/// Measures and says what it found; `full` is false where the bench is only to show that it works.
+/// Measures and reports. `full` is false where the bench only shows that it works.
 pub(crate) fn main(name: &str, measure: impl FnOnce(bool) -> Vec<Figure>) -> ExitCode {
-    // `ebb` with one more network.
+    // The program is `ebb` with one more network.
     let verbs = ["master", "ps", "worker"];
     if std::env::args().nth(1).is_some_and(|first| verbs.contains(&first.as_str())) {
         return ebbflow::main(paced::with_paced(ebbflow::model::Registry::default()));
@@ -36,17 +36,18 @@ pub(crate) fn main(name: &str, measure: impl FnOnce(bool) -> Vec<Figure>) -> Exi
     ExitCode::SUCCESS
 }
 
-/// digits' MLP, whose microbatches take a fixed time.
+/// A job with digits' MLP, whose microbatches take a fixed time.
 pub(crate) struct Job {
     pub(crate) name: &'static str,
     pub(crate) compute_ms: u64,
     pub(crate) optimizer: &'static str,
-    /// More lines of the job file; paths start from its folder.
+    /// More lines of the job file. Paths start from its folder.
     pub(crate) more: &'static str,
 }
 
 impl Job {
-    /// Starts two ps and some workers, and submits it to them. Answers with the folder of the workers' traces.
+    /// Starts two ps and some workers, and submits the job to them. Returns the cluster and the
+    /// folder of the workers' traces.
     pub(crate) fn start(&self, workers: usize) -> (Cluster, PathBuf) {
         let program = std::env::current_exe().expect("this program");
         let cluster = Cluster::of(&program, 2, workers);
@@ -92,12 +93,12 @@ effective = {}
     }
 }
 
-/// What the workers of a [`Job`] have computed so far.
+/// Reads what the workers of a [`Job`] have computed so far.
 pub(crate) fn trace(folder: &Path) -> Trace {
     Trace::read(folder, SEED, EPOCHS * PER_EPOCH, PER_STEP)
 }
 
-/// Since 1970, as in the traces.
+/// Returns the time since 1970, as in the traces.
 pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
 }

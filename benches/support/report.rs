@@ -1,4 +1,5 @@
-//! What the bench says: a table for people, `target/bench/NAME.json` for programs, and its rows for the report on all benches.
+//! Report of a bench: a table for people, `target/bench/NAME.json` for programs, and its rows for
+//! the report on all benches.
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
@@ -15,15 +16,15 @@ pub(crate) struct Figure {
     /// Median of the samples.
     value: f64,
     unit: &'static str,
-    /// What the row would be if everything but the workers' compute were free.
+    /// Value of the row if everything but the workers' compute were free.
     limit_or_peer: f64,
-    /// `value / limit_or_peer`; none for a limit of 0.
+    /// Ratio `value / limit_or_peer`. `None` for a limit of 0.
     ratio: Option<f64>,
     target: Option<Target>,
     samples: Vec<f64>,
 }
 
-/// What the value shall be.
+/// Bound that the value must meet.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Target {
@@ -80,7 +81,8 @@ pub(crate) fn print(figures: &[Figure]) {
     append(figures);
 }
 
-/// Appends the rows to the file that `EBB_BENCH_ROWS` names, one JSON object a line: `cargo xtask bench` collects them there.
+/// Appends the rows to the file that `EBB_BENCH_ROWS` names, one JSON object in each line. `cargo
+/// xtask bench` collects them there.
 #[expect(clippy::disallowed_methods, reason = "a bench is told by the environment where its rows go")]
 fn append(figures: &[Figure]) {
     let Some(path) = std::env::var_os("EBB_BENCH_ROWS") else { return };
@@ -97,7 +99,7 @@ pub(crate) fn write(figures: &[Figure], path: &Path) {
     println!("{}", path.display());
 }
 
-/// NaN of nothing.
+/// Returns the median, or NaN without samples.
 pub(crate) fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,5 @@
-//! Who computed which microbatch when, read from the traces that workers write (`tests/harness/paced.rs`).
+//! Computed microbatches with worker and time, read from the traces that workers write
+//! (`tests/harness/paced.rs`).
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
@@ -17,17 +18,19 @@ pub(crate) struct Computed {
     pub(crate) end: Duration,
 }
 
-/// All that was computed, by the time of its end.
+/// All computed microbatches, by the time of their end.
 #[derive(Debug)]
 pub(crate) struct Trace {
     computed: Vec<Computed>,
-    /// When the first microbatch of each step was begun. In `sync` that is when the step before it was applied.
+    /// Time when the first microbatch of each step was begun. In `sync` the step before it was
+    /// applied at that time.
     begun: BTreeMap<u64, Duration>,
     per_step: u64,
 }
 
 impl Trace {
-    /// Reads the traces in `folder` of a job with `microbatches` of `per_step` each, whose seed is `seed`.
+    /// Reads the traces in `folder` of a job with the seed `seed`, `microbatches` in all and
+    /// `per_step` in each step.
     pub(crate) fn read(folder: &Path, seed: u64, microbatches: u64, per_step: u64) -> Self {
         let key = |id| (ebbflow::random::key(seed, "dropout", id), id);
         let ids: HashMap<u64, u64> = (0..microbatches).map(key).collect();
@@ -39,7 +42,7 @@ impl Trace {
             for line in fs::read_to_string(&path).expect("a trace").lines() {
                 let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
                 let [begin, end, key] = numbers[..] else { panic!("{}: `{line}`", path.display()) };
-                // Key 0 is the trial of whoever describes the model.
+                // Key 0 is the trial of the worker that describes the model.
                 let Some(&microbatch) = ids.get(&key) else { continue };
                 computed.push(Computed {
                     worker,
@@ -62,26 +65,26 @@ impl Trace {
         microbatch / self.per_step
     }
 
-    /// When `step` was applied, seen by who begins the next.
+    /// Returns the time when `step` was applied, as the first worker of the next step saw it.
     pub(crate) fn applied(&self, step: u64) -> Option<Duration> {
         self.begun.get(&(step + 1)).copied()
     }
 
-    /// Time between one applied step and the next, for those applied in `window`.
+    /// Returns the times between one applied step and the next, for the steps applied in `window`.
     pub(crate) fn intervals(&self, window: &Range<Duration>) -> Vec<Duration> {
         let pairs = self.begun.values().zip(self.begun.values().skip(1));
         pairs.filter(|(_, to)| window.contains(*to)).map(|(&from, &to)| to.saturating_sub(from)).collect()
     }
 
-    /// Microbatches whose first computation ended in `window`.
+    /// Returns the number of microbatches whose first computation ended in `window`.
     pub(crate) fn progress(&self, window: &Range<Duration>) -> usize {
         let mut seen = BTreeSet::new();
         let first = self.computed.iter().filter(|one| seen.insert(one.microbatch));
         first.filter(|one| window.contains(&one.end)).count()
     }
 
-    /// Computations that ended in `window` of microbatches that were computed before; and those of them whose step was
-    /// applied before they began.
+    /// Returns how many computations of microbatches that were computed before ended in `window`,
+    /// and how many of those began after their step was applied.
     pub(crate) fn repeated(&self, window: &Range<Duration>) -> (usize, usize) {
         let mut seen = BTreeSet::new();
         let again = self.computed.iter().filter(|one| !seen.insert(one.microbatch));
@@ -92,8 +95,9 @@ impl Trace {
         (again.len(), again.iter().filter(late).count())
     }
 
-    /// The longest time without a step begun, among those that end in `window`: its end, and how many steps the next one lies
-    /// before the newest that was begun, when the job was rewound (by more than a late copy of the step before).
+    /// Returns the end of the longest time without a begun step, among those that end in `window`.
+    /// If the job was rewound (by more than a late copy of the step before), it also returns how
+    /// many steps the next one lies before the newest.
     pub(crate) fn standstill(&self, window: &Range<Duration>) -> (Duration, u64) {
         let mut by_begin: Vec<_> =
             self.computed.iter().map(|one| (one.begin, self.step(one.microbatch))).collect();
@@ -112,7 +116,7 @@ impl Trace {
         (longest.1, longest.2)
     }
 
-    /// What a worker computed first.
+    /// Returns the first microbatch that a worker computed.
     pub(crate) fn first_of(&self, worker: u32) -> Option<Computed> {
         self.computed.iter().find(|one| one.worker == worker).copied()
     }

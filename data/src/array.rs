@@ -1,7 +1,7 @@
-//! An array as it lies in its file: a shape, an element type, and the file's own bytes.
+//! An array as in its file: a shape, an element type, and the file's own bytes.
 //!
-//! Nothing is converted when a file is read, so a data set takes as much memory as its files do unpacked: a byte stays a
-//! byte. Elements become numbers one record at a time, when a batch is made.
+//! Nothing is converted when a file is read, so a data set takes as much memory as its unpacked
+//! files: a byte stays a byte. Elements are converted one record at a time, when a batch is made.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub(crate) const fn size(self) -> usize {
         match self {
             Self::U8 | Self::I8 => 1,
@@ -40,23 +40,24 @@ pub(crate) enum Endian {
     Big,
 }
 
-/// `shape[0]` records side by side, row-major.
+/// An array of `shape[0]` records, row-major.
 #[derive(Debug)]
 pub(crate) struct Array {
     shape: Vec<usize>,
     element: Element,
     endian: Endian,
-    /// The whole file, header included.
+    /// Content of the whole file, header included.
     bytes: Vec<u8>,
-    /// Where the elements start in it.
+    /// Offset of the first element in `bytes`.
     start: usize,
 }
 
 impl Array {
-    /// Takes over a file whose elements start at `start`. A shape without dimensions is one value, not records.
+    /// Takes over a file whose elements start at `start`.
     ///
     /// # Errors
-    /// No dimensions, or the file is shorter or longer than its shape says.
+    /// The shape has no dimensions (one value, no records), or the file is shorter or longer than
+    /// the shape says.
     pub(crate) fn new(
         path: &Path,
         shape: Vec<usize>,
@@ -71,7 +72,7 @@ impl Array {
                 "holds a single value without dimensions; the first dimension must be the records",
             );
         }
-        // Over all dimensions but with 0 as 1, so that the product of any of them is known to fit.
+        // The product of all dimensions, with 0 taken as 1, bounds the product of any of them.
         let fits = shape.iter().try_fold(element.size(), |bytes, &size| bytes.checked_mul(size.max(1)));
         if fits.is_none() {
             return wrong(
@@ -93,17 +94,17 @@ impl Array {
         Ok(Self { shape, element, endian, bytes, start })
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub(crate) fn records(&self) -> usize {
         self.shape[0]
     }
 
-    /// Shape of one record: the dimensions after the first, or `[1]` where there are none.
+    /// Returns the shape of one record: the dimensions after the first, or `[1]` if there are none.
     pub(crate) fn record_shape(&self) -> &[usize] {
         if self.shape.len() == 1 { &[1] } else { &self.shape[1..] }
     }
 
-    /// Values of one record.
+    /// Returns the number of values of one record.
     pub(crate) fn width(&self) -> usize {
         self.record_shape().iter().product()
     }
@@ -131,7 +132,7 @@ impl Array {
     }
 }
 
-/// `out[i] = decode(element i of raw, in little-endian order)`.
+/// Computes `out[i] = decode(element i of raw, in little-endian order)`.
 fn each<T, const N: usize>(raw: &[u8], endian: Endian, out: &mut [T], decode: impl Fn([u8; N]) -> T) {
     for (out, &raw) in out.iter_mut().zip(raw.as_chunks::<N>().0) {
         let mut raw = raw;

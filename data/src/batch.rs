@@ -1,8 +1,8 @@
-//! Some records of a data set, side by side: what a model is given.
+//! A batch: some records of a data set, as the input of a model.
 
 use proto::tensor::Values;
 
-/// Records side by side, as a model takes them.
+/// Some records of a data set, as the input of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// Number of records `n`.
@@ -13,6 +13,6 @@ pub struct Batch {
     pub shape: Vec<usize>,
     /// Labels: classes as i64 `[n]`, or values as f32 `[n, k]`.
     pub labels: Values,
-    /// Where each record comes from: its number over all files of its data set, for errors.
+    /// Number of each record over all files of its data set, for errors.
     pub records: Vec<u64>,
 }

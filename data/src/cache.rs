@@ -1,8 +1,10 @@
-//! One copy of a data file per process, however many workers and data sets of the process read it.
+//! Cache of data files: one copy per process, however many workers and data sets of the process
+//! read it.
 //!
-//! `ebb run --workers 3` is one process with three workers that read the same files. The only process-wide state of this
-//! crate, and harmless as such: what is shared never changes, a file that was changed on disk is another file, and the
-//! references are weak, so that the memory is free when the last job that reads the file is gone.
+//! `ebb run --workers 3` is one process with three workers that read the same files. The cache is
+//! process-wide state, but harmless: shared tables never change, a file that was changed on disk is
+//! another file, and the references are weak, so that the memory is free when the last job that
+//! reads the file is gone.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,7 +19,7 @@ use crate::table::Table;
 /// Reads file (pair) number `file` of `files`, or finds it in memory.
 ///
 /// # Errors
-/// A file is missing, is not what the format says, or does not fit its partner.
+/// A file is missing, malformed, or does not fit its partner.
 pub(crate) fn open(
     spec: &DataSpec,
     files: &FilesSpec,
@@ -30,7 +32,7 @@ pub(crate) fn open(
         return Err(Error::NoSuchFile { file, files: files.features.len() });
     };
     let labels = locate(&files.labels);
-    // Another worker of this process may be reading it already.
+    // Called here because another worker of this process may be reading the file already.
     observer.open(&features);
     let stamps = [Some(&features), labels.as_ref()].into_iter().flatten().map(|path| Stamp::of(path));
     let key = Key {
@@ -41,16 +43,16 @@ pub(crate) fn open(
     get(key, || Table::load(spec, features, labels, observer))
 }
 
-/// What makes two reads the same.
+/// Identity of a read: equal keys give equal tables.
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
     format: Format,
-    /// CSV: label column and whether there is a header.
+    /// Label column of a CSV file, and whether it has a header.
     columns: (Option<String>, bool),
     files: Vec<Stamp>,
 }
 
-/// A file as it is now.
+/// State of a file at one moment.
 #[derive(Clone, Debug, PartialEq)]
 struct Stamp {
     path: PathBuf,
@@ -62,7 +64,7 @@ impl Stamp {
     /// Looks at a file.
     ///
     /// # Errors
-    /// It is not there.
+    /// The file is missing.
     fn of(path: &Path) -> Result<Self> {
         let file = |source| Error::File { path: path.to_owned(), source };
         let metadata = path.metadata().map_err(file)?;
@@ -71,15 +73,16 @@ impl Stamp {
     }
 }
 
-/// A place for one table. Its lock is held while the table is loaded, so that a second reader waits instead of loading.
+/// Slot of one table. Its lock is held while the table is loaded, so that a second reader waits
+/// instead of loading.
 type Slot = Arc<Mutex<Weak<Table>>>;
 
 static LOADED: Mutex<Vec<(Key, Slot)>> = Mutex::new(Vec::new());
 
-/// The table of `key`: the one in memory, or else what `load` reads.
+/// Returns the table of `key` from memory, or from `load`.
 ///
 /// # Errors
-/// `load` fails; the next caller tries again.
+/// `load` fails. The next caller tries again.
 fn get(key: Key, load: impl FnOnce() -> Result<Table>) -> Result<Arc<Table>> {
     let slot = slot(key);
     let mut slot = lock(&slot);
@@ -102,7 +105,7 @@ fn slot(key: Key) -> Slot {
     slot
 }
 
-/// A load that panicked leaves an empty slot, which is a good one.
+/// Locks a mutex, even after a panic: a load that panicked leaves a valid empty slot.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! Comma-separated text: a line is a record, one column is the label, all others are features in their order.
+//! Comma-separated text: a line is a record, one column is the label, all others are features in
+//! their order.
 
 use std::path::Path;
 
@@ -10,11 +11,12 @@ use crate::error::{Error, Result, malformed, wrong};
 /// Reads a file's content into features (f32) and labels (f64, which holds class numbers exactly).
 ///
 /// # Errors
-/// Lines of different lengths, a cell that is no finite number, or no such label column; with line and column.
+/// Lines of different lengths, a cell that is no finite number, or no such label column; with line
+/// and column.
 pub(crate) fn read(path: &Path, text: &[u8], label: Option<&str>, header: bool) -> Result<(Array, Array)> {
     let broken = |error| broken(path, text, &error);
     let mut reader = ReaderBuilder::new().has_headers(header).trim(Trim::All).from_reader(text);
-    // Without `has_headers` this is the first record, and it is read again below.
+    // Without `has_headers` this is the first record, which is read again below.
     let first = reader.headers().map_err(broken)?.clone();
     let names = header.then_some(&first);
     let label = label_column(path, names, first.len(), label)?;
@@ -38,7 +40,8 @@ pub(crate) fn read(path: &Path, text: &[u8], label: Option<&str>, header: bool) 
     Ok((features, array(vec![records], Element::F64, labels)?))
 }
 
-/// The label's column: by name where the columns have names, else by number; the last where nothing is said.
+/// Returns the label's column: by name if the columns have names, else by number. Without a label
+/// it is the last one.
 fn label_column(
     path: &Path,
     names: Option<&StringRecord>,
@@ -99,7 +102,8 @@ fn broken(path: &Path, text: &[u8], error: &csv::Error) -> Error {
     }
 }
 
-/// The line of a record, from 1. The reader's own count stands before the empty lines that it skips to find a record.
+/// Returns the line of a record, from 1. The reader's own count is that before the empty lines that
+/// it skips.
 fn line_number(text: &[u8], at: Option<&csv::Position>) -> usize {
     let byte = at.map_or(0, |at| at.byte() as usize).min(text.len());
     let is_empty = |&&byte: &&u8| byte == b'\r' || byte == b'\n';

@@ -1,4 +1,4 @@
-//! The records of one data set of a job: all its files one after the other, for random access.
+//! The records of one data set of a job: all files one after the other, for random access.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,31 +16,32 @@ use crate::table::Table;
 #[derive(Debug)]
 pub struct Dataset {
     pub(crate) tables: Vec<Arc<Table>>,
-    /// The number of each table's first record over all files.
+    /// Number of each table's first record over all files.
     starts: Vec<u64>,
     records: Records,
     shape: Vec<usize>,
-    /// Values of one label; `None`: it is a class.
+    /// Values of one label. `None`: labels are classes.
     label_width: Option<usize>,
     label_range: Option<(i64, i64)>,
     normalize: Normalize,
 }
 
 impl Dataset {
-    /// Reads the files of a data set, below `root` when given, or finds them in memory: those that another data set of
-    /// this process has open are shared. Reads whole files, so call it where blocking is fine.
+    /// Reads the files of a data set, below `root` if given. Files that another data set of this
+    /// process has open are shared. The call reads whole files and blocks.
     ///
     /// # Errors
-    /// The job has no such set; a file is missing, is not what the format says, or does not fit the specification or the
-    /// other files.
+    /// The job has no such set, or a file is missing, malformed, or does not fit the specification
+    /// or the other files.
     pub fn open(spec: &JobSpec, set: DataSet, root: Option<&Path>) -> Result<Arc<Self>> {
         Self::open_observed(spec, set, root, &())
     }
 
-    /// As [`open`](Self::open), and tells `observer` how the reading gets on.
+    /// Reads the files of a data set like [`open`](Self::open), and reports the progress of the
+    /// reading to `observer`.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn open_observed(
         spec: &JobSpec,
         set: DataSet,
@@ -89,10 +90,11 @@ impl Dataset {
         }))
     }
 
-    /// Checks that each file has as many records as when the job was indexed: the order of records depends on them.
+    /// Checks that each file has as many records as when the job was indexed, because the order of
+    /// records depends on the counts.
     ///
     /// # Errors
-    /// The first file with another number.
+    /// The first file with another count.
     pub fn check_records(&self, indexed: &[u64]) -> Result<()> {
         for (table, &expected) in self.tables.iter().zip(indexed) {
             let found = table.features.records() as u64;
@@ -103,27 +105,27 @@ impl Dataset {
         Ok(())
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub const fn len(&self) -> u64 {
         self.records.len()
     }
 
-    /// Never: a data set has at least one record.
+    /// Returns false: a data set has at least one record.
     pub const fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Shape of one record's features.
+    /// Returns the shape of one record's features.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Smallest and largest class in the files; `None` when labels are no classes.
+    /// Returns the smallest and the largest class in the files, or `None` if labels are no classes.
     pub const fn label_range(&self) -> Option<(i64, i64)> {
         self.label_range
     }
 
-    /// The records with these numbers within this data set, in this order.
+    /// Returns the records with these numbers within this data set, in the order of `records`.
     ///
     /// # Errors
     /// There is no such record.
@@ -158,7 +160,7 @@ impl Dataset {
         labels
     }
 
-    /// The file that holds a record, and the record's number within it.
+    /// Returns the file that holds a record, and the record's number within it.
     fn locate(&self, record: u64) -> (&Table, usize) {
         let file = self.starts.partition_point(|&start| start <= record) - 1;
         (&self.tables[file], (record - self.starts[file]) as usize)

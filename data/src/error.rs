@@ -1,4 +1,4 @@
-//! Everything that stops the reading of data, and whether another attempt can help.
+//! Errors of reading data, and whether a retry may help.
 
 use std::path::{Path, PathBuf};
 
@@ -7,53 +7,53 @@ use proto::spec::DataSet;
 /// Result of reading data.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// Error of reading data.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A data file is not what its format says.
+    /// A data file is malformed.
     #[error("{}: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where in it, expected against found, what to do.
+        /// Place in the file, expected against found, what to do.
         reason: String,
     },
-    /// The job's description and its data do not go together.
+    /// The job's specification does not fit its data.
     #[error(transparent)]
     Specification(proto::Error),
-    /// A data set that the job does not have.
+    /// The job does not have this data set.
     #[error("data: the job has no {} data", if *.0 == DataSet::Train { "training" } else { "validation" })]
     NoSuchSet(DataSet),
-    /// A file that the data set does not have.
+    /// The data set does not have this file.
     #[error("data files: the job has {files} such files, none has number {file}")]
     NoSuchFile {
-        /// The file's number, from 0.
+        /// Number of the file, from 0.
         file: usize,
         /// Files of the data set.
         files: usize,
     },
-    /// A record beyond the end of its data set.
+    /// The record is beyond the end of its data set.
     #[error(
         "record {record}: the data set has {records}; its files have changed since the job began, restore them or submit the job anew"
     )]
     NoRecord {
-        /// The record's number within its data set.
+        /// Number of the record within its data set.
         record: u64,
         /// Records of the data set.
         records: u64,
     },
-    /// This process's copy of the data is not the one that the job was indexed from.
+    /// This process's copy of the data differs from the one that the job was indexed from.
     #[error("{}: {found} records here, {expected} where the job was indexed; give this worker the same files", path.display())]
     Records {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Records when it was indexed.
         expected: u64,
@@ -63,7 +63,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another attempt, here or elsewhere, can only fail the same way.
+    /// Returns whether every retry, here or elsewhere, fails the same way.
     pub const fn is_fatal(&self) -> bool {
         match self {
             Self::Malformed { .. } | Self::Specification(_) | Self::NoRecord { .. } => true,
@@ -72,12 +72,12 @@ impl Error {
     }
 }
 
-/// The error of a file that is not what its format says.
+/// Returns the error of a malformed file.
 pub(crate) fn malformed(path: &Path, reason: impl Into<String>) -> Error {
     Error::Malformed { path: path.to_owned(), reason: reason.into() }
 }
 
-/// As [`malformed`], for callers that return it at once.
+/// Returns the error of a malformed file as a result.
 pub(crate) fn wrong<T>(path: &Path, reason: impl Into<String>) -> Result<T> {
     Err(malformed(path, reason))
 }

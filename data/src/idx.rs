@@ -12,7 +12,7 @@ use crate::error::{Result, wrong};
 /// Reads a file's content.
 ///
 /// # Errors
-/// It is no idx file, or shorter or longer than its header says.
+/// The file is no idx file, or shorter or longer than its header says.
 pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
     let [0, 0, code, dimensions, sizes @ ..] = bytes.as_slice() else {
         let found = &bytes[..bytes.len().min(4)];
@@ -56,7 +56,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An idx file of bytes.
+    /// Writes an idx file of bytes.
     pub(crate) fn write(shape: &[u32], values: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0, 0, 0x08, shape.len() as u8];
         bytes.extend(shape.iter().flat_map(|size| size.to_be_bytes()));

@@ -1,4 +1,5 @@
-//! What a job learns of a data file before it trains: the number of its records, their shape, and its checksum.
+//! The index of a data file, which a job needs before it trains: the number of records, their
+//! shape, and the file's checksum.
 
 use std::path::Path;
 
@@ -9,32 +10,32 @@ use crate::error::{Error, Result};
 use crate::observer::Observer;
 use crate::table::Content;
 
-/// What one file (pair) holds.
+/// Index of one file (pair).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Indexed {
     /// Number of records.
     pub records: u64,
     /// Shape of one record's features.
     pub shape: Vec<usize>,
-    /// Smallest and largest class; `None` when labels are no classes or there are no records.
+    /// Smallest and largest class. `None` if labels are no classes or there are no records.
     pub labels: Option<(i64, i64)>,
-    /// What tells its content from another.
+    /// Size and checksum of the content.
     pub content: Content,
 }
 
-/// Looks at file (pair) number `file` of a data set's own files, below `root` when given. Reads the whole file, so call
-/// it where blocking is fine.
+/// Indexes file (pair) number `file` of a data set's own files, below `root` if given. The call
+/// reads the whole file and blocks.
 ///
 /// # Errors
-/// The file is missing, is not what the format says, or does not fit the specification.
+/// The file is missing, malformed, or does not fit the specification.
 pub fn index(spec: &JobSpec, set: DataSet, file: usize, root: Option<&Path>) -> Result<Indexed> {
     index_observed(spec, set, file, root, &())
 }
 
-/// As [`index`], and tells `observer` how the reading gets on.
+/// Indexes a file like [`index`], and reports the progress of the reading to `observer`.
 ///
 /// # Errors
-/// As [`index`].
+/// Those of [`index`].
 pub fn index_observed(
     spec: &JobSpec,
     set: DataSet,

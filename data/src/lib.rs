@@ -1,8 +1,9 @@
-//! Makes batches of files: a data set is the records of its files in order; a batch is any list of them.
+//! Makes batches from files. A data set is the records of its files in order, and a batch is any
+//! list of them.
 //!
-//! All files of a data set are in memory, once per process, as compact as on disk. Every format is one file here that turns
-//! a file's bytes into arrays. What a record's features and labels are depends only on the specification and the files,
-//! never on who reads them or with which others.
+//! All files of a data set are in memory, once per process, as compact as on disk. Every format is
+//! one file here, which turns a file's bytes into arrays. The features and labels of a record
+//! depend only on the specification and the files.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -11,7 +12,7 @@
 //! | `table.rs`, `cache.rs` | the records of one file (pair); one copy of them per process |
 //! | `index.rs` | what a job learns of a file before it trains: counts, shape, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
-//! | `observer.rs` | how a reader says that it gets on |
+//! | `observer.rs` | the progress of a reader |
 
 mod array;
 mod batch;

@@ -5,8 +5,8 @@
 //! {'descr': '<f4', 'fortran_order': False, 'shape': (1797, 64), }
 //! ```
 //!
-//! The header is a Python literal. Reading this one dictionary takes a page; the crates for it bring a parser generator
-//! and big integers along.
+//! The header is a Python literal. A parser for this one dictionary is a page; crates for it need a
+//! parser generator and big integers.
 
 use std::path::Path;
 
@@ -16,7 +16,8 @@ use crate::error::{Result, malformed, wrong};
 /// Reads a file's content.
 ///
 /// # Errors
-/// No such file, an element type that is no number, column-major order, or a size that contradicts the header.
+/// The file is no npy file, its elements are no numbers, its order is column-major, or its size
+/// contradicts the header.
 pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
         return wrong(path, "no npy file: expected to start with \\x93NUMPY; save it with numpy.save");
@@ -53,7 +54,7 @@ pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
     Array::new(path, header.shape, element, endian, bytes, start)
 }
 
-/// `<f4`: byte order, kind, bytes.
+/// Parses an element type such as `<f4`: byte order, kind, bytes.
 fn dtype(descr: &str) -> Option<(Element, Endian)> {
     let (order, kind) = descr.split_at_checked(1)?;
     let endian = match order {
@@ -76,7 +77,7 @@ fn dtype(descr: &str) -> Option<(Element, Endian)> {
     Some((element, endian))
 }
 
-/// What the dictionary says.
+/// Content of the header's dictionary.
 #[derive(Debug, PartialEq)]
 struct Header {
     descr: String,
@@ -85,7 +86,7 @@ struct Header {
 }
 
 impl Header {
-    /// The three keys in any order, as `numpy.lib.format` demands.
+    /// Parses the three keys in any order, as `numpy.lib.format` demands.
     fn parse(text: &[u8]) -> Option<Self> {
         let mut at = Cursor(std::str::from_utf8(text).ok()?);
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -108,7 +109,7 @@ impl Header {
     }
 }
 
-/// What is left of the text.
+/// The unread rest of the text.
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {

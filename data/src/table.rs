@@ -1,4 +1,4 @@
-//! The records of one file (pair): features and labels side by side.
+//! The records of one file (pair): features and labels.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::error::{Error, Result, wrong};
 use crate::observer::Observer;
 use crate::{csv, idx, npy};
 
-/// What is read of a file at once.
+/// Bytes that are read from a file at once.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// What tells the content of one file (pair) from another: of the features, then of the labels, without compression.
+/// Identity of the content of one file (pair): the features, then the labels, without compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its CRC-32C.
+    /// CRC-32C of the bytes.
     pub crc32c: u32,
 }
 
@@ -29,24 +29,25 @@ impl Content {
     }
 }
 
-/// The records of a file (pair): as many features as labels, at least one value of each in a record.
+/// The records of a file (pair). It has as many features as labels, and at least one value of each
+/// in a record.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// The file of features, for errors.
+    /// Path of the file of features, for errors.
     pub(crate) path: PathBuf,
     pub(crate) features: Array,
     pub(crate) labels: Array,
-    /// What tells the content of this file (pair) from another.
+    /// Identity of the content.
     pub(crate) content: Content,
-    /// The file of labels.
+    /// Path of the file of labels.
     labels_path: PathBuf,
 }
 
 impl Table {
-    /// Reads the file of features at `path` and the file of labels, which a CSV file has in itself.
+    /// Reads the file of features at `path`, and the file of labels. A CSV file has both.
     ///
     /// # Errors
-    /// A file is missing, is not what the format says, or does not fit its partner.
+    /// A file is missing, malformed, or does not fit its partner.
     pub(crate) fn load(
         spec: &DataSpec,
         path: PathBuf,
@@ -97,10 +98,11 @@ impl Table {
         Ok(Self { path, features, labels, content, labels_path })
     }
 
-    /// Checks that every label is one class number, and answers the smallest and the largest; `None` without records.
+    /// Checks that every label is one class number. Returns the smallest and the largest class, or
+    /// `None` without records.
     ///
     /// # Errors
-    /// Several labels a record, or one that is no whole number.
+    /// A record has several labels, or a label is no whole number.
     pub(crate) fn classes(&self) -> Result<Option<(i64, i64)>> {
         self.label_width(Some(1))?;
         let mut range = None;
@@ -123,10 +125,10 @@ impl Table {
         Ok(range)
     }
 
-    /// Values of one record's label.
+    /// Returns the number of values of one record's label.
     ///
     /// # Errors
-    /// There are not `expected`.
+    /// It is not `expected`.
     pub(crate) fn label_width(&self, expected: Option<usize>) -> Result<usize> {
         let found = self.labels.width();
         if found == 0 || expected.is_some_and(|expected| expected != found) {
@@ -142,7 +144,7 @@ impl Table {
         Ok(found)
     }
 
-    /// The shape of one record's features: `wanted`, or the file's own.
+    /// Returns the shape of one record's features: `wanted`, or the file's own.
     ///
     /// # Errors
     /// A record has another number of values than `wanted`.
@@ -163,7 +165,7 @@ impl Table {
     }
 }
 
-/// A file's content. Tells `observer` of each piece.
+/// Reads a file, and reports each piece to `observer`.
 fn read(path: &Path, observer: &dyn Observer) -> std::io::Result<Vec<u8>> {
     let mut file = std::fs::File::open(path)?;
     let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
@@ -173,7 +175,7 @@ fn read(path: &Path, observer: &dyn Observer) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file's content, decompressed when it starts with gzip's magic, whatever its name.
+/// Reads a file, and decompresses it if it starts with gzip's magic bytes, whatever its name.
 fn unpacked(path: &Path, observer: &dyn Observer) -> Result<Vec<u8>> {
     observer.open(path);
     let bytes = read(path, observer).map_err(|source| Error::File { path: path.to_owned(), source })?;

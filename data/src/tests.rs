@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::idx::tests::write as idx;
 use crate::{Content, Dataset, Indexed, index};
 
-/// A folder with data files and a job that reads them.
+/// A folder with data files, and a job that reads them.
 struct Job {
     folder: TempDir,
     spec: JobSpec,
@@ -72,7 +72,7 @@ const IDX: &str = r#"format = "idx"
     train = { features = ["x"], labels = ["y"] }
 "#;
 
-/// `n` images of 2x2 with value `10 * record + pixel`, labels `record % 3`.
+/// Returns `n` images of 2x2 with value `10 * record + pixel`. Their labels are `record % 3`.
 fn images(n: u8) -> Vec<u8> {
     idx(
         &[n.into(), 2, 2],
@@ -84,7 +84,7 @@ fn labels(n: u8) -> Vec<u8> {
     idx(&[n.into()], &(0..n).map(|record| record % 3).collect::<Vec<_>>())
 }
 
-/// The content of files that have these bytes without compression.
+/// Returns the identity of files that have these bytes without compression.
 fn content(files: &[&[u8]]) -> Content {
     let all = files.concat();
     Content { bytes: all.len() as u64, crc32c: crc32c::crc32c(&all) }
@@ -131,7 +131,7 @@ fn records_are_counted_over_all_files() {
         .file("a", "1,-1\n2,-2\n")
         .file("empty", "")
         .file("b", "3,-3\n4,-4\n5,-5\n6,-6\n");
-    // An empty file has no columns to agree with.
+    // An empty file has no columns that could agree.
     assert!(job.error().contains("empty: 0 columns"));
     let job = job.file("empty", "9,9\n");
     let batch = job.train().batch(0..4).unwrap();

@@ -1,27 +1,27 @@
-//! Where gradients are computed: `cpu`, `cuda:N`, or `auto`.
+//! Devices that compute gradients: `cpu`, `cuda:N`, or `auto`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// What the user asked for.
+/// Device that the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first CUDA device when there is one, otherwise the CPU.
+    /// The first CUDA device if there is one, otherwise the CPU.
     #[default]
     Auto,
-    /// Exactly this.
+    /// Exactly this device.
     Fixed(Device),
 }
 
-/// A place to compute.
+/// A device that computes gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The host's processor.
     #[default]
     Cpu,
-    /// A CUDA device by its index.
+    /// CUDA device of this index.
     Cuda(usize),
 }
 
@@ -60,10 +60,11 @@ impl FromStr for Choice {
 }
 
 impl Choice {
-    /// The device to use, given how many CUDA devices the process sees.
+    /// Returns the device to use. `cuda_devices` is the number of CUDA devices that the process
+    /// sees.
     ///
     /// # Errors
-    /// A CUDA device that is not there.
+    /// The CUDA device does not exist.
     pub fn resolve(self, cuda_devices: usize) -> Result<Device> {
         match self {
             Self::Auto if cuda_devices > 0 => Ok(Device::Cuda(0)),

@@ -1,9 +1,9 @@
-//! Everything that stops a model, and whether another attempt can help.
+//! Errors of a model, and whether a retry may help.
 
 /// Result of building a model or computing with it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// Error of building a model or computing with it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A record's label does not fit the network's outputs.
@@ -11,23 +11,23 @@ pub enum Error {
         "record {record}: label {label} is outside 0..{classes}; the network has {classes} outputs, give it more or mend the labels"
     )]
     Label {
-        /// The record within its data set.
+        /// Number of the record within its data set.
         record: u64,
-        /// Its label.
+        /// Label of the record.
         label: i64,
-        /// Outputs of the network.
+        /// Number of outputs of the network.
         classes: usize,
     },
-    /// Outputs and loss do not go together.
+    /// Outputs and loss do not fit each other.
     #[error(
         "the loss `{loss}` needs {expected}, found {found}; choose another loss or network, or mend the labels"
     )]
     Loss {
-        /// The job's loss.
+        /// Loss of the job.
         loss: String,
-        /// Shape or type it needs.
+        /// Shape or type that the loss needs.
         expected: String,
-        /// What it was given.
+        /// Shape or type that was found.
         found: String,
     },
     /// The data's shape does not fit the network.
@@ -35,56 +35,56 @@ pub enum Error {
         "the network `{model}` needs records of shape {expected}, the data has {found:?}; set data.shape or choose another network"
     )]
     Shape {
-        /// The network.
+        /// Name of the network.
         model: String,
-        /// What it takes.
+        /// Shape that the network accepts.
         expected: String,
-        /// What the data has.
+        /// Shape of the data.
         found: Vec<usize>,
     },
-    /// A builtin network that nobody registered.
+    /// No builtin network has this name.
     #[error("model.builtin: no network `{name}`; known are {}", known.join(", "))]
     UnknownModel {
-        /// The name.
+        /// Unknown name.
         name: String,
-        /// All names.
+        /// All known names.
         known: Vec<String>,
     },
-    /// A builtin network's options are wrong.
+    /// The options of a builtin network are wrong.
     #[error("model.options of `{model}`: {reason}")]
     ModelOptions {
-        /// The network.
+        /// Name of the network.
         model: String,
-        /// What is wrong.
+        /// Reason why they are wrong.
         reason: String,
     },
-    /// A file that is no TorchScript module, or does not do what the job needs.
+    /// The file is no TorchScript module, or the module does not do what the job needs.
     #[error("model script `{name}`: {reason}")]
     Script {
-        /// Its artifact name.
+        /// Artifact name of the file.
         name: String,
-        /// What is wrong and what to do.
+        /// Defect, and what to do.
         reason: String,
     },
     /// The compute engine failed.
     #[error("{what}: {reason}")]
     Engine {
-        /// Doing what.
+        /// Operation that failed.
         what: String,
-        /// What it says.
+        /// Message of the engine.
         reason: String,
     },
-    /// A device that no flag means.
+    /// The text names no device.
     #[error("device `{0}`: expected cpu, cuda:N or auto")]
     UnknownDevice(String),
-    /// A CUDA device that is not there.
+    /// The CUDA device does not exist.
     #[error(
         "device cuda:{index}: this process sees {found} CUDA devices; use --device cpu, or check the driver and `cargo xtask libtorch --cuda`"
     )]
     NoSuchDevice {
-        /// The index asked for.
+        /// Index that was asked for.
         index: usize,
-        /// Devices there.
+        /// Number of CUDA devices.
         found: usize,
     },
     /// This program was built without libtorch.
@@ -95,7 +95,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another attempt, here or on another worker, can only fail the same way.
+    /// Returns whether every retry, here or on another worker, fails the same way.
     pub const fn is_fatal(&self) -> bool {
         !matches!(self, Self::Engine { .. } | Self::NoSuchDevice { .. } | Self::NoTorch(_))
     }

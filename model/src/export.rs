@@ -1,7 +1,7 @@
 //! `model.safetensors`: a model's tensors as one file that PyTorch reads.
 //!
-//! The bytes are a pure function of the tensors: sorted (by type, then name), no metadata, no time. So two runs are equal
-//! exactly when their files are.
+//! The bytes are a pure function of the tensors: sorted (by type, then name), no metadata, no time.
+//! So two runs have equal files exactly when they have equal tensors.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use safetensors::View;
 
 use crate::error::{Error, Result};
 
-/// A tensor that training never changes and that a `state_dict` holds all the same: a mask, a frozen weight. It stays in
-/// the model's file, never travels, and may be of any type.
+/// A tensor of a `state_dict` that training never changes: a mask, a frozen weight. It stays in the
+/// model's file, never travels, and may be of any type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constant {
     /// PyTorch `state_dict` name.
@@ -26,7 +26,7 @@ pub struct Constant {
     pub bytes: Vec<u8>,
 }
 
-/// The file: `values` of the trained `tensors`, in their order, and the model's constants.
+/// Writes the file: `values` of the trained `tensors`, in their order, and the model's constants.
 ///
 /// ```
 /// use proto::tensor::{TensorSpec, Values};

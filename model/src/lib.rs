@@ -1,10 +1,10 @@
-//! The seam to compute engines, and the engines: from a batch and weights to gradients.
+//! The interface to compute engines, and the engines: from a batch and weights to gradients.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `model.rs` | [`Model`], which a user's own network implements too, and what it is built from |
-//! | [`engines`] | Ebbflow's networks, the engines that compute them, and the [`Registry`] that a job chooses from |
-//! | [`device`] | where gradients are computed |
+//! | `model.rs` | [`Model`], which a user's own network implements too, and its inputs |
+//! | [`engines`] | Ebbflow's networks, their engines, and the [`Registry`] of a job's choices |
+//! | [`device`] | devices that compute gradients |
 //! | [`weights`] | weights in memory that the next pull uses again |
 //! | [`export`] | a model's tensors as one file that PyTorch reads |
 

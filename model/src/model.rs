@@ -1,7 +1,8 @@
-//! The seam to the compute engine: what Ebbflow needs to know about a model, and nothing else.
+//! The interface to the compute engine: everything that Ebbflow needs to know about a model.
 //!
-//! A [`Model`] is used by one thread at a time and is told everything it may depend on: the weights, the batch, and a
-//! key for its random numbers. Given the same three it must answer with the same bits, whatever it computed before.
+//! One thread at a time uses a [`Model`]. The model gets everything that it may depend on: the
+//! weights, the batch, and a key for its random numbers. Equal inputs must give equal bits,
+//! whatever the model computed before.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,26 +19,29 @@ use crate::weights::Weights;
 
 /// A network, its loss and its metrics.
 pub trait Model: Send {
-    /// The model's tensors in a fixed order, named as in PyTorch's `state_dict`: parameters, and state that a step
-    /// changes (BatchNorm's running statistics). All other methods speak of tensors in this order.
+    /// Returns the model's tensors in a fixed order, named as in PyTorch's `state_dict`:
+    /// parameters, and state that a step changes (BatchNorm's running statistics). All other
+    /// methods use this order.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// The values of version 0: a function of the job's seed (or of the model's file), never of process state.
+    /// Returns the values of version 0. They are a function of the job's seed (or of the model's
+    /// file), never of process state.
     ///
     /// # Errors
-    /// The model cannot make them.
+    /// The model cannot make the values.
     fn initial(&mut self, seed: u64) -> Result<Vec<Values>>;
 
-    /// Takes over the weights that the next calls compute with.
+    /// Copies the weights for the next calls.
     ///
     /// # Errors
-    /// They do not fit, or the device refuses them.
+    /// The weights do not fit, or the device refuses them.
     fn load(&mut self, weights: &[Values]) -> Result<()>;
 
-    /// Takes over weights that a model may hold and compute with where they lie. Default: [`load`](Self::load), which copies them.
+    /// Takes weights that the model may keep and use in place. Default: [`load`](Self::load), which
+    /// copies them.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Those of [`load`](Self::load).
     fn load_shared(&mut self, weights: &Weights) -> Result<()> {
         self.load(weights)
     }
@@ -71,25 +75,27 @@ pub trait Model: Send {
         Ok(gradients)
     }
 
-    /// Loss and metrics of records, in evaluation mode: no dropout, running statistics as they are.
+    /// Computes loss and metrics of records in evaluation mode: no dropout, and running statistics
+    /// do not change.
     ///
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation>;
 
-    /// Tensors that a `state_dict` of this model holds and that no step changes: exported, but neither trained nor sent.
-    /// Default: none.
+    /// Returns the tensors of the model's `state_dict` that no step changes. They are exported, but
+    /// neither trained nor sent. Default: none.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The tensors cannot be read.
     fn constants(&self) -> Result<Vec<Constant>> {
         Ok(Vec::new())
     }
 
-    /// Further files to export beside `model.safetensors`, by name, with the loaded weights in them. Default: none.
+    /// Returns further files to export beside `model.safetensors`, by name, with the loaded
+    /// weights. Default: none.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// A file cannot be written.
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         Ok(BTreeMap::new())
     }
@@ -130,43 +136,44 @@ impl Allocator for OwnMemory {
 pub struct Gradients {
     /// Mean loss over the records.
     pub loss: f32,
-    /// One entry per tensor, in order: the gradient of the mean loss (parameters), or the new value (state, counters).
+    /// One entry for each tensor, in order: the gradient of the mean loss (parameters), or the new
+    /// value (state, counters).
     pub values: Vec<Values>,
 }
 
-/// What records measure.
+/// Measurements of records.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
-    /// Records measured.
+    /// Number of measured records.
     pub samples: u64,
-    /// Sum over the records of their losses.
+    /// Sum of the records' losses.
     pub loss_sum: f64,
-    /// Sums over the records of the job's metrics, by [`Metric::name`](proto::spec::Metric::name).
+    /// Sums of the job's metrics over the records, by [`Metric::name`](proto::spec::Metric::name).
     pub metric_sums: Metrics,
 }
 
-/// Everything a model is built from.
+/// Inputs for building a model.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The job.
+    /// Specification of the job.
     pub spec: Arc<JobSpec>,
     /// Shape of one record's features.
     pub features: Vec<usize>,
-    /// Largest class label in the data, when labels are classes.
+    /// Largest class in the data. `None` if labels are no classes.
     pub label_max: Option<i64>,
     /// Files that came with the job, by name.
     pub artifacts: BTreeMap<String, PathBuf>,
-    /// Where to compute.
+    /// Device that computes.
     pub device: Device,
-    /// Threads of one gradient computation; at least 1. Another number gives other bits.
+    /// Threads of one gradient computation, at least 1. Another number gives other bits.
     pub threads: usize,
 }
 
 impl Context {
-    /// Reads the `[model.options]` of the job into a structure of the network's own.
+    /// Reads the job's `[model.options]` into a structure of the network's own.
     ///
     /// # Errors
-    /// Unknown or ill-typed options, named.
+    /// Unknown or ill-typed options; the error names them.
     pub fn options<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
         let options = serde_json::Value::Object(self.spec.model.options.clone());
         serde_json::from_value(options).map_err(|error| Error::ModelOptions {
@@ -175,7 +182,7 @@ impl Context {
         })
     }
 
-    /// Number of values in one record's features.
+    /// Returns the number of values in one record's features.
     pub fn inputs(&self) -> usize {
         self.features.iter().product()
     }

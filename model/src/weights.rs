@@ -1,7 +1,7 @@
-//! The weights that a worker has pulled, in memory that the next pull uses again.
+//! Weights that a worker has pulled, in memory that the next pull uses again.
 //!
-//! Always true here: at most one unused set of buffers is kept for each job. Memory fresh from the system costs a page fault every
-//! 4 KiB, which takes longer than the copy into it.
+//! Always true here: each job keeps at most one unused set of buffers. Fresh memory from the system
+//! costs a page fault every 4 KiB, which takes longer than the copy into it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use proto::placement::Layout;
 use proto::tensor::{TensorSpec, Values};
 
-/// The whole model at one version (in arrival order, each partition at its newest), in the model's order of tensors.
+/// The whole model at one version, in the model's order of tensors. In arrival order each partition
+/// is at its newest version.
 ///
-/// Clones are the same weights; the last one gives the memory back.
+/// Clones are the same weights. The last one gives the memory back.
 #[derive(Clone, Debug)]
 pub struct Weights(Arc<Held>);
 
@@ -21,24 +22,24 @@ struct Held {
     home: Spare,
 }
 
-/// Memory for one set of weights, while nobody has it. Clones are the same memory.
+/// Unused memory for one set of weights. Clones are the same memory.
 #[derive(Clone, Default)]
 pub struct Spare(Arc<Mutex<Option<Vec<Values>>>>);
 
 impl Weights {
-    /// Weights in buffers that go back to `home` when nobody needs them any more.
+    /// Creates weights in buffers that return to `home` when the last clone is dropped.
     pub fn new(values: Vec<Values>, home: Spare) -> Self {
         Self(Arc::new(Held { values, home }))
     }
 
-    /// Whether `other` is a clone of these.
+    /// Returns whether `other` is a clone of these weights.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl From<Vec<Values>> for Weights {
-    /// Weights whose memory is used for nothing else.
+    /// Creates weights whose memory is not used again.
     fn from(values: Vec<Values>) -> Self {
         Self::new(values, Spare::default())
     }
@@ -71,13 +72,14 @@ impl Drop for Held {
 }
 
 impl Spare {
-    /// Buffers for all tensors of `layout`, with any content. A `Spare` serves one layout only.
+    /// Returns buffers for all tensors of `layout`, with any content. A `Spare` serves one layout
+    /// only.
     pub fn take(&self, layout: &Layout) -> Vec<Values> {
         let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         spare.unwrap_or_else(|| layout.tensors().iter().map(TensorSpec::zeros).collect())
     }
 
-    /// Keeps buffers for later; more than one set is given back to the system.
+    /// Keeps buffers for the next use. A set that is kept already goes back to the system.
     pub fn put(&self, values: Vec<Values>) {
         let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(values);
         drop(before);

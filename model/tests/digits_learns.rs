@@ -1,5 +1,5 @@
-//! `examples/digits/job.toml` reaches the number on its first line: the job's data, network and numbering, with the
-//! optimizer written out here and no cluster around it.
+//! `examples/digits/job.toml` reaches the accuracy on its first line. The test uses the job's data,
+//! network and numbering, with the optimizer written out here and without a cluster.
 #![expect(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use std::path::Path;
@@ -25,7 +25,7 @@ fn digits_reaches_the_accuracy_that_its_first_line_states() {
     assert!(accuracy >= stated, "{accuracy}, stated is {stated}");
 }
 
-/// Validation accuracy after the last step.
+/// Trains, and returns the validation accuracy after the last step.
 fn train(spec: &JobSpec) -> f64 {
     let train = Dataset::open(spec, DataSet::Train, None).unwrap();
     let validation = Dataset::open(spec, DataSet::Validation, None).unwrap();

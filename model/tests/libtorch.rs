@@ -1,11 +1,11 @@
-//! A program of this workspace finds libtorch by itself and links its CPU half only, so it also starts where there is
-//! no CUDA. What CUDA hosts add is loaded at run time.
+//! A program of this workspace finds libtorch by itself. It links the CPU half only, so it also
+//! starts without CUDA. On CUDA hosts the other half is loaded at run time.
 #![cfg(feature = "torch")]
 
 use std::fs;
 use tch::{Kind, Tensor};
 
-/// Files mapped into this process whose name starts with `prefix`.
+/// Returns the files mapped into this process whose names start with `prefix`.
 fn mapped(prefix: &str) -> Vec<String> {
     let maps = fs::read_to_string("/proc/self/maps").expect("read /proc/self/maps");
     let mut paths: Vec<_> = maps

@@ -1,8 +1,9 @@
-//! The pure-Rust engine gives PyTorch 2.11's losses, metrics and gradients, for tensors of PyTorch's names and shapes.
-//! `tests/golden/pure_engine.py` wrote the reference, computed in f64.
+//! The pure-Rust engine gives PyTorch 2.11's losses, metrics and gradients, for tensors of
+//! PyTorch's names and shapes. `tests/golden/pure_engine.py` wrote the reference, computed in f64.
 //!
-//! The error of a gradient is relative to `max(|torch|, mean of |torch| over the tensor)`: an element is a sum over the
-//! records, and where its terms cancel it keeps the rounding errors of terms as large as its neighbours.
+//! The error of a gradient is relative to `max(|torch|, mean of |torch| over the tensor)`. An
+//! element is a sum over the records. Where its terms cancel, it keeps the rounding errors of terms
+//! as large as its neighbours.
 #![expect(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Losses, gradients and new running statistics are PyTorch's, to 1e-5 where PyTorch itself says the same on every CPU;
-//! `fixtures/make.py` wrote the numbers.
+//! Losses, gradients and new running statistics equal PyTorch's, to 1e-5 where PyTorch itself is
+//! equal on every CPU. `fixtures/make.py` wrote the numbers.
 #![cfg(feature = "torch")]
 #![expect(clippy::unwrap_used, reason = "a panic is a failed test")]
 
@@ -109,15 +109,15 @@ fn convnet_computes_what_pytorch_computes() {
 #[test]
 fn resnet18_computes_what_pytorch_computes_at_any_image_size() {
     let (large, small) = ([1, 40, 48], [1, 16, 16]);
-    // Its gradients go back through twenty normalisations, the last over 24 values: the convolutions of two CPUs move PyTorch's own by
-    // 7e-4. A wrong layer moves them by all they are.
+    // The gradients go back through twenty normalisations, the last over 24 values. Convolutions of
+    // two CPUs move PyTorch's own gradients by 7e-4. A wrong layer changes them completely.
     check_to(5e-3, "resnet18", &context("builtin = \"resnet18\"", &large), &batch(6, &large));
     let job = context("builtin = \"resnet18\", options = { small_input = true }", &small);
     check_to(1e-4, "resnet18 small", &job, &batch(6, &small));
 }
 
-/// Fifty steps of `tests/golden/torch_steps.py` through the seam: gradients to the optimizer, state carried from step to
-/// step by the rules of its role.
+/// Trains fifty steps of `tests/golden/torch_steps.py` through the interface of the engine:
+/// gradients to the optimizer, state carried from step to step by the rules of its role.
 #[test]
 fn fifty_steps_of_a_script_with_batchnorm_have_pytorchs_losses() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
@@ -153,7 +153,8 @@ fn fifty_steps_of_a_script_with_batchnorm_have_pytorchs_losses() {
     }
 }
 
-/// Losses of the first `steps` steps of plain gradient descent in the order of the data, and the weights after them.
+/// Trains `steps` steps of plain gradient descent in the order of the data. Returns their losses
+/// and the final weights.
 fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<String, Values>) {
     let mut model = start(job);
     let (tensors, plan) = (model.tensors(), job.spec.plan(data.len()));

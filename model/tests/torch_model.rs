@@ -1,5 +1,5 @@
-//! What the libtorch engine promises: the same bits for the same inputs, whatever was computed before or is computed
-//! beside; state that is put back; and errors that say what to do.
+//! Promises of the libtorch engine: equal inputs give equal bits, whatever was computed before or
+//! at the same time; state is put back; errors say what to do.
 #![cfg(feature = "torch")]
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
@@ -32,7 +32,7 @@ fn jobs() -> Vec<(&'static str, Context)> {
     ]
 }
 
-/// Why a job's model cannot be built.
+/// Returns the error of building a job's model.
 fn refusal(context: &Context) -> String {
     match Registry::default().build(context) {
         Ok(_) => panic!("the model was built"),
@@ -91,11 +91,11 @@ fn dropout_follows_the_key_and_nothing_else() {
     }
 }
 
-/// Where there is no CUDA device this checks nothing, and says so.
+/// Without a CUDA device the test checks nothing, and says so.
 #[test]
 fn cuda_gives_the_same_bits_each_time_and_nearly_those_of_the_cpu() {
     if model::engines::cuda_devices() == 0 {
-        // Past the test runner, which shows what a passing test prints to nobody.
+        // Written past the test runner, which hides the output of a passing test.
         skip::skipped(skip::Lacks::Machine, "no CUDA device");
         return;
     }
@@ -118,7 +118,7 @@ fn cuda_gives_the_same_bits_each_time_and_nearly_those_of_the_cpu() {
 #[test]
 fn models_side_by_side_compute_what_each_computes_alone() {
     for (name, job) in jobs() {
-        // The script's generator is the process's: enough calls that some would meet.
+        // The script's generator belongs to the process. With so many calls, some would overlap.
         let calls = if name == "dropout.pt" { 200 } else { 4 };
         let batch = batch(6, &SHAPE);
         let run = |first: u64| -> Vec<_> {
@@ -126,7 +126,7 @@ fn models_side_by_side_compute_what_each_computes_alone() {
             (first..first + calls).map(|key| bits(&model.gradients(&batch, key).unwrap())).collect()
         };
         let (left, right) = (run(0), run(1000));
-        // A third, with another number of threads, must not change theirs.
+        // A third model, with another number of threads, must not change their results.
         let wide = Context { threads: 2, ..job.clone() };
         let beside = || {
             let mut model = start(&wide);
@@ -190,7 +190,7 @@ fn weights_are_computed_with_where_they_lie_and_never_written_to() {
         );
         kept.push((by, shared));
     }
-    // What is copied now must not be written to the memory that is shared.
+    // A copying load must not write to the shared memory.
     copying.load(&scaled(3.0)).unwrap();
     sharing.load(&scaled(3.0)).unwrap();
     assert!(bits(&sharing.gradients(&batch, 3).unwrap()) == bits(&copying.gradients(&batch, 3).unwrap()));

@@ -1,10 +1,13 @@
 //! Streams of messages with large payloads, sent and received without copying the payloads.
 //!
-//! The wire is plain gRPC and protobuf, as generated clients and servers speak it; only what happens in memory differs. tonic's own
-//! codec copies every payload twice: into the buffer of an encoded message when sending, and out of the frames when receiving. Here a
-//! message is encoded into *pieces*, in which a large payload is the very [`Bytes`] that the message held and so the ps's versioned
-//! buffer or the worker's tensor, and it is decoded from the received frames as they lie, so that a payload is a slice of the memory that
-//! the socket was read into. A payload is gathered, by a copy, only when it comes in several frames.
+//! The wire is plain gRPC and protobuf, as generated clients and servers speak it; only the
+//! handling in memory differs. tonic's own codec copies every payload twice: into the buffer of an
+//! encoded message when sending, and out of the frames when receiving.
+//!
+//! Here a message is encoded into *pieces*. A piece with a large payload is the very [`Bytes`] of
+//! the message, so it is the ps's versioned buffer or the worker's tensor. Messages are decoded
+//! from the received frames in place, so that a payload is a slice of the memory into which the
+//! socket was read. Only a payload that arrives in several frames is gathered by a copy.
 #![expect(unsafe_code, reason = "a buffer that prost can write to needs an unsafe trait")]
 
 use std::collections::VecDeque;
@@ -29,23 +32,24 @@ pub const PUSH: &str = "/ebbflow.v1.Parameters/Push";
 /// Path of a pull.
 pub const PULL: &str = "/ebbflow.v1.Parameters/Pull";
 
-/// Payloads of at least this many bytes are sent from where they lie: a frame of their own costs about as much as copying as many.
+/// Smallest payload in bytes that is sent without a copy. A frame costs about as much as copying
+/// this many bytes.
 const SHARED_BYTES_MIN: usize = 32 << 10;
 
-/// Small payloads and what is between them are copied into memory of at most this size: more of it would be out of the caches when it is
-/// sent, and each frame has a price as well.
+/// Most bytes of a piece with small payloads and the fields between payloads. A larger piece would
+/// have left the caches before it is sent, and smaller ones cost more frames.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What stands before each message: a flag (compressed or not) and its length.
+/// Bytes before each message: a flag (compressed or not) and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Encoded messages: large payloads as they are, everything between them in memory of its own.
+/// Encoded messages: large payloads without a copy, everything between them in memory of its own.
 #[derive(Debug, Default)]
 struct Pieces {
     done: VecDeque<Bytes>,
     done_bytes: usize,
     tail: BytesMut,
-    /// Of the message that is being encoded.
+    /// Length of the message that is being encoded.
     message_bytes: usize,
 }
 
@@ -71,7 +75,7 @@ impl Pieces {
     }
 }
 
-// SAFETY: the memory that `chunk_mut` hands out and `advance_mut` counts is that of `tail`, which keeps the promises.
+// SAFETY: `chunk_mut` and `advance_mut` forward to `tail`, which keeps the promises of the trait.
 unsafe impl BufMut for Pieces {
     fn remaining_mut(&self) -> usize {
         self.tail.remaining_mut()
@@ -93,23 +97,23 @@ unsafe impl BufMut for Pieces {
                 self.cut();
             }
             if self.tail.capacity() - self.tail.len() < bytes {
-                // At once, for what grows is copied again.
+                // Reserves the memory at once, because growth would copy it.
                 self.tail.reserve(self.message_bytes.min(PIECE_BYTES));
             }
             self.tail.put(source);
         } else {
             self.cut();
-            // Of `Bytes`, as payloads are, this is another reference to them.
+            // For `Bytes`, the type of payloads, this only adds a reference.
             self.push(source.copy_to_bytes(bytes));
         }
     }
 }
 
-/// What a body waits for after its last message, and the trailers that it then ends with; without any, a response ends without having
-/// said how the call went.
+/// Future that a body awaits after its last message, with the trailers that end the body. Without
+/// trailers a response ends without a result of the call.
 pub type Until = Pin<Box<dyn Future<Output = Option<HeaderMap>> + Send>>;
 
-/// The trailers of a call that went like this.
+/// Returns the trailers of a call with this result.
 pub fn trailers(result: Result<(), &Status>) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     match result {
@@ -123,11 +127,11 @@ pub fn trailers(result: Result<(), &Status>) -> HeaderMap {
 struct Outgoing<I> {
     messages: I,
     pieces: Pieces,
-    /// There are no more messages.
+    /// Whether the iterator has ended.
     ended: bool,
-    /// Each message goes out before the next one is made.
+    /// Whether each message is sent before the next one is made.
     prompt: bool,
-    /// Something was handed out since others had their turn.
+    /// Whether a piece was returned since other tasks had their turn.
     busy: bool,
     until: Option<Until>,
 }
@@ -148,7 +152,7 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         if this.prompt && std::mem::take(&mut this.busy) {
-            // Whoever writes to the socket may run in this thread.
+            // The task that writes to the socket may run in this thread.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -157,7 +161,8 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
                 Some(message) => this.pieces.add(&message),
                 None => this.ended = true,
             }
-            // A message without a large payload waits for the next, so that they travel together.
+            // A message without a large payload waits for the next one, so that they travel
+            // together.
             if this.ended || this.prompt || this.pieces.tail.len() >= SHARED_BYTES_MIN {
                 this.pieces.cut();
             }
@@ -239,9 +244,9 @@ pub struct Incoming<B> {
     body: B,
     rope: Rope,
     ended: bool,
-    /// Whether it must end with trailers that say how the call went.
+    /// Whether the body must end with trailers, which have the result of the call.
     response: bool,
-    /// What the server said at once, in place of messages.
+    /// Error that the server returned in place of messages.
     refused: Option<Status>,
     answered: bool,
 }
@@ -253,21 +258,21 @@ impl<B> Incoming<B>
 where
     B: Body<Data = Bytes, Error = Status> + Unpin,
 {
-    /// The messages of a request.
+    /// Reads the messages of a request.
     pub fn request(body: B) -> Self {
         Self { body, rope: Rope::default(), ended: false, response: false, refused: None, answered: false }
     }
 
-    /// Of a response: whether the server has said how the call went, be it well or not. Otherwise the connection broke, or it has
-    /// not ended.
+    /// Returns whether the server has sent the result of the call, an error included. Without a
+    /// result the response has not ended, or the connection broke.
     pub const fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// The next one; `None` after the last.
+    /// Receives the next message; `None` after the last.
     ///
     /// # Errors
-    /// The connection broke, the messages are malformed, or (of a response) the call failed.
+    /// The connection broke, the messages are malformed, or the response has an error of the call.
     pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         if let Some(status) = self.refused.take() {
             return Err(status);
@@ -284,7 +289,7 @@ where
         decoded.map(Some).map_err(|error| Status::internal(format!("a message cannot be decoded: {error}")))
     }
 
-    /// The length of the next message.
+    /// Receives the length of the next message.
     async fn prefix(&mut self) -> Result<Option<usize>, Status> {
         if !self.fill(PREFIX_BYTES).await? {
             let rest = self.rope.bytes;
@@ -306,7 +311,7 @@ where
         Ok(Some(bytes))
     }
 
-    /// Receives until there are `bytes`; says whether there are.
+    /// Receives until the buffer has `bytes`. Returns whether it has.
     async fn fill(&mut self, bytes: usize) -> Result<bool, Status> {
         while self.rope.bytes < bytes && !self.ended {
             match std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
@@ -354,8 +359,8 @@ where
     call_with(channel, path, Outgoing::new(messages, false, None)).await
 }
 
-/// The same with messages that tell of regions: each is sent as soon as it is made, and the request ends after `until`, when there is
-/// such a thing.
+/// Calls `path` with messages that name regions. Each message is sent as soon as it is made. The
+/// request ends after `until`, if there is one.
 ///
 /// # Errors
 /// There is no connection.
@@ -394,7 +399,7 @@ where
     Ok(Incoming { body, rope: Rope::default(), ended: answered, response: !answered, refused, answered })
 }
 
-/// A response: a stream of messages, or why there is none.
+/// Returns a response: a stream of messages, or an error.
 pub fn respond<I>(messages: Result<I, Status>) -> Response<tonic::body::Body>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
@@ -405,7 +410,7 @@ where
     }
 }
 
-/// A response that ends, and says how the call went, after `until`.
+/// Returns a response that ends after `until`, which gives the result of the call.
 pub fn respond_until<I>(messages: I, until: Until) -> Response<tonic::body::Body>
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
@@ -469,7 +474,7 @@ mod tests {
         Ok(messages)
     }
 
-    /// As tonic encodes it.
+    /// Returns the messages in tonic's encoding.
     fn encoded(messages: &[pb::Chunks]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for message in messages {

@@ -1,10 +1,15 @@
-//! Tuned tonic channels and servers: one place for frame sizes, windows and socket options, each with its reason.
+//! Tuned tonic channels and servers: one place for frame sizes, windows and socket options, each
+//! with its reason.
 //!
-//! The figures come from streaming 64 MiB from one process's memory to another's over loopback on two cores, relative to
-//! raw TCP with the same congestion control, in a prototype: tonic as it comes 0.33, with these settings 1.07. What a real pull and
-//! push reach is in `docs/performance.md`. Sockets themselves come from a [`Dialer`] and a stream of accepted connections, so
-//! that tests and simulations bring their own network. Who may use them is the business of [`security`](crate::security): a dialer
-//! has the keys of its process, and every connection that a server accepts came through a [`Door`].
+//! The figures come from a prototype that streamed 64 MiB from one process's memory to another's
+//! over loopback on two cores. They are relative to raw TCP with the same congestion control:
+//! tonic's defaults reach 0.33, these settings 1.07. `docs/performance.md` has the figures of real
+//! pulls and pushes.
+//!
+//! A [`Dialer`] opens sockets, and a stream of accepted connections feeds a server, so that tests
+//! and simulations bring their own network. [`security`](crate::security) decides who may use them:
+//! a dialer has the keys of its process, and every connection that a server accepts came through a
+//! [`Door`].
 
 use std::fmt;
 use std::future::Future;
@@ -36,20 +41,22 @@ use crate::security::{Guard, Guest, Keys};
 pub(crate) mod nearby;
 mod together;
 
-/// Largest message that anybody accepts: one chunk of counters (2 MiB) and its headers, with room.
+/// Largest message that a process accepts, in bytes: one chunk of counters (2 MiB) and its headers,
+/// with room.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
-/// Calls of one connection at once. A worker has a few pushes and pulls under way, a user's command one call.
+/// Most concurrent calls of one connection. A worker has a few pushes and pulls in flight, a user's
+/// command one call.
 const CALLS_MAX: u32 = 256;
 
-/// Headers of one call.
+/// Most header bytes of one call.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 
-/// How long the process behind a Unix socket may take to show its certificate, before TCP is tried.
+/// Longest TLS handshake over a Unix socket, before TCP is tried.
 const NEARBY_HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// What a connection is for. Bulk transfers and small requests never share one: a small request would wait behind
-/// megabytes of frames.
+/// Purpose of a connection. Bulk transfers and small requests never share one: a small request
+/// would wait behind megabytes of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Weights and gradients.
@@ -59,8 +66,9 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// HTTP/2 frame size. Bulk: 16 KiB frames (the default) reach 0.35 of raw TCP, 64 KiB 0.6, 4 MiB 1.07. And a frame takes a whole
-    /// chunk, so that its payload is received in one piece and needs no copy ([`bulk`](crate::bulk)).
+    /// Returns the HTTP/2 frame size in bytes. In bulk, frames of 16 KiB (the default) reach 0.35
+    /// of raw TCP, 64 KiB 0.6, 4 MiB 1.07. A frame has room for a whole chunk, so its payload is
+    /// received in one piece and needs no copy ([`bulk`](crate::bulk)).
     const fn frame_bytes(self) -> u32 {
         match self {
             Self::Bulk => 4 << 20,
@@ -68,7 +76,8 @@ impl Purpose {
         }
     }
 
-    /// Window of one stream: at least four frames in bulk, or the sender stalls for the round trip.
+    /// Returns the window of one stream in bytes. In bulk it holds at least four frames, otherwise
+    /// the sender stalls for the round trip.
     const fn stream_window_bytes(self) -> u32 {
         match self {
             Self::Bulk => 16 << 20,
@@ -76,7 +85,7 @@ impl Purpose {
         }
     }
 
-    /// Window of the whole connection.
+    /// Returns the window of the whole connection in bytes.
     const fn connection_window_bytes(self) -> u32 {
         match self {
             Self::Bulk => 32 << 20,
@@ -89,16 +98,18 @@ impl Purpose {
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-/// A connection as it was opened.
+/// An opened connection.
 struct Dialed {
     io: Box<dyn Io>,
-    /// To a process of this host and this user, as the kernel says: a Unix socket.
+    /// Whether the other end is a process of this host and this user, reached by a Unix socket. The
+    /// kernel says so.
     within_host: bool,
 }
 
 type Dialing = Pin<Box<dyn Future<Output = io::Result<Dialed>> + Send>>;
 
-/// Opens connections to URLs: TCP, or whatever network a test brings; with the keys of this process.
+/// Opens connections to URLs, over TCP or over the network of a test, with the keys of this
+/// process.
 #[derive(Clone)]
 pub struct Dialer {
     dial: Arc<dyn Fn(Uri) -> Dialing + Send + Sync>,
@@ -118,7 +129,7 @@ impl Default for Dialer {
 }
 
 impl Dialer {
-    /// A dialer that opens connections with `dial`, without keys.
+    /// Creates a dialer that opens connections with `dial`, without keys.
     pub fn new<F, Fut, T>(dial: F) -> Self
     where
         F: Fn(Uri) -> Fut + Send + Sync + 'static,
@@ -135,12 +146,13 @@ impl Dialer {
         Self { dial: Arc::new(dial), keys: Keys::default() }
     }
 
-    /// TCP with tuned sockets.
+    /// Creates a dialer for TCP with tuned sockets.
     pub fn tcp() -> Self {
         Self::new(|uri| async move { over_tcp(&addresses(&uri).await?).await })
     }
 
-    /// Unix sockets to processes of this host that have one, tuned TCP to all others.
+    /// Creates a dialer for Unix sockets to processes of this host that have one, and tuned TCP to
+    /// all others.
     pub fn nearest() -> Self {
         Self::with_dial(|uri| {
             Box::pin(async move {
@@ -155,25 +167,28 @@ impl Dialer {
         })
     }
 
-    /// The same with the keys of this process: its connections are encrypted and its calls show its token, as the keys say.
+    /// Sets the keys of this process. They decide whether connections are encrypted and which token
+    /// its calls show.
     pub fn with(self, keys: Keys) -> Self {
         Self { keys, ..self }
     }
 
-    /// The same for those who are not of this cluster.
+    /// Returns a dialer without keys, for servers outside this cluster.
     pub fn without_keys(&self) -> Self {
         self.clone().with(Keys::default())
     }
 
-    /// The keys.
+    /// Returns the keys of this process.
     pub const fn keys(&self) -> &Keys {
         &self.keys
     }
 
-    /// A channel to `url` that connects when it is first used and again whenever the connection is lost.
+    /// Returns a channel to `url`. It connects at its first use, and again whenever the connection
+    /// is lost.
     ///
     /// # Errors
-    /// Not a URL of the form `http://host:port`, or `https://host:port` of a process that encrypts.
+    /// `url` does not have the form `http://host:port`, or `https://host:port` for a process that
+    /// encrypts.
     pub fn channel(&self, url: &str, purpose: Purpose) -> Result<Channel, Failure> {
         let uri = self.check(url)?;
         let (dial, keys, to) = (self.dial.clone(), self.keys.clone(), uri.clone());
@@ -189,7 +204,8 @@ impl Dialer {
                 io::Result::Ok(TokioIo::new(Together::new(io)))
             }
         });
-        // tonic's own TLS reads its certificates once, so it is told of none, and sees the scheme of a connection as it is.
+        // tonic's own TLS reads certificates only once. So tonic gets none, and the scheme says
+        // that the connection is plain.
         let plain = format!("http://{}", uri.authority().map_or("", |authority| authority.as_str()));
         let plain: Uri = plain.parse().map_err(|_| malformed(url, self.keys.scheme()))?;
         let inner = endpoint(plain, purpose).connect_with_connector_lazy(connector);
@@ -233,7 +249,7 @@ fn malformed(url: &str, scheme: &str) -> Failure {
     Failure::new(Kind::Malformed, format!("`{url}` is no URL; expected {scheme}://HOST:PORT"))
 }
 
-/// The host of a URL, an IPv6 address without its brackets.
+/// Returns the host of a URL, an IPv6 address without its brackets.
 fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_matches(['[', ']'])
 }
@@ -242,10 +258,11 @@ fn is_this_machine(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// A connection over which a token may be shown: with certificates it is encrypted, and the other end has shown the server's.
+/// Makes a connection over which a token may be shown. With certificates the connection is
+/// encrypted, and the other end has shown the server's certificate.
 ///
-/// Any process of this user in this network namespace can take the name of a Unix socket, so with certificates such a process must
-/// show one too. One that does not is left for TCP.
+/// Any process of this user in this network namespace can take the name of a Unix socket. So with
+/// certificates a process behind a Unix socket must show one too. If it does not, TCP is used.
 async fn secured(dialed: Dialed, keys: &Keys, to: &Uri) -> io::Result<(Box<dyn Io>, bool)> {
     let Dialed { io, within_host } = dialed;
     if !within_host || !keys.encrypts() {
@@ -260,7 +277,8 @@ async fn secured(dialed: Dialed, keys: &Keys, to: &Uri) -> io::Result<(Box<dyn I
     Ok((keys.secure(host(to), Box::new(stream)).await?, false))
 }
 
-/// Where calls to one URL go; each shows the token of this process, if it has one. Clones share the connection.
+/// A channel to one URL. Each call shows the token of this process, if it has one. Clones share the
+/// connection.
 #[derive(Clone, Debug)]
 pub struct Channel {
     inner: tonic::transport::Channel,
@@ -269,7 +287,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Whether its newest connection is to a process of this host and this user; not before there is one.
+    /// Returns whether the newest connection is to a process of this host and this user. False
+    /// without a connection.
     pub fn is_within_host(&self) -> bool {
         self.near.load(Ordering::Relaxed)
     }
@@ -304,7 +323,8 @@ fn endpoint(uri: Uri, purpose: Purpose) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-/// A server with the bulk settings: they are receive limits, so they suit small requests too. It asks who calls ([`Guard`]).
+/// Returns a server with the bulk settings. They are receive limits, so they suit small requests
+/// too. [`Guard`] checks the callers.
 pub fn server() -> Server<Stack<Guard, Identity>> {
     Server::builder()
         .initial_stream_window_size(Purpose::Bulk.stream_window_bytes())
@@ -317,11 +337,11 @@ pub fn server() -> Server<Stack<Guard, Identity>> {
         .layer(Guard)
 }
 
-/// Socket options, best effort: a socket without them works, slower.
+/// Sets socket options. Errors are ignored: a socket without the options works, but slower.
 pub(crate) fn tune(stream: &TcpStream) {
     // Without it a small frame waits for the acknowledgement of the previous one: 0.15 of raw TCP.
     let _ = stream.set_nodelay(true);
-    // On loopback and datacentre links `bbr` paces at a cost of 15 to 20 %.
+    // On loopback and datacentre links, the pacing of `bbr` costs 15 to 20 %.
     let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");
 }
 
@@ -335,13 +355,13 @@ async fn addresses(uri: &Uri) -> io::Result<Vec<SocketAddr>> {
     Ok(tokio::net::lookup_host((host(uri), uri.port_u16().unwrap_or(80))).await?.collect())
 }
 
-/// A listening socket's connections, tuned, from everybody who can reach it.
+/// Accepts a listening socket's connections from every client, tuned.
 pub fn accept(listener: TcpListener) -> impl Stream<Item = io::Result<Accepted<Box<dyn Io>>>> + Send {
     Door::default().open(listener, None)
 }
 
-/// A listening TCP socket, the Unix socket beside it for processes of this host, and the door that both lead to. Clones are the same
-/// sockets and the same door: each connection goes to one of those that accept.
+/// A listening TCP socket, the Unix socket beside it for processes of this host, and the door for
+/// both. Clones share sockets and door: each connection goes to one of the clones that accept.
 #[derive(Debug)]
 pub struct Listener {
     tcp: std::net::TcpListener,
@@ -350,7 +370,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Puts a Unix socket beside `tcp`, where it can.
+    /// Listens on a Unix socket beside `tcp`, where that is possible.
     ///
     /// # Errors
     /// `tcp` does not listen.
@@ -361,28 +381,28 @@ impl Listener {
         Ok(listener)
     }
 
-    /// TCP alone.
+    /// Listens on TCP alone.
     ///
     /// # Errors
-    /// The system does not give the socket away.
+    /// The system does not release the socket from the runtime.
     pub fn tcp(tcp: TcpListener) -> io::Result<Self> {
         Ok(Self { tcp: tcp.into_std()?, unix: None, door: Door::default() })
     }
 
-    /// The same behind `door`; without it everybody who can reach it is let in.
+    /// Sets the door. Without a door every client is accepted.
     pub fn behind(self, door: Door) -> Self {
         Self { door, ..self }
     }
 
-    /// Its TCP address.
+    /// Returns the TCP address.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not give the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// The same sockets and the same door once more.
+    /// Clones the listener, with the same sockets and the same door.
     ///
     /// # Errors
     /// The process has no more file descriptors.
@@ -394,7 +414,7 @@ impl Listener {
         })
     }
 
-    /// Its connections that came through the door, tuned, for the runtime in which it is called.
+    /// Accepts connections that pass the door, tuned, in the runtime of the caller.
     ///
     /// # Errors
     /// The runtime cannot watch the sockets.
@@ -405,7 +425,7 @@ impl Listener {
     }
 }
 
-/// An accepted connection of any kind, as tonic's server wants it.
+/// An accepted connection of any kind, in the form that tonic's server needs.
 #[derive(Debug)]
 pub struct Accepted<T> {
     io: T,
@@ -413,7 +433,8 @@ pub struct Accepted<T> {
 }
 
 impl<T> Accepted<T> {
-    /// A connection from inside this process, which is asked nothing: a pipe, or a simulated network.
+    /// Wraps a connection from inside this process, which needs no token: a pipe, or a simulated
+    /// network.
     pub const fn trusted(io: T) -> Self {
         Self { io, guest: Guest::of_the_house() }
     }
@@ -422,7 +443,7 @@ impl<T> Accepted<T> {
         Self { io, guest }
     }
 
-    /// Where it comes from.
+    /// Returns the origin of the connection.
     pub const fn guest(&self) -> &Guest {
         &self.guest
     }

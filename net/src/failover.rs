@@ -1,8 +1,10 @@
-//! One service at several URLs: a channel that stays with the one that answers, and goes on to another when it does not.
+//! One service at several URLs: a channel stays with a server that answers, and moves to another
+//! when it does not.
 //!
-//! Of several masters one leads. The others stand by and say so, with the leader's URL where they know it; a channel follows
-//! that. It repeats nothing: a call that failed is the caller's to repeat (see [`retry`](crate::retry)), and
-//! goes to the URL that is the current one by then. Calls that wait at a URL that is left end as unavailable.
+//! One of several masters leads. The others stand by and say so, with the leader's URL if they know
+//! it, and the channel follows. It repeats no call: the caller repeats a failed call (see
+//! [`retry`](crate::retry)), which then goes to the current URL. Calls that wait at a URL when the
+//! channel leaves it end as unavailable.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -21,10 +23,10 @@ use tower::ServiceExt as _;
 
 use crate::channel::{Channel, Dialer, Purpose};
 
-/// Metadata of a status: the leader's URL.
+/// Metadata of a status with the leader's URL.
 const LEADER_KEY: &str = "ebb-leader";
 
-/// What a master that stands by answers to everything.
+/// Returns the answer of a master that stands by to every call.
 pub fn standing_by(leader: Option<&str>) -> Status {
     let message = match leader {
         Some(leader) => format!("this master stands by; the leader is {leader}"),
@@ -37,7 +39,7 @@ pub fn standing_by(leader: Option<&str>) -> Status {
     status
 }
 
-/// A channel to one of several URLs. Cheap to clone, all clones are at the same URL.
+/// A channel to one of several URLs. It is cheap to clone, and all clones are at the same URL.
 #[derive(Clone, Debug)]
 pub struct Failover {
     shared: Arc<Shared>,
@@ -52,10 +54,10 @@ struct Shared {
 }
 
 impl Failover {
-    /// A channel to `urls`, separated by commas. It connects when it is first used.
+    /// Creates a channel to `urls`, separated by commas. It connects at its first use.
     ///
     /// # Errors
-    /// One of them is not of the form `http://host:port`.
+    /// A URL is not of the form `http://host:port`, or there is none.
     pub fn new(dialer: &Dialer, urls: &str, purpose: Purpose) -> Result<Self, Failure> {
         let listed: Vec<String> = self::urls(urls).map(str::to_owned).collect();
         let channel = |url: &String| Ok((url.clone(), dialer.channel(url, purpose)?));
@@ -68,17 +70,18 @@ impl Failover {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Whether there is another URL to go to.
+    /// Returns whether the list has another URL.
     pub fn has_others(&self) -> bool {
         self.shared.route.borrow().listed.len() > 1
     }
 
-    /// The URL that calls go to now.
+    /// Returns the URL of calls that begin now.
     pub fn url(&self) -> String {
         self.shared.route.borrow().url.clone()
     }
 
-    /// Goes on to the next URL, if calls still go to `silent`, which takes calls and does not answer.
+    /// Moves to the next URL if calls still go to `silent`, a server that takes calls and does not
+    /// answer.
     pub fn leave(&self, silent: &str) {
         self.shared.route.send_if_modified(|route| route.leave(silent));
     }
@@ -117,7 +120,7 @@ impl Failover {
                     Sign::Serves => {}
                     Sign::Away => self.leave(&url),
                     Sign::Leader(leader) => {
-                        // A URL that cannot be one is nobody's.
+                        // A leader's URL that is malformed is ignored.
                         let known = self.channel(&leader).is_ok();
                         self.shared.route.send_if_modified(|route| match known {
                             true => route.follow(&url, &leader),
@@ -146,19 +149,19 @@ impl tower::Service<Request<Body>> for Failover {
     }
 }
 
-/// The URLs in a list with commas.
+/// Returns the URLs in a list with commas.
 pub fn urls(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|url| !url.is_empty())
 }
 
-/// What the head of an answer says about who gave it.
+/// Information in the head of an answer about the server that sent it.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign {
-    /// It does what it is asked, or refuses for a reason of its own.
+    /// The server does what it is asked, or refuses for a reason of its own.
     Serves,
-    /// It cannot serve, and does not know who can.
+    /// The server cannot serve, and does not know which one can.
     Away,
-    /// Another one leads.
+    /// Another server leads, at this URL.
     Leader(String),
 }
 
@@ -175,18 +178,19 @@ impl Sign {
     }
 }
 
-/// Which URL calls go to. Pure.
+/// Decides to which URL calls go. Pure.
 #[derive(Debug)]
 struct Route {
     listed: Vec<String>,
-    /// The last one of the list that calls went to.
+    /// Index of the last URL of the list to which calls went.
     at: usize,
-    /// May be one that is not listed: a leader that another one named.
+    /// URL of the calls. A leader named by another server need not be in the list.
     url: String,
 }
 
 impl Route {
-    /// `asked` did not do it: on to the next of the list. False when calls go elsewhere already.
+    /// Moves to the next URL of the list because `asked` failed. Returns false if calls go
+    /// elsewhere already.
     fn leave(&mut self, asked: &str) -> bool {
         if self.url != asked {
             return false;
@@ -196,7 +200,7 @@ impl Route {
         self.url != asked
     }
 
-    /// `asked` named the leader.
+    /// Moves to the leader that `asked` named. Returns false if calls go elsewhere already.
     fn follow(&mut self, asked: &str, leader: &str) -> bool {
         if asked == leader {
             return self.leave(asked);
@@ -221,7 +225,7 @@ mod tests {
         Route { url: listed[0].clone(), at: 0, listed }
     }
 
-    // A channel wants a runtime, also before it connects.
+    // A channel needs a runtime, even before it connects.
     #[tokio::test]
     async fn a_list_of_urls_may_have_spaces_and_must_have_urls() {
         assert_eq!(urls("http://a:1, http://b:2,").collect::<Vec<_>>(), ["http://a:1", "http://b:2"]);
@@ -249,7 +253,7 @@ mod tests {
         assert!(!route.leave("a"), "somebody else noticed it first");
         assert!(route.follow("b", "c") && route.url == "c");
         assert!(route.leave("c") && route.url == "a");
-        // It stands by and names itself: an answer from before it lost the lead.
+        // A server that stands by and names itself answers from before it lost the lead.
         assert!(route.follow("a", "a") && route.url == "b");
     }
 
@@ -260,7 +264,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the others say while nobody leads, the next leader of the list is found.
+        /// The next leader of the list is found, whatever the others answer while none leads.
         #[test]
         fn every_listed_url_is_tried(count in 1usize..6, hints in proptest::collection::vec(0usize..6, 0..20)) {
             let listed: Vec<String> = (0..count).map(|index| index.to_string()).collect();

@@ -1,7 +1,9 @@
-//! Health: the names that each process answers by the gRPC health protocol, and what they promise.
+//! Health: the service names that each process answers by the gRPC health protocol, and their
+//! meaning.
 //!
-//! Alive and ready are two questions. Whoever restarts processes asks for the first: a ps whose master is away is alive, and to
-//! restart it would lose what it holds. Whoever sends work or rolls out a new version asks for the second.
+//! Alive and ready are two questions. A supervisor that restarts processes asks the first: a ps
+//! without its master is alive, and a restart would lose its weights. A load balancer or a rolling
+//! update asks the second.
 
 use std::convert::Infallible;
 
@@ -10,13 +12,15 @@ use tonic_health::server::HealthReporter;
 
 use crate::session::Session;
 
-/// The process answers; the protocol's own name for a whole server. Kubernetes asks for it when a probe names no service.
+/// Service name for "the process answers": the protocol's own name for a whole server. Kubernetes
+/// asks for it when a probe names no service.
 pub const LIVE: &str = "";
 
-/// The process takes part: a master takes jobs (of several, the one that leads), a ps or a worker is a member of the fleet.
+/// Service name for "the process takes part": a master takes jobs (the leader, if there are
+/// several), a ps or a worker is a member of the fleet.
 pub const READY: &str = "ready";
 
-/// Says whether this process is ready.
+/// Sets whether this process is ready.
 pub async fn set_ready(health: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     health.set_service_status(READY, status).await;

@@ -1,4 +1,5 @@
-//! How Ebbflow processes reach each other: connections, who may call, and memory that two processes of a host share.
+//! Transport between Ebbflow processes: connections, permissions, and memory that two processes of
+//! a host share.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -8,7 +9,7 @@
 //! | [`ps_client`] | one connection to each ps, and calls over it |
 //! | [`failover`], [`session`], [`retry`] | which master leads, registration and heartbeats, repeated calls |
 //! | [`memory`] | memory that other processes of this host read |
-//! | [`health`], [`metrics`], [`timeline`] | what a process tells of itself, and the trace a call belongs to |
+//! | [`health`], [`metrics`], [`timeline`] | a process's reports on itself, and traces of calls |
 
 pub mod bulk;
 pub mod channel;

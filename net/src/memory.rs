@@ -1,21 +1,25 @@
-//! Memory that other processes of this host read: weights and gradients between two of them without a socket.
+//! Memory that other processes of this host read. It carries weights and gradients between two of
+//! them without a socket.
 //!
-//! A process has one [`Memory`]: a file without a name, as large as the machine's memory and empty at first, of which pages exist only
-//! where a [`Region`] was taken. Another process of the same user that is [attached](attach) to it has mapped it for reading; to send
-//! it a region is to send where the region lies. Who may write when is agreed on in calls, not in the memory: there are no flags
-//! and no locks in it (ADR 17).
+//! A process has one [`Memory`]: a file without a name, as large as the machine's memory and empty
+//! at first. Pages exist only where a [`Region`] was taken. Another process of the same user that
+//! is [attached](attach) has mapped the memory for reading. To send a region is to send its offset
+//! and length. Calls decide who may write when: the memory has no flags and no locks (ADR 17).
 //!
 //! Always true here:
 //!
-//! - Only its owner writes to a memory: others get a descriptor that cannot be written with.
-//! - It never shrinks, so reading it cannot fail, whatever becomes of its owner. What is given back reads as zeros.
-//! - The pages of a region are made when it is taken, on its owner's account. So reading a region takes no memory, and no limit of the
-//!   reader's control group can end it. Only reading what is no region does: the system makes pages of zeros, on the reader's account. A
-//!   reader does that if it was stopped for so long that the owner gave it up, or if the owner names memory that it never took; the two
-//!   are processes of one user, which trust each other (`docs/security.md`). A look for pages before each read would cost a lock of the
-//!   whole memory, and the owner could remove them after it.
-//! - A region belongs to one owner until it is dropped. Whoever told another process of it keeps it until that process has
-//!   said that it does not read any more, or is gone.
+//! - Only its owner writes to a memory: others get a descriptor without the right to write.
+//! - A memory never shrinks, so reading it cannot fail, even after its owner's death. Pages given
+//!   back read as zeros.
+//! - The pages of a region are made when it is taken, on its owner's account. So reading a region
+//!   takes no memory, and no limit of the reader's control group can end the reader.
+//! - Reading outside of regions makes pages of zeros on the reader's account. It happens when the
+//!   reader was stopped for so long that the owner gave it up, or when the owner names memory that
+//!   it never took. Both are processes of one user, which trust each other (`docs/security.md`). A
+//!   check for pages before each read would cost a lock of the whole memory, and the owner could
+//!   remove them after it.
+//! - A region belongs to one owner until it is dropped. An owner that told another process of a
+//!   region keeps it until that process has said that it does not read any more, or is gone.
 #![expect(unsafe_code, reason = "memory from the system is reached by addresses")]
 
 pub mod attach;
@@ -40,23 +44,25 @@ use ranges::Ranges;
 pub use regions::{Recycled, Regions};
 use system::Mapping;
 
-/// Values of fewer bytes are sent as bytes: a region is whole pages.
+/// Smallest value in bytes that is sent as a region. Smaller values are sent as bytes, because a
+/// region is whole pages.
 pub const REGION_BYTES_MIN: usize = 4 << 10;
 
-/// This process's memory; clones are the same one.
+/// Memory of this process. Clones are the same memory.
 #[derive(Clone)]
 pub struct Memory(Arc<Owned>);
 
 struct Owned {
     mapping: Mapping,
-    /// For others: it can only be read with.
+    /// Descriptor for other processes, which can only read with it.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody to give it to"))]
     readable: File,
     ranges: Mutex<Ranges>,
 }
 
 impl Memory {
-    /// As large as the memory of this machine. It takes none until there are regions.
+    /// Creates a memory as large as the memory of this machine. It has no pages until there are
+    /// regions.
     ///
     /// # Errors
     /// The system has no such memory, or a limit forbids it.
@@ -64,17 +70,18 @@ impl Memory {
         Self::with_bytes(system::machine_bytes())
     }
 
-    /// The same, so large that regions of `bytes` fit in.
+    /// Creates a memory with room for regions of `bytes` in all.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The system has no such memory, or a limit forbids it.
     pub fn with_bytes(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(system::page_bytes());
         let (mapping, readable) = system::create(bytes)?;
         Ok(Self(Arc::new(Owned { mapping, readable, ranges: Mutex::new(Ranges::new(bytes)) })))
     }
 
-    /// A region of `bytes` zeros, on a page of its own. `None`: there is no room, or the machine has no memory; use some other one.
+    /// Takes a region of `bytes` zeros, on pages of its own. `None`: the memory has no room, or the
+    /// machine has no memory; use other memory.
     ///
     /// # Panics
     /// If `bytes` is 0.
@@ -84,7 +91,7 @@ impl Memory {
         self.0.mapping.populate(&region.range).ok().map(|()| region)
     }
 
-    /// Where `values` lie in this memory; `None` when they lie elsewhere.
+    /// Returns where `values` lie in this memory, or `None` if they lie elsewhere.
     pub fn find(&self, values: &[u8]) -> Option<pb::Region> {
         let mapping = &self.0.mapping;
         let offset = values.as_ptr().addr().checked_sub(mapping.base().addr().get())?;
@@ -105,10 +112,10 @@ impl Owned {
     }
 }
 
-/// A part of a [`Memory`]; dropped, its pages go back to the system.
+/// A part of a [`Memory`]. When it is dropped, its pages go back to the system.
 pub struct Region {
     memory: Arc<Owned>,
-    /// Whole pages.
+    /// Byte range in whole pages.
     range: Range<usize>,
     bytes: usize,
 }
@@ -117,7 +124,8 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: inside the mapping, initialized by the system, and this process reaches it only through this value.
+        // SAFETY: inside the mapping, initialized by the system, and this process reaches it only
+        // through this value.
         unsafe {
             let begin = self.memory.mapping.base().as_ptr().add(self.range.start);
             std::slice::from_raw_parts(begin, self.bytes)
@@ -127,7 +135,8 @@ impl Deref for Region {
 
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for reading. Other processes cannot write to it; that they do not read meanwhile is agreed on in calls.
+        // SAFETY: as for reading. Other processes cannot write to it, and calls ensure that they do
+        // not read meanwhile.
         unsafe {
             let begin = self.memory.mapping.base().as_ptr().add(self.range.start);
             std::slice::from_raw_parts_mut(begin, self.bytes)
@@ -158,15 +167,15 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Another process's memory, as this one reads it.
+/// Another process's memory, mapped for reading.
 #[derive(Debug)]
 struct Theirs(Mapping);
 
 impl Theirs {
-    /// The bytes of a region.
+    /// Returns the bytes of a region.
     ///
     /// # Errors
-    /// It is not inside.
+    /// The region is not inside the memory.
     fn bytes(&self, region: pb::Region) -> Result<&[u8]> {
         let pb::Region { offset, bytes } = region;
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > self.0.bytes() as u64) {
@@ -174,9 +183,10 @@ impl Theirs {
             let found = format!("{bytes} from {offset} on");
             return Err(Error::Field { message: "Chunk", field: "region", expected, found });
         }
-        // SAFETY: inside the mapping, which lives as long as `self` and cannot shrink. The owner keeps what lies there until this process
-        // has said that it does not read any more. A reader that was stopped for so long that the owner gave it up may see other
-        // bytes: it copies them, and learns from the end of its call that the copy is worth nothing.
+        // SAFETY: inside the mapping, which lives as long as `self` and cannot shrink. The owner
+        // keeps the content until this process has said that it does not read any more. A reader
+        // that was stopped for so long that the owner gave it up may see other bytes: it copies
+        // them, and discards the copy because its call fails.
         Ok(unsafe {
             let begin = self.0.base().as_ptr().add(offset as usize);
             std::slice::from_raw_parts(begin, bytes as usize)

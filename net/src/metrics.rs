@@ -1,5 +1,5 @@
-//! Numbers for people who watch, in one form for all roles. A role lists its own in its `metrics.rs` by [`metrics!`](crate::metrics!);
-//! Prometheus and OTLP get the same list.
+//! Metrics in one form for all roles. A role lists its metrics in its `metrics.rs` with
+//! [`metrics!`](crate::metrics!). Prometheus and OTLP get the same list.
 //!
 //! Values are read one by one, so two of them may be a moment apart.
 
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 pub struct Metric(AtomicU64);
 
 impl Metric {
-    /// Adds to it.
+    /// Adds `amount`.
     pub fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
@@ -24,29 +24,29 @@ impl Metric {
         self.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds the time until the answer is dropped, to a metric of the kind `seconds`.
+    /// Returns a timer that adds the time until it is dropped to a metric of the kind `seconds`.
     pub fn time(&self) -> Timer<'_> {
         Timer { metric: self, since: Instant::now() }
     }
 
-    /// Takes away from a gauge.
+    /// Subtracts `amount` from a gauge.
     pub fn sub(&self, amount: u64) {
         self.0.fetch_sub(amount, Ordering::Relaxed);
     }
 
-    /// Its value now.
+    /// Returns the current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Adds to a gauge unless that would bring it above `max`; says whether it did.
+    /// Adds to a gauge unless the sum would be above `max`. Returns whether it added.
     pub fn add_below(&self, amount: u64, max: u64) -> bool {
         let added = |now: u64| now.checked_add(amount).filter(|&sum| sum <= max);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok()
     }
 }
 
-/// Time that is being counted.
+/// A timer that adds its lifetime to a metric.
 #[derive(Debug)]
 #[must_use = "counts until it is dropped"]
 pub struct Timer<'a> {
@@ -60,46 +60,47 @@ impl Drop for Timer<'_> {
     }
 }
 
-/// How a number behaves.
+/// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It only grows while the process lives; its name ends in `_total`.
+    /// Number that only grows while the process lives. Its name ends in `_total`.
     Counter,
-    /// It goes both ways.
+    /// Number that grows and shrinks.
     Gauge,
 }
 
 /// A metric's name, meaning and value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Name with its unit, the same in every exporter.
+    /// Name with the unit, equal in every exporter.
     pub name: &'static str,
-    /// Meaning, one sentence.
+    /// Meaning, in one sentence.
     pub help: &'static str,
-    /// How it behaves.
+    /// Kind of the metric.
     pub kind: Kind,
-    /// Value: a count, bytes or seconds, as the name says.
+    /// Value in the unit of the name: a count, bytes or seconds.
     pub value: f64,
 }
 
 impl Reading {
-    /// A number that only grows.
+    /// Returns the reading of a number that only grows.
     pub const fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
         Self { name, help, kind: Kind::Counter, value: value as f64 }
     }
 
-    /// A number that goes both ways.
+    /// Returns the reading of a number that grows and shrinks.
     pub const fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
         Self { name, help, kind: Kind::Gauge, value: value as f64 }
     }
 
-    /// A time that only grows, counted in nanoseconds and told in seconds.
+    /// Returns the reading of a time that only grows, counted in nanoseconds and shown in seconds.
     pub const fn seconds(name: &'static str, help: &'static str, nanos: u64) -> Self {
         Self { name, help, kind: Kind::Counter, value: nanos as f64 * 1e-9 }
     }
 }
 
-/// Defines a role's `Metrics`: for each number a field, how it behaves (`counter`, `gauge`, `seconds`), its name and its meaning.
+/// Defines a role's `Metrics`: for each metric a field, its kind (`counter`, `gauge`, `seconds`),
+/// its name and its meaning.
 #[macro_export]
 macro_rules! metrics {
     ($(#[$about:meta])* $($field:ident: $kind:ident $name:literal, $help:literal;)*) => {
@@ -110,7 +111,7 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// All of them, in the order of their definition.
+            /// Returns the readings of all metrics, in the order of their definition.
             pub fn readings(&self) -> Vec<$crate::metrics::Reading> {
                 vec![$($crate::metrics::Reading::$kind($name, $help, self.$field.get()),)*]
             }
@@ -118,7 +119,7 @@ macro_rules! metrics {
     };
 }
 
-/// Prometheus' text format, version 0.0.4.
+/// Writes readings in Prometheus' text format, version 0.0.4.
 pub fn prometheus(readings: &[Reading]) -> String {
     let mut text = String::new();
     for Reading { name, help, kind, value } in readings {
@@ -133,7 +134,8 @@ pub fn prometheus(readings: &[Reading]) -> String {
 
 type Source = dyn Fn() -> Vec<Reading> + Send + Sync;
 
-/// Where a role's numbers are read. Cheap to clone; what is behind it may change, when a master that stood by leads.
+/// The object through which a role shows its readings. It is cheap to clone. Its source changes
+/// when a standby becomes the leader.
 #[derive(Clone)]
 pub struct Board(Arc<Mutex<Arc<Source>>>);
 
@@ -150,27 +152,28 @@ impl Default for Board {
 }
 
 impl Board {
-    /// One that shows what `source` reads.
+    /// Creates a board that shows the readings of `source`.
     pub fn new(source: impl Fn() -> Vec<Reading> + Send + Sync + 'static) -> Self {
         Self(Arc::new(Mutex::new(Arc::new(source))))
     }
 
-    /// Shows another source from now on.
+    /// Shows the readings of another source from now on.
     pub fn show(&self, source: impl Fn() -> Vec<Reading> + Send + Sync + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(source);
     }
 
-    /// All numbers as they are now.
+    /// Returns the current readings.
     pub fn read(&self) -> Vec<Reading> {
         let source = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         source()
     }
 }
 
-/// Names that are unique, begin with `ebb_ROLE_`, and end in `_total` exactly when they count: for the tests of each role.
+/// Checks a role's metric names for its tests: unique, with the prefix `ebb_ROLE_`, and with the
+/// suffix `_total` exactly for counters. Also checks that each meaning ends with a full stop.
 ///
 /// # Panics
-/// When one does not.
+/// If a name or meaning breaks a rule.
 pub fn check_names(role: &str, readings: &[Reading]) {
     for (index, reading) in readings.iter().enumerate() {
         let name = reading.name;

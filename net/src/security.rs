@@ -1,11 +1,13 @@
-//! Who may do what, and how both ends of a connection prove it: the same means in every role.
+//! Authentication and authorization: the same means in every role.
 //!
-//! Two locks, each with its own key. A *certificate* says that a process belongs to this cluster: with [`Options::ca`] each
-//! connection is TLS 1.3 and both ends show one of the cluster's authority. A *token* says what its bearer may do:
-//! every call names one, a server compares it with its list ([`tokens`]) and asks one [`table`]. Connections come in through a
-//! [`door`], which limits how many there are and how long each may take to prove itself.
+//! There are two checks, each with its own key. A *certificate* says that a process belongs to this
+//! cluster: with [`Options::ca`] each connection is TLS 1.3, and each end shows a certificate of
+//! the cluster's authority. A *token* says what its bearer may do: every call carries one, a server
+//! compares it with its list ([`tokens`]) and consults one [`table`]. Connections come in through a
+//! [`door`], which limits their number and the time that each may take to prove itself.
 //!
-//! [`Keys`] has both, as they are in their files now; a file that changes is read again.
+//! [`Keys`] has certificates and tokens with the current content of their files. A file that
+//! changes is read again.
 
 pub mod door;
 mod error;
@@ -26,27 +28,29 @@ pub use self::guard::{Caller, Guard, Guest};
 pub use self::keys::Keys;
 pub use self::table::Role;
 
-/// Where the keys of one process are.
+/// Files with the keys of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Certificates that are trusted (PEM): those of the cluster's authority, or of two while one takes the place of the other.
-    /// Default: none, and connections are not encrypted.
+    /// Trusted certificates (PEM): those of the cluster's authority, or of two while one replaces
+    /// the other. Default: none, and connections are not encrypted.
     pub ca: Option<PathBuf>,
-    /// This process's certificate and those between it and the authority (PEM). Needed with `ca`.
+    /// This process's certificate and the intermediate ones up to the authority (PEM). Needed with
+    /// `ca`.
     pub cert: Option<PathBuf>,
-    /// The private key of `cert` (PEM). Needed with it.
+    /// Private key of `cert` (PEM). Needed with `cert`.
     pub key: Option<PathBuf>,
-    /// The token that this process shows when it calls others. Default: none.
+    /// Token that this process shows when it calls others. Default: none.
     pub token: Option<PathBuf>,
-    /// Of a server: the tokens that it takes. Default: none, and it takes every call.
+    /// Tokens that a server accepts. Default: no list, and the server accepts every call.
     pub tokens: Option<PathBuf>,
-    /// Be reached from other machines, and show a token to them, without certificates or without a list of tokens. Default: off.
+    /// Whether the process may be reached from other machines, and show a token to them, without
+    /// certificates or without a list of tokens. Default: off.
     pub insecure: bool,
 }
 
 impl Options {
-    /// Checks which files belong together.
+    /// Checks that the files belong together.
     ///
     /// # Errors
     /// [`Error::Options`] with every violation.
@@ -67,10 +71,11 @@ impl Options {
         if wrong.is_empty() { Ok(()) } else { Err(Error::Options(wrong)) }
     }
 
-    /// Whether a server may listen on `address`: beyond this machine only with both locks, unless the user insists.
+    /// Checks that a server may listen on `address`. Beyond this machine it needs certificates and
+    /// tokens, unless the user insists.
     ///
     /// # Errors
-    /// [`Error::Open`], which says what is missing.
+    /// [`Error::Open`] with what is missing.
     pub fn may_listen(&self, address: IpAddr) -> Result<(), Error> {
         if self.insecure || address.to_canonical().is_loopback() {
             return Ok(());
@@ -84,8 +89,9 @@ impl Options {
         Err(Error::Open { address, missing })
     }
 
-    /// Whether a process may show its health or its numbers on `address`, to whoever reaches it and without any lock. Without
-    /// certificates nothing of a process is reached from other machines; with them, who names an address has thought of it.
+    /// Checks that a process may show its health or its metrics on `address`, to every client.
+    /// Without certificates no other machine reaches any service of a process. With certificates,
+    /// the user chose the address on purpose.
     ///
     /// # Errors
     /// [`Error::Shown`].

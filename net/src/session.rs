@@ -1,7 +1,9 @@
-//! A process's life in the fleet: register, heartbeat, register anew when the master forgot it. Workers and ps share it.
+//! Membership of a worker or ps in the fleet: register, send heartbeats, register again when the
+//! master forgot the process.
 //!
-//! The heartbeat stream stays open as long as the process lives; when it breaks, the master knows at once. The session then
-//! tries again with backoff for as long as its owner lets it, under a new incarnation if the master no longer knows the old one.
+//! The heartbeat stream stays open as long as the process lives. When it breaks, the master knows
+//! at once. The session then retries with back-off until its owner drops it. It gets a new
+//! incarnation if the master no longer knows the old one.
 
 mod secret;
 
@@ -26,14 +28,14 @@ pub use self::secret::{KEY, Secret, Shown};
 use crate::failover::Failover;
 use crate::retry;
 
-/// Longest wait for a master's first answers, where there is another one to ask.
+/// Longest wait for a master's first answers, if there is another master.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Heartbeats in a row without an answer, after which another master is asked, where there is one. A master that is alone is
-/// waited for: its connection breaks when it is gone.
+/// Consecutive heartbeats without an answer after which the session asks another master, if there
+/// is one. A single master needs no limit: its connection breaks when it is gone.
 const UNANSWERED_MAX: u32 = 5;
 
-/// What the fleet knows of this process: cheap to clone, all clones are the same session.
+/// State of this process in the fleet. It is cheap to clone, and all clones are the same session.
 #[derive(Clone, Debug)]
 pub struct Session {
     masters: Failover,
@@ -42,16 +44,17 @@ pub struct Session {
     outgoing: Arc<Outgoing>,
 }
 
-/// The current incarnation.
+/// The current incarnation, as the master registered it.
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
-    /// This process start, as the master numbered it.
+    /// Incarnation that the master gave to this process start.
     pub incarnation: IncarnationId,
-    /// Names the master's journal.
+    /// Number that names the master's journal.
     pub master: u64,
-    /// How often a master has started with that journal: a later one counts, an earlier one does not.
+    /// Number of starts of a master with that journal. The answer of a later start replaces that of
+    /// an earlier one.
     pub starts: u64,
-    /// Proves that calls are of this process.
+    /// Secret that proves that calls come from this process.
     pub secret: Secret,
 }
 
@@ -63,15 +66,15 @@ impl Registered {
 
 #[derive(Debug, Default)]
 struct Outgoing {
-    /// What the next heartbeat says; the incarnation is filled in when it is sent.
+    /// Content of the next heartbeat. The incarnation is filled in when it is sent.
     next: Mutex<pb::HeartbeatRequest>,
-    /// Send it now.
+    /// Signal to send the heartbeat now.
     now: Notify,
 }
 
 impl Session {
-    /// Starts the session. The returned future drives it, and ends only with an error that trying again cannot mend
-    /// (another program version, a refused name); drop it to leave the fleet.
+    /// Starts the session. The returned future drives it, and ends only with an error that retries
+    /// cannot mend (another program version, a refused name). Drop the future to leave the fleet.
     pub fn start(
         masters: Failover,
         register: pb::RegisterRequest,
@@ -85,10 +88,11 @@ impl Session {
             loop {
                 let ended = live(&masters, &register, &registered_tx, &replies_tx, &outgoing).await;
                 was_member |= registered_tx.send_replace(None).is_some();
-                // A master that takes registrations and drops heartbeats must not be hammered.
+                // A pause protects a master that takes registrations and drops heartbeats.
                 let mut pause = Retry::default().first;
                 match ended {
-                    // Keys are being replaced, here or there: the job needs what this process holds, so it waits to be let in again.
+                    // The process or the master is replacing its keys. The job needs what this
+                    // process holds, so it waits until it is let in again.
                     Err(failure) if was_member && failure.kind == Kind::Unauthenticated => {
                         if !std::mem::replace(&mut is_refused, true) {
                             tracing::warn!(reason = %failure, "the master does not let this process in; trying again");
@@ -106,35 +110,38 @@ impl Session {
         (session, driver)
     }
 
-    /// The current incarnation; waits while there is none.
+    /// Waits for the current incarnation and returns it.
     pub async fn registered(&self) -> Registered {
         let mut registered = self.registered.clone();
-        // Copied out at once: a borrow held across an await would pin the caller's future to one thread.
+        // The value is copied out at once: a borrow held across an await would pin the caller's
+        // future to one thread.
         let current = registered.wait_for(Option::is_some).await.map(|current| *current);
         match current {
             Ok(current) => current.unwrap_or_else(|| unreachable!("just waited for it")),
-            // The driver is gone, and with it whoever would use the answer.
+            // The driver is gone, and this process is about to end.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// The master, to be called as the current incarnation. While there is none, calls fail as unavailable.
+    /// Returns a client of the master that calls as the current incarnation. Without an
+    /// incarnation, calls fail as unavailable.
     pub fn fleet(&self) -> FleetClient<AsMember> {
         let (masters, registered) = (self.masters.clone(), self.registered.clone());
         FleetClient::new(AsMember { masters, registered })
     }
 
-    /// Changes of the current incarnation; `None` while the master does not know this process.
+    /// Returns a receiver of the current incarnation, which is `None` while the master does not
+    /// know this process.
     pub fn incarnations(&self) -> watch::Receiver<Option<Registered>> {
         self.registered.clone()
     }
 
-    /// The master's answers to heartbeats, newest only.
+    /// Returns a receiver of the master's newest answer to a heartbeat.
     pub fn replies(&self) -> watch::Receiver<pb::HeartbeatReply> {
         self.replies.clone()
     }
 
-    /// Changes what heartbeats say, and sends one at once when `edit` asks for it by returning true.
+    /// Changes the content of heartbeats. If `edit` returns true, a heartbeat is sent at once.
     pub fn report(&self, edit: impl FnOnce(&mut pb::HeartbeatRequest) -> bool) {
         if edit(&mut self.outgoing.next.lock().unwrap_or_else(PoisonError::into_inner)) {
             self.outgoing.now.notify_one();
@@ -168,7 +175,7 @@ impl tower::Service<Request<Body>> for AsMember {
     }
 }
 
-/// One incarnation: from registration to the end of its heartbeat stream.
+/// Runs one incarnation, from registration to the end of its heartbeat stream.
 async fn live(
     masters: &Failover,
     register: &pb::RegisterRequest,
@@ -208,7 +215,7 @@ async fn live(
         request
     };
     let (requests, receiver) = mpsc::channel(4);
-    // The first one travels with the call, so that the master can answer it.
+    // The first heartbeat travels with the call, so that the master can answer it.
     let _ = requests.try_send(beat());
     let mut opening = tonic::Request::new(ReceiverStream::new(receiver));
     member.shown().show(opening.metadata_mut().as_mut());
@@ -241,7 +248,7 @@ async fn live(
     }
 }
 
-/// Waits for an answer, but not for ever where there is another master to ask.
+/// Waits for an answer. If there is another master to ask, the wait has a limit.
 async fn answered<T>(
     masters: &Failover,
     answer: impl Future<Output = Result<T, Failure>>,
@@ -253,7 +260,8 @@ async fn answered<T>(
     tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(silent(masters, &asked)))
 }
 
-/// A master that takes calls and does not answer: stopped, or cut off. Another one is asked from now on.
+/// Leaves a master that takes calls and does not answer, because it is stopped or cut off. The next
+/// calls go to another one.
 fn silent(masters: &Failover, url: &str) -> Failure {
     masters.leave(url);
     Failure::new(Kind::Unavailable, format!("the master at {url} does not answer"))

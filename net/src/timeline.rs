@@ -1,14 +1,18 @@
-//! Spans that follow a microbatch through the roles: lease, load, pull, compute, push, and the update that its gradient ends in.
+//! Spans that follow a microbatch through the roles: lease, load, pull, compute, push, and the
+//! update of its step.
 //!
-//! They have one target of their own, below the level of the log: who wants them asks for them, `--trace FILE` on one machine and OTLP
-//! across machines. Between processes a call carries its span as W3C trace context (`traceparent`) in gRPC's metadata. Always true here:
-//! without a collector no span has a [`Place`], so nothing is formatted, parsed or kept.
+//! These spans have a target of their own, below the level of the log. Users switch them on with
+//! `--trace FILE` on one machine, or OTLP across machines. Between processes a call carries its
+//! span as W3C trace context (`traceparent`) in gRPC's metadata.
+//!
+//! Always true here: without a collector no span has a [`Place`], so nothing is formatted, parsed
+//! or kept.
 //!
 //! ```text
-//! task ─┬─ lease ── grant (master)                 a worker's lease, from asking for it to the report
-//!       ├─ pull ─┬─ pull (ps)                      one for each partition
+//! task ─┬─ lease ── grant (master)          a worker's lease, from the request to the report
+//!       ├─ pull ─┬─ pull (ps)               one for each partition
 //!       ├─ load, compute
-//!       └─ push ─┬─ push (ps) ── apply             below the push that came last, linked to every push of the step
+//!       └─ push ─┬─ push (ps) ── apply      below the last push, linked to every push of the step
 //! ```
 
 use http::{HeaderMap, HeaderValue};
@@ -21,45 +25,47 @@ use tracing_subscriber::registry::LookupSpan as _;
 /// Target of these spans, all at the level `debug`.
 pub const TARGET: &str = "timeline";
 
-/// W3C trace context's header.
+/// Header of W3C trace context.
 const HEADER: &str = "traceparent";
 
-/// A span as others refer to it, also from other processes and after it has ended.
+/// Reference to a span, valid in other processes and after the span has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The trace that it belongs to.
+    /// Trace of the span.
     pub trace: TraceId,
-    /// Itself.
+    /// Id of the span.
     pub span: SpanId,
-    /// Whether the trace is collected. It is decided where the trace begins.
+    /// Whether the trace is collected. The begin of the trace decides it.
     pub sampled: bool,
 }
 
-/// Where a span stands among all spans. A subscriber that collects spans keeps it beside each, among its extensions.
+/// Place of a span among all spans. A subscriber that collects spans keeps it among the extensions
+/// of each span.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The span itself.
+    /// Mark of the span itself.
     pub mark: Mark,
-    /// None for the root of a trace.
+    /// Parent of the span. `None` for the root of a trace.
     pub parent: Option<SpanId>,
     /// Whether the parent is a span of another process.
     pub remote: bool,
-    /// What it follows from.
+    /// Spans from which this one follows.
     pub links: Vec<Mark>,
 }
 
 impl Mark {
-    /// That of the current span; none without a collector.
+    /// Returns the mark of the current span, or `None` without a collector.
     pub fn current() -> Option<Self> {
         placed(&Span::current(), |place| place.mark)
     }
 
-    /// As `traceparent` has it: `00-<trace>-<span>-<flags>`.
+    /// Writes the mark as a `traceparent` header: `00-<trace>-<span>-<flags>`.
     fn header(self) -> Option<HeaderValue> {
         let flags = TraceFlags::default().with_sampled(self.sampled);
         let mut header =
             HeaderValue::try_from(format!("00-{}-{}-{flags:02x}", self.trace, self.span)).ok()?;
-        // No two calls have the same: in the table of headers that a connection keeps it would push out those that come again.
+        // Every call has another value. In a connection's table of headers it would displace
+        // headers that repeat.
         header.set_sensitive(true);
         Some(header)
     }
@@ -76,13 +82,13 @@ impl Mark {
 }
 
 impl Place {
-    /// That of the span `span` below another one, whose trace it shares.
+    /// Returns the place of the span `span` below `parent`, whose trace it shares.
     pub fn below(parent: Mark, span: SpanId) -> Self {
         Self { mark: Mark { span, ..parent }, parent: Some(parent.span), remote: false, links: Vec::new() }
     }
 }
 
-/// Does something with the place of a span, if it has one.
+/// Calls `act` with the place of a span, if it has one.
 fn placed<T>(span: &Span, act: impl FnOnce(&mut Place) -> T) -> Option<T> {
     span.with_subscriber(|(id, subscriber)| {
         let span = subscriber.downcast_ref::<Registry>()?.span(id)?;
@@ -90,21 +96,23 @@ fn placed<T>(span: &Span, act: impl FnOnce(&mut Place) -> T) -> Option<T> {
     })?
 }
 
-/// A call whose span at the other end becomes a child of the current one.
+/// Wraps a message in a call whose span at the other end becomes a child of the current one.
 pub fn carry<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     inject(request.metadata_mut().as_mut());
     request
 }
 
-/// Adds the current span to the headers of a call, so that its span at the other end becomes a child of it.
+/// Adds the current span to the headers of a call, so that the call's span at the other end becomes
+/// its child.
 pub fn inject(headers: &mut HeaderMap) {
     if let Some(header) = Mark::current().and_then(Mark::header) {
         headers.insert(HEADER, header);
     }
 }
 
-/// Makes `span` a child of the caller's, if the caller sent one. Before `span` is first entered.
+/// Makes `span` a child of the caller's, if the caller sent one. Call it before `span` is first
+/// entered.
 pub fn follow(span: &Span, headers: &HeaderMap) {
     placed(span, |place| {
         if let Some(caller) = headers.get(HEADER).and_then(Mark::parse) {
@@ -113,9 +121,11 @@ pub fn follow(span: &Span, headers: &HeaderMap) {
     });
 }
 
-/// Makes `span` what follows from all of `marks`: a child of the last one, with a link to each. Before `span` is first entered.
+/// Makes `span` a child of the last of `marks`, with a link to each mark. Call it before `span` is
+/// first entered.
 ///
-/// A span has one parent, and what several calls bring about together belongs to the trace of each: that is what links are for.
+/// A span has one parent. The joint result of several calls belongs to the trace of each, which
+/// links express.
 pub fn join(span: &Span, marks: Vec<Mark>) {
     placed(span, |place| {
         if let Some(&last) = marks.last() {

@@ -1,4 +1,4 @@
-//! Calls that go past tonic's codec, with a server that has it.
+//! Calls past tonic's codec, with a server that uses the codec.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use proto::pb;
 use proto::pb::parameters_server::{Parameters, ParametersServer};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Keeps what is pushed, and answers it to a pull.
+/// A server that keeps pushed messages and answers pulls with them.
 #[derive(Clone, Default)]
 struct Keeper(Arc<Mutex<Vec<pb::Chunks>>>);
 

@@ -1,4 +1,5 @@
-//! The door of a server, over real sockets: who says nothing is closed, who calls stays.
+//! The door of a server over real sockets: it closes silent connections, and keeps those with
+//! calls.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io;
@@ -14,10 +15,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-/// No wait for something that must happen is longer.
+/// Longest wait for an event that must happen.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Nothing is closed by time in tests about numbers.
+/// A time limit that no test about numbers reaches.
 const LONG: Duration = Duration::from_secs(600);
 
 async fn serve(keys: Keys, limits: Limits) -> SocketAddr {
@@ -38,17 +39,17 @@ async fn check(channel: &Channel) -> Result<(), Failure> {
     Ok(answer.map(drop)?)
 }
 
-/// Waits until the server has closed it.
+/// Waits until the server has closed the connection.
 async fn closed(mut stream: TcpStream) {
     let mut rest = Vec::new();
-    // What the server says before it closes is its own business, and so is how it closes.
+    // The bytes before the end, and the kind of end, do not matter.
     let _: Result<_, io::Error> =
         tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("it is closed");
 }
 
 #[tokio::test]
 async fn a_connection_without_a_call_is_closed_and_one_with_a_call_is_not() {
-    // Time enough for the good one on a machine that is busy.
+    // A busy machine needs this long for the good call.
     let first_call = Duration::from_secs(3);
     let address = serve(Keys::default(), Limits { first_call, ..Limits::default() }).await;
     let good = channel(address, Keys::default());
@@ -82,7 +83,7 @@ async fn there_are_no_more_connections_than_the_limit_says() {
     check(&good).await.unwrap();
     closed(TcpStream::connect(address).await.unwrap()).await;
     check(&good).await.unwrap();
-    // Room is given back with the connection.
+    // The permit is given back with the connection.
     drop(good);
     let other = channel(address, Keys::default());
     while let Err(failure) = check(&other).await {
@@ -105,7 +106,7 @@ async fn a_token_that_is_not_in_the_list_opens_nothing() {
     check(&show("a-token-of-anna-s\n")).await.unwrap();
     let failure = check(&show("a-token-of-nobody-s")).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Unauthenticated);
-    // Whether it lives is told to everybody.
+    // Every client may ask whether the server lives.
     check(&channel(address, Keys::default())).await.unwrap();
     let mut stranger = proto::pb::jobs_client::JobsClient::new(channel(address, Keys::default()));
     let failure = Failure::from(stranger.list(proto::pb::ListRequest::default()).await.unwrap_err());

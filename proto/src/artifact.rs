@@ -1,25 +1,27 @@
-//! Files of a job: the names that both ends know, and how files travel: described by name, size and SHA-256, then in slices.
+//! Files of a job: the names that both ends know, and how files travel. A description (name, size,
+//! SHA-256) goes first, then the content in slices.
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use crate::pb;
 
-/// The TorchScript module of a job that has one, whatever it is called on the user's disk; exported, the same with trained weights.
+/// Name of a job's TorchScript module, whatever the file is called on the user's disk. The exported
+/// module has this name too, with trained weights.
 pub const SCRIPT: &str = "model.pt";
 
-/// The weights that a job with `model.initial` begins with.
+/// Name of the weights file of a job with `model.initial`.
 pub const INITIAL: &str = "initial.safetensors";
 
-/// Content bytes of one message.
+/// Content bytes of one message, at most.
 pub const SLICE_BYTES: usize = 1 << 20;
 
-/// Name, size and hash of a file.
+/// Returns the name, size and hash of a file.
 pub fn describe(name: &str, content: &[u8]) -> pb::Artifact {
     pb::Artifact { name: name.to_owned(), size: content.len() as u64, sha256: sha256_hex(content) }
 }
 
-/// SHA-256 in lower-case hex.
+/// Returns the SHA-256 of `content` in lower-case hex.
 ///
 /// ```
 /// assert!(proto::artifact::sha256_hex(b"").starts_with("e3b0c442"));
@@ -28,12 +30,12 @@ pub fn sha256_hex(content: &[u8]) -> String {
     hex(&Sha256::digest(content))
 }
 
-/// Bytes in lower-case hex.
+/// Returns `bytes` in lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The content in slices of [`SLICE_BYTES`]; no copy.
+/// Cuts `content` into slices of [`SLICE_BYTES`] without copying it. The last slice may be shorter.
 pub fn slices(content: &Bytes) -> impl Iterator<Item = Bytes> + use<> {
     let content = content.clone();
     (0..content.len())

@@ -1,7 +1,9 @@
-//! The door: every message from outside is checked here, once, before anything acts on it.
+//! Validating decoders: every message from outside is checked here, once, before anything acts on
+//! it.
 //!
-//! Whole streams too: [`ChunkCheck`] walks a partition's layout beside a stream of chunks, so that a push or a pull with
-//! a wrong shape, a missing or a foreign chunk is refused before its first value is used.
+//! Streams are checked too. [`ChunkCheck`] walks a partition's layout beside a stream of chunks. It
+//! refuses a push or a pull with a wrong shape, or with a missing or foreign chunk, before the
+//! first value of that chunk is used.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,10 +25,10 @@ fn field(message: &'static str, field: &'static str, expected: &str, found: impl
     Error::Field { message, field, expected: expected.to_owned(), found: format!("{found}") }
 }
 
-/// A field that must be there.
+/// Returns the value of a field that must be present.
 ///
 /// # Errors
-/// It is not.
+/// The field is absent.
 pub fn required<T>(message: &'static str, name: &'static str, value: Option<T>) -> Result<T> {
     value.ok_or_else(|| field(message, name, "a value", "none"))
 }
@@ -80,10 +82,10 @@ impl From<&TensorSpec> for pb::TensorSpec {
     }
 }
 
-/// A list of tensors from the wire.
+/// Decodes a list of tensors.
 ///
 /// # Errors
-/// The first that is malformed.
+/// The first malformed tensor.
 pub fn tensors(list: Vec<pb::TensorSpec>) -> Result<Vec<TensorSpec>> {
     list.into_iter().map(TensorSpec::try_from).collect()
 }
@@ -113,7 +115,7 @@ impl TryFrom<pb::Plan> for Plan {
         positive("micro", plan.micro.into())?;
         positive("microbatches_per_step", plan.microbatches_per_step.into())?;
         positive("epochs", plan.epochs)?;
-        // So that no product of the numbering overflows.
+        // No product of the numbering overflows with this limit.
         let wide = u128::from(plan.records) * u128::from(plan.epochs);
         if wide >= 1 << 62 {
             return Err(field("Plan", "records x epochs", "below 2^62", wide));
@@ -138,10 +140,10 @@ impl From<Plan> for pb::Plan {
     }
 }
 
-/// Whether a push's node is one that the job's plan has, with the samples the plan says.
+/// Checks that the job's plan has the node of a push, with as many samples.
 ///
 /// # Errors
-/// Step, M, range or samples that are not the plan's.
+/// A step, M, range or number of samples that contradicts the plan.
 pub fn check_node(plan: &Plan, node: StepNode, samples: u64) -> Result<()> {
     if node.step.get() >= plan.steps() {
         return Err(field("Node", "step", &format!("below {} by the job's plan", plan.steps()), node.step));
@@ -160,10 +162,10 @@ pub fn check_node(plan: &Plan, node: StepNode, samples: u64) -> Result<()> {
     Ok(())
 }
 
-/// The type that the values of parameters travel in, of a field `wire`.
+/// Decodes a field `wire`: the type in which values of parameters travel.
 ///
 /// # Errors
-/// It is none that this version knows.
+/// A type that this version does not know.
 pub fn wire_type(message: &'static str, value: i32) -> Result<WireType> {
     match pb::WireType::try_from(value) {
         Ok(pb::WireType::F32) => Ok(WireType::F32),
@@ -183,10 +185,11 @@ impl From<WireType> for pb::WireType {
     }
 }
 
-/// Whether what a job exchanges as `job` may travel as `wire`: as that, or whole.
+/// Checks that values of a job with the wire type `job` may travel as `wire`: in that type, or as
+/// f32.
 ///
 /// # Errors
-/// It may not.
+/// `wire` is another 16-bit type.
 pub fn check_wire(message: &'static str, wire: WireType, job: WireType) -> Result<()> {
     if !wire.rounds() || wire == job {
         return Ok(());
@@ -195,10 +198,11 @@ pub fn check_wire(message: &'static str, wire: WireType, job: WireType) -> Resul
     Err(field(message, "wire", &format!("f32{also} by the job's exchange.dtype"), wire))
 }
 
-/// Whether a push to a job that exchanges `job` may have this target and travel as `wire`.
+/// Checks that a push with this target may travel as `wire` in a job with the wire type `job`.
 ///
 /// # Errors
-/// Another type than the job's, version 0 in other than f32, or the sum of a step that the ps has to make.
+/// Another 16-bit type than the job's, version 0 in other than f32, or a sum that only the ps may
+/// make ([`worker_sums`](WireType::worker_sums)).
 pub fn check_push_wire(target: Target, wire: WireType, job: WireType) -> Result<()> {
     check_wire("PushHeader", wire, job)?;
     match target {
@@ -336,7 +340,7 @@ impl From<Pushed> for pb::PushReply {
 }
 
 impl pb::JobState {
-    /// Its name for people: in logs, events and summaries.
+    /// Returns the state's name for people, in logs, events and summaries.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -392,7 +396,7 @@ impl pb::Why {
 }
 
 impl pb::Phase {
-    /// Its name, in `--json`.
+    /// Returns the phase's name in `--json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -408,7 +412,8 @@ impl pb::Phase {
         }
     }
 
-    /// What a worker does in it, for people, before the name of a file, a ps or records.
+    /// Returns for people what a worker does in this phase. The name of a file or ps, or records,
+    /// may follow.
     pub const fn doing(self) -> &'static str {
         match self {
             Self::Unspecified => "silent about its work",
@@ -428,7 +433,7 @@ impl pb::Phase {
 /// Checks an artifact's name, so that it cannot leave its folder.
 ///
 /// # Errors
-/// Anything but 1 to 128 bytes without `/`, `\`, NUL, and not `.` or `..`.
+/// Anything but 1 to 128 bytes without `/`, `\`, NUL; also `.` and `..`.
 pub fn artifact_name(name: &str) -> Result<()> {
     let plain = !name.contains(['/', '\\', '\0']) && name != "." && name != "..";
     if plain && (1..=128).contains(&name.len()) {
@@ -442,10 +447,10 @@ pub fn artifact_name(name: &str) -> Result<()> {
     ))
 }
 
-/// How many workers shall take part in a job.
+/// Returns how many workers shall take part in a job.
 ///
 /// # Errors
-/// 0, or above [`WORKERS_MAX`].
+/// 0, or more than [`WORKERS_MAX`].
 pub fn workers(request: &pb::ScaleRequest) -> Result<u32> {
     let workers = request.workers;
     if (1..=WORKERS_MAX).contains(&workers) {
@@ -455,7 +460,7 @@ pub fn workers(request: &pb::ScaleRequest) -> Result<u32> {
     Err(field("ScaleRequest", "workers", &expected, workers))
 }
 
-/// Walks a partition's layout beside a stream of its chunks.
+/// Checks a stream of chunks against a partition's layout.
 #[derive(Debug)]
 pub struct ChunkCheck<'a> {
     what: &'static str,
@@ -465,25 +470,27 @@ pub struct ChunkCheck<'a> {
 }
 
 impl<'a> ChunkCheck<'a> {
-    /// For a stream of all chunks of `partition`; `what` is "push to" or "pull from", for errors.
+    /// Starts the check of a stream with all chunks of `partition`. Errors begin with `what`: "push
+    /// to" or "pull from".
     pub const fn new(what: &'static str, layout: &'a Layout, partition: PartitionId) -> Self {
         Self { what, layout, partition, next: 0 }
     }
 
-    /// Checks the next chunk of the stream, in which values of parameters have the type `wire`, and so have those of the answer.
+    /// Checks the next chunk of the stream and returns it. Values of parameters have the type
+    /// `wire`, before and after.
     ///
     /// # Errors
-    /// Another chunk belongs here, or this one has the wrong size.
+    /// Another chunk comes next in the layout, or this one has the wrong size.
     pub fn accept(&mut self, chunk: pb::Chunk, wire: WireType) -> Result<Chunk> {
         let (id, values) = (ChunkId(chunk.id), chunk.values);
         self.check(id, wire, &values)?;
         Ok(Chunk { id, role: self.layout.tensor_of(id).role, values })
     }
 
-    /// The same for a chunk that came without a wire.
+    /// Checks the id and the size of the next chunk.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// Another chunk comes next in the layout, or this one has the wrong size.
     pub fn check(&mut self, chunk: ChunkId, wire: WireType, values: &[u8]) -> Result<()> {
         let expected = self.layout.members(self.partition).get(self.next).copied();
         if expected != Some(chunk) {
@@ -524,10 +531,11 @@ impl<'a> ChunkCheck<'a> {
     }
 }
 
-/// Payload bytes that one streamed message gathers: fewer waste headers and wake-ups, more defeat streaming.
+/// Most payload bytes of one streamed message. Smaller messages waste headers and wake-ups, larger
+/// ones defeat streaming.
 pub const PAYLOAD_BYTES: usize = 1 << 20;
 
-/// Gathers chunks into messages of up to [`PAYLOAD_BYTES`] (a larger single chunk is a message of its own).
+/// Gathers chunks into messages of up to [`PAYLOAD_BYTES`]. A larger chunk is a message of its own.
 pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb::Chunks> {
     pack_as(chunks, encode)
 }

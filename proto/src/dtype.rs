@@ -1,4 +1,4 @@
-//! Types of tensor elements, and what a step does to a tensor.
+//! Types of tensor elements, and the effect of a step on a tensor.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -22,20 +22,20 @@ impl DType {
     }
 }
 
-/// What a step does to a tensor.
+/// Effect of a step on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The optimizer updates it from the mean gradient (f32).
     Parameter,
-    /// Becomes the mean of the M values that the microbatches report (f32).
+    /// The tensor becomes the mean of the M values that the microbatches report (f32).
     State,
-    /// Becomes the maximum of the M values that the microbatches report (i64).
+    /// The tensor becomes the maximum of the M values that the microbatches report (i64).
     Counter,
 }
 
 impl Role {
-    /// The only element type a tensor of this role may have.
+    /// Returns the only element type a tensor of this role may have.
     pub const fn dtype(self) -> DType {
         match self {
             Self::Parameter | Self::State => DType::F32,

@@ -1,42 +1,42 @@
-//! Everything that can be wrong with what one process says to another, or with a job file.
+//! Errors of messages between processes, and of job files.
 
 /// Result of a check in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What is wrong with outside input.
+/// Error in outside input.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A model without tensors.
+    /// A model has no tensors.
     #[error("the model has no tensors; a model needs at least one parameter")]
     NoTensors,
-    /// A placement without partitions.
+    /// A placement has no partitions.
     #[error("a job needs at least one partition; start a ps or set fleet.ps to 1 or more")]
     NoPartitions,
-    /// A tensor that cannot be placed.
+    /// A tensor cannot be placed.
     #[error("tensor `{name}` (number {index}, shape {shape:?}): expected {expected}")]
     Tensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its place in the model's order.
+        /// Index of the tensor in the model's order.
         index: usize,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
-        /// What it should be.
+        /// Required property.
         expected: &'static str,
     },
     /// A message lacks a field, or a field is out of its range.
     #[error("{message}.{field}: expected {expected}, found {found}")]
     Field {
-        /// The protobuf message.
+        /// Name of the protobuf message.
         message: &'static str,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its range.
+        /// Range of the field.
         expected: String,
-        /// What was sent.
+        /// Value that was sent.
         found: String,
     },
-    /// A chunk that the partition does not have, or not in this place.
+    /// A stream of chunks has a chunk that does not come next in the partition's layout.
     #[error(
         "{what} partition {partition}: chunk {found} where chunk {expected} belongs; the sender has another model or \
          placement, restart it with this job's"
@@ -44,14 +44,14 @@ pub enum Error {
     WrongChunk {
         /// "push to" or "pull from".
         what: &'static str,
-        /// The partition.
+        /// Partition of the stream.
         partition: u32,
-        /// What comes next in the layout: a chunk id or "the end".
+        /// Next chunk of the layout: a chunk id or "the end".
         expected: String,
-        /// What was sent: a chunk id or "the end".
+        /// Chunk that was sent: a chunk id or "the end".
         found: String,
     },
-    /// A chunk of the wrong size.
+    /// A chunk has the wrong size.
     #[error(
         "{what} partition {partition}: chunk {chunk} of tensor `{tensor}` has {found_bytes} bytes, the layout says \
          {expected_bytes} ({len} values of {bytes_each} bytes); the sender has another model or type of exchange, restart it with this job's"
@@ -59,25 +59,25 @@ pub enum Error {
     ChunkBytes {
         /// "push to" or "pull from".
         what: &'static str,
-        /// The partition.
+        /// Partition of the stream.
         partition: u32,
-        /// The chunk.
+        /// Chunk with the wrong size.
         chunk: u32,
-        /// Its tensor.
+        /// Tensor of the chunk.
         tensor: String,
-        /// By the layout.
+        /// Size according to the layout.
         expected_bytes: usize,
-        /// Its values.
+        /// Number of values in the chunk.
         len: usize,
-        /// Each of them.
+        /// Bytes of one value.
         bytes_each: usize,
-        /// As sent.
+        /// Size that was sent.
         found_bytes: usize,
     },
     /// The job file cannot be read as TOML, has an unknown key or a wrong type.
     #[error("{0}")]
     JobFile(String),
-    /// The job file is well-formed and contradicts itself: every violation, a line each.
+    /// The job file is well-formed and contradicts itself. The text has a line for each violation.
     #[error("the job cannot run as it is described:\n{}", .0.iter().map(|line| format!("  - {line}")).collect::<Vec<_>>().join("\n"))]
     Invalid(Vec<String>),
 }

@@ -1,7 +1,9 @@
-//! Which name a user may have meant: a known one that is spelt alike, or ours for what another framework calls otherwise.
+//! Guesses which name a user meant: a known name with a similar spelling, or our name for a setting
+//! of another framework.
 
-/// Names of other frameworks, each with the section of the job file and the name there; an empty section is the top of the file.
-/// Where two sections have an entry, the one whose keys are expected counts.
+/// Names in other frameworks, each with the section of the job file and our name there. An empty
+/// section is the top of the file. If two sections have an entry, the section whose keys are
+/// expected wins.
 const OTHER_NAMES: &[(&str, &str, &str)] = &[
     ("num_epochs", "", "epochs"),
     ("n_epochs", "", "epochs"),
@@ -105,7 +107,7 @@ const OTHER_NAMES: &[(&str, &str, &str)] = &[
     ("save_dir", "checkpoint", "url"),
 ];
 
-/// The word that is closest to `unknown`, if any is close: at most half of its letters differ.
+/// Returns the word closest to `unknown`, if at most half of the letters differ.
 ///
 /// ```
 /// assert_eq!(proto::hint::nearest("deth", ["death", "heartbeat"]), Some("death"));
@@ -117,19 +119,20 @@ pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> O
         .map(|(_, word)| word)
 }
 
-/// The word with the fewest letters that differ, and how many.
+/// Returns the word with the fewest different letters, and their number.
 fn closest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<(usize, &'a str)> {
     known.into_iter().map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min()
 }
 
-/// Our name for a key of the job file that is not among those `expected` at its place, for people.
+/// Returns our name, for people, for an unknown key of the job file. `expected` are the keys
+/// allowed at its place.
 pub(crate) fn job_key(unknown: &str, expected: &[&str]) -> Option<String> {
     let other = unknown.to_lowercase().replace('-', "_");
     let ours = || OTHER_NAMES.iter().filter(|(name, ..)| *name == other);
     if let Some((.., name)) = ours().find(|(.., name)| expected.contains(name)) {
         return Some(format!("`{name}`"));
     }
-    // A slip of one letter in four is likelier than another place's name.
+    // A slip of one letter in four is likelier than the name of another section.
     let slip =
         closest(unknown, expected.iter().copied()).filter(|(distance, _)| 4 * distance <= unknown.len());
     match ours().next().filter(|_| slip.is_none()) {

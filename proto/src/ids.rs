@@ -1,6 +1,7 @@
 //! Newtypes for every id and counter, so that two bare `u64` never stand side by side.
 //!
-//! Each wraps a `u64` (or `u32` for small indices), orders like it, prints like it and travels like it.
+//! Each type wraps a `u64`, or a `u32` for small indices. It is ordered, printed and serialized as
+//! its number.
 
 use std::fmt;
 
@@ -14,18 +15,18 @@ macro_rules! number {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The number itself.
+            /// Returns the number itself.
             pub const fn get(self) -> $inner {
                 self.0
             }
 
-            /// The number after this one.
+            /// Returns the number after this one.
             #[must_use]
             pub const fn next(self) -> Self {
                 Self(self.0 + 1)
             }
 
-            /// As an index into memory.
+            /// Returns the number as an index into memory.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -54,15 +55,16 @@ number!(
     IncarnationId(u64)
 );
 number!(
-    /// The part of a job's model that one ps holds; 0-based within its job.
+    /// The part of a job's model that one ps holds. 0-based within the job.
     PartitionId(u32)
 );
 number!(
-    /// A chunk of a dense tensor: its 0-based index in the job's [`Layout`](crate::placement::Layout).
+    /// A chunk of a dense tensor: its 0-based index in the job's
+    /// [`Layout`](crate::placement::Layout).
     ChunkId(u32)
 );
 number!(
-    /// A unit of work that the master hands out; numbered within its job.
+    /// A unit of work that the master hands out, numbered within the job.
     TaskId(u64)
 );
 number!(
@@ -86,21 +88,22 @@ number!(
     MicrobatchId(u64)
 );
 number!(
-    /// Count of rewinds of a job to a checkpoint; a ps refuses pushes and pulls of an older one.
+    /// Count of rewinds of a job to a checkpoint. A ps refuses pushes and pulls of an older era.
     Era(u64)
 );
 number!(
-    /// Count of membership changes of the fleet; it informs, it fences nothing.
+    /// Count of membership changes of the fleet. It is informative: no call is refused because of
+    /// it.
     Generation(u64)
 );
 
 impl Step {
-    /// The version that this step reads when every step before it is applied, which it turns into the next one.
+    /// Returns the version that this step reads when every earlier step is applied.
     pub const fn reads(self) -> Version {
         Version(self.0)
     }
 
-    /// The version that exists once this step and all before it are applied.
+    /// Returns the version that exists once this step and all before it are applied.
     pub const fn produces(self) -> Version {
         Version(self.0 + 1)
     }

@@ -1,4 +1,4 @@
-//! What two Ebbflow processes must agree on. No socket, file, clock or thread.
+//! The agreement between two Ebbflow processes. No socket, file, clock or thread.
 //!
 //! | module | agreement |
 //! | --- | --- |
@@ -51,7 +51,8 @@ pub mod pb {
 /// Version of this program. Processes of another major or minor version are refused.
 pub const PROGRAM_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Whether a process of `other` version may join one of this version: equal major and minor numbers.
+/// Returns whether a process of version `other` may join one of this version: equal major and minor
+/// numbers.
 pub fn compatible(other: &str) -> bool {
     let minor = |version: &str| version.split('.').take(2).map(str::to_owned).collect::<Vec<_>>();
     minor(other) == minor(PROGRAM_VERSION)

@@ -1,7 +1,8 @@
 //! The numerics class of a worker: a name for how its arithmetic rounds.
 //!
-//! Two workers of different classes may give different bits for the same microbatch. Equal classes are necessary for equal bits and do
-//! not prove them: the class is a hash of facts and of the results of a fixed set of operations, not of every operation there is.
+//! Two workers of different classes may give different bits for the same microbatch. Equal classes
+//! are necessary for equal bits and do not prove them: the class is a hash of facts and of the
+//! results of a fixed set of operations, not of every operation.
 
 use std::fmt;
 
@@ -17,30 +18,32 @@ const CLASS_BYTES_MAX: usize = 64;
 /// Longest text of facts, in bytes.
 const FACTS_BYTES_MAX: usize = 512;
 
-/// The class of a worker, with the facts that people tell it by.
+/// The numerics class of a worker, with the facts behind it for people.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Numerics {
-    /// Lower-case letters, digits and `-`; 1 to 64 bytes. Two workers are of one class if this is equal.
+    /// Name of the class: 1 to 64 lower-case letters, digits and `-`. Two workers with equal names
+    /// are of one class.
     pub class: String,
-    /// What decides it, for people; at most 512 bytes.
+    /// Facts that decide the class, for people. At most 512 bytes.
     pub facts: String,
 }
 
 impl Numerics {
-    /// The class of a worker with these facts, whose fixed set of operations gave these results.
+    /// Computes the class of a worker from its facts and from the results of its fixed set of
+    /// operations.
     pub fn computed(facts: &str, results: &[u8]) -> Self {
         let hash = crate::artifact::sha256_hex(&[facts.as_bytes(), &[0], results].concat());
         Self { class: hash[..12].to_owned(), facts: facts.to_owned() }
     }
 
-    /// The class of a worker that says none.
+    /// Returns the class of a worker that names none.
     pub fn unknown() -> Self {
         Self { class: "unknown".to_owned(), facts: "the worker says nothing of its arithmetic".to_owned() }
     }
 }
 
-/// `3fa94c1d22e0 (libtorch 2.11.0, ..)`.
+/// Writes class and facts, as in `3fa94c1d22e0 (libtorch 2.11.0, ..)`.
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.class, self.facts)
@@ -76,17 +79,18 @@ impl TryFrom<pb::Numerics> for Numerics {
     }
 }
 
-/// A class that computed a part of a training.
+/// A numerics class and the version from which it computed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Since {
-    /// The first version that it computed from.
+    /// First version from which the class computed.
     pub version: Version,
-    /// Which class.
+    /// Class of the workers.
     pub numerics: Numerics,
 }
 
-/// Notes that `numerics` computes from `version` on. What was computed from there before is void.
+/// Adds to `history` that `numerics` computes from `version` on. Entries from `version` on are void
+/// and removed.
 pub fn note(history: &mut Vec<Since>, version: Version, numerics: &Numerics) {
     history.retain(|since| since.version < version);
     if history.last().is_none_or(|since| since.numerics.class != numerics.class) {

@@ -1,10 +1,13 @@
-//! The optimizer as a job describes it: the `[optimizer]` table of `JOB.toml`, and as JSON in the job's specification.
+//! The optimizer of a job: the `[optimizer]` table of `JOB.toml`, or JSON in the job's
+//! specification.
 //!
-//! Two types, because they answer two questions. [`OptimizerSpec`] is what the user wrote: flat, every setting
-//! optional, so that one pass can name everything that is wrong with it. [`Rule`] is what a ps computes with: only the
-//! settings of its kind, every one filled in and in range. [`OptimizerSpec::validate`] is the only way from one to the
-//! other. Names and defaults are PyTorch's (`torch.optim`, 2.11), so a configuration moves over by copying; ftrl's are
-//! those of its paper.
+//! Two types answer two questions. [`OptimizerSpec`] is what the user wrote: flat, every setting
+//! optional, so that one pass can name all violations. [`Rule`] is what a ps computes with: only
+//! the settings of its kind, filled in and in range. [`OptimizerSpec::validate`] is the only way
+//! from one to the other.
+//!
+//! Names and defaults are PyTorch's (`torch.optim`, 2.11), so that users can copy a configuration.
+//! Those of ftrl are from its paper.
 
 mod rule;
 mod schedule;
@@ -31,71 +34,79 @@ pub use schedule::{Schedule, ScheduleKind, power};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [optimizer]")]
 pub struct OptimizerSpec {
-    /// Which update rule.
+    /// Update rule.
     pub kind: OptimizerKind,
-    /// Step size before the schedule's factor; above 0. No default: it is the one setting that always depends on the
-    /// model. Customary first tries: 0.1 for sgd and ftrl, 0.01 for momentum, nesterov, adagrad and rmsprop, 0.001 for adam,
-    /// adamw and amsgrad, 0.002 for lamb, 1 for adadelta.
+    /// Step size before the schedule's factor; above 0. No default, because it always depends on
+    /// the model. Usual first values: 0.1 for sgd and ftrl, 0.01 for momentum, nesterov, adagrad
+    /// and rmsprop, 0.001 for adam, adamw and amsgrad, 0.002 for lamb, 1 for adadelta.
     pub learning_rate: f64,
-    /// How the learning rate changes over the job's steps. Default: not at all.
+    /// Change of the learning rate over the job's steps. Default: none.
     #[serde(default)]
     pub schedule: Schedule,
-    /// momentum, nesterov, rmsprop: share of the velocity kept from one step to the next, in (0, 1). Default 0.9; rmsprop
-    /// has no velocity unless it is set. Raise it towards 0.99 for very small batches, and lower the learning rate by as
-    /// much as `1 - momentum` shrinks.
+    /// momentum, nesterov, rmsprop: share of the velocity kept from one step to the next, in (0,
+    /// 1). Default 0.9; rmsprop has no velocity unless this is set. Raise it towards 0.99 for very
+    /// small batches, and lower the learning rate in proportion to `1 - momentum`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
-    /// momentum: share of each gradient withheld from the velocity, in [0, 1). Default 0. Set it to the value of
-    /// `momentum` to make the velocity an average of the gradients instead of a sum.
+    /// momentum: share of each gradient withheld from the velocity, in [0, 1). Default 0. Set it to
+    /// the value of `momentum` to make the velocity an average of the gradients instead of a sum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dampening: Option<f64>,
-    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw and lamb 0.01. adamw shrinks the weights
-    /// by `learning_rate * weight_decay` at each step; every other kind adds `weight_decay * weights` to the gradient.
+    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw and lamb
+    /// 0.01. adamw shrinks the weights by `learning_rate * weight_decay` at each step; every other
+    /// kind adds `weight_decay * weights` to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// adam, adamw, amsgrad, lamb: share kept of the running means of the gradient and of its square, each in [0, 1). Default
-    /// [0.9, 0.999]. Lower the second (0.98, 0.95) when rare large gradients make the loss jump.
+    /// adam, adamw, amsgrad, lamb: share kept of the running means of the gradient and of its
+    /// square, each in [0, 1). Default [0.9, 0.999]. Lower the second (0.98, 0.95) when rare large
+    /// gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb: added to the denominator (adadelta: under both roots); above 0 also
-    /// as an f32. Default 1e-8; adagrad 1e-10; adadelta and lamb 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients
-    /// move too fast.
+    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb: added to the denominator (adadelta:
+    /// under both roots); above 0 also as an f32. Default 1e-8; adagrad 1e-10; adadelta and lamb
+    /// 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients move too fast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
-    /// adagrad: the learning rate of step t (from 0) is divided by `1 + t * lr_decay`; at least 0. Default 0.
+    /// adagrad: the learning rate of step t (from 0) is divided by `1 + t * lr_decay`; at least 0.
+    /// Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr_decay: Option<f64>,
-    /// adagrad, ftrl: first value of the sum of squared gradients, at least 0. Default 0. Raise it (0.1) to tame the first
-    /// steps, whose size is otherwise the learning rate whatever the gradient.
+    /// adagrad, ftrl: first value of the sum of squared gradients, at least 0. Default 0. Raise it
+    /// (0.1) to tame the first steps, whose size is otherwise the learning rate, however small the
+    /// gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_accumulator_value: Option<f64>,
     /// rmsprop: share kept of the running mean of the squared gradient, in [0, 1). Default 0.99.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
-    /// rmsprop: divide by the gradient's deviation from its running mean instead of by its root mean square. Default false.
-    /// One slot more; steadier where gradients keep their sign for long.
+    /// rmsprop: divide by the gradient's deviation from its running mean instead of by its root
+    /// mean square. Default false. One slot more; steadier where gradients keep their sign for
+    /// long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub centered: Option<bool>,
-    /// adadelta: share kept of the running means of the squared gradient and of the squared update, in [0, 1). Default 0.9.
+    /// adadelta: share kept of the running means of the squared gradient and of the squared update,
+    /// in [0, 1). Default 0.9.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rho: Option<f64>,
-    /// ftrl: added to the root of the sum of squared gradients; above 0. Default 1. Larger: smaller first steps.
+    /// ftrl: added to the root of the sum of squared gradients; above 0. Default 1. Larger: smaller
+    /// first steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta: Option<f64>,
-    /// ftrl: how much evidence (the sum of gradients) a weight needs to be other than exactly 0; at least 0. Default 0.
-    /// Raise it for sparser models.
+    /// ftrl: how much evidence (the sum of gradients) a weight needs to be other than exactly 0; at
+    /// least 0. Default 0. Raise it for sparser models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l1: Option<f64>,
     /// ftrl: pull of the weights towards zero, at least 0. Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l2: Option<f64>,
-    /// All kinds but lamb: a step whose mean gradient has a larger norm, over all parameters, is scaled down to this one; above
-    /// 0. Default: never. (PyTorch: `clip_grad_norm_`.) Set it (1 is customary) when rare large gradients make the loss jump.
+    /// All kinds but lamb: largest norm of a step's mean gradient over all parameters; above 0. A
+    /// larger gradient is scaled down to this norm. Default: no limit. (PyTorch:
+    /// `clip_grad_norm_`.) Set it (1 is customary) when rare large gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
 }
 
-/// The update rules, by the name a job calls them.
+/// The update rules, by their names in a job file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
@@ -103,13 +114,15 @@ pub enum OptimizerKind {
     Sgd,
     /// `torch.optim.SGD(momentum=..)`: gradient descent with heavy-ball velocity.
     Momentum,
-    /// `torch.optim.SGD(momentum=.., nesterov=True)`: the gradient is looked at one velocity ahead.
+    /// `torch.optim.SGD(momentum=.., nesterov=True)`: gradient descent with Nesterov's look-ahead
+    /// of one velocity.
     Nesterov,
     /// `torch.optim.Adam` (Kingma and Ba, 2014).
     Adam,
     /// `torch.optim.AdamW`: Adam with decoupled weight decay (Loshchilov and Hutter, 2017).
     AdamW,
-    /// `torch.optim.Adam(amsgrad=True)`: Adam whose denominator never shrinks (Reddi, Kale and Kumar, 2018).
+    /// `torch.optim.Adam(amsgrad=True)`: Adam whose denominator never shrinks (Reddi, Kale and
+    /// Kumar, 2018).
     Amsgrad,
     /// `torch.optim.Adagrad` (Duchi, Hazan and Singer, 2011).
     Adagrad,
@@ -117,15 +130,16 @@ pub enum OptimizerKind {
     Rmsprop,
     /// `torch.optim.Adadelta` (Zeiler, 2012).
     Adadelta,
-    /// FTRL-Proximal, per coordinate (McMahan et al., 2013): for linear models on sparse features. The weights are a function
-    /// of its slots alone, so initial weights other than 0 are forgotten at the first step.
+    /// FTRL-Proximal, per coordinate (McMahan et al., 2013), for linear models on sparse features.
+    /// The weights are a function of the slots alone, so the first step forgets initial weights
+    /// other than 0.
     Ftrl,
-    /// LAMB (You et al., 2019): Adam whose step, for each tensor, is as long as the learning rate times the tensor's norm. For
-    /// very large batches.
+    /// LAMB (You et al., 2019), for very large batches: Adam whose step for each tensor has the
+    /// length of the learning rate times the tensor's norm.
     Lamb,
 }
 
-/// Everything that is wrong with an [`OptimizerSpec`], not only the first of it.
+/// All violations of an [`OptimizerSpec`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", violations.join("; "))]
 pub struct InvalidOptimizer {
@@ -134,7 +148,7 @@ pub struct InvalidOptimizer {
 }
 
 impl OptimizerSpec {
-    /// A specification with the defaults of `kind`.
+    /// Returns a specification with the defaults of `kind`.
     pub fn new(kind: OptimizerKind, learning_rate: f64) -> Self {
         Self {
             kind,
@@ -160,9 +174,8 @@ impl OptimizerSpec {
     /// Checks every setting and fills in the defaults.
     ///
     /// # Errors
-    ///
-    /// All violations at once: settings that the kind does not have, values out of range, a schedule that lacks a
-    /// setting.
+    /// All violations at once: settings that the kind does not have, values out of range, a
+    /// schedule that lacks a setting.
     pub fn validate(&self) -> Result<Rule, InvalidOptimizer> {
         let mut violations = Vec::new();
         self.check_foreign(&mut violations);
@@ -171,7 +184,8 @@ impl OptimizerSpec {
         if violations.is_empty() { Ok(self.rule()) } else { Err(InvalidOptimizer { violations }) }
     }
 
-    /// Which setting makes a step need norms over more than one chunk, if any does: `clip_norm`, or the kind `lamb`.
+    /// Returns the setting that makes a step need norms over more than one chunk: `clip_norm` or
+    /// the kind `lamb`.
     pub fn needs_norms(&self) -> Option<&'static str> {
         match self.kind {
             OptimizerKind::Lamb => Some("kind = \"lamb\""),
@@ -179,7 +193,7 @@ impl OptimizerSpec {
         }
     }
 
-    /// A setting of another kind is an error, not a no-op: the user believes that it does something.
+    /// Checks for settings of other kinds. They are errors, because the user expects an effect.
     fn check_foreign(&self, violations: &mut Vec<String>) {
         let kind = self.kind;
         for (name, given) in [
@@ -250,7 +264,7 @@ impl OptimizerSpec {
         check("clip_norm", self.clip_norm, above_zero, "a number above 0 that fits an f32");
     }
 
-    /// The defaults of `torch.optim`, in one place.
+    /// Fills in the defaults of `torch.optim`. No other code has them.
     fn rule(&self) -> Rule {
         let weight_decay = self.weight_decay.unwrap_or(0.0);
         match self.kind {
@@ -303,7 +317,7 @@ impl OptimizerSpec {
 }
 
 impl OptimizerKind {
-    /// Every kind, in the order of the documentation.
+    /// All kinds, in the order of the documentation.
     pub const ALL: [Self; 11] = [
         Self::Sgd,
         Self::Momentum,
@@ -318,7 +332,8 @@ impl OptimizerKind {
         Self::Lamb,
     ];
 
-    /// The settings of this kind beside `learning_rate` and `schedule`, which all have.
+    /// Returns the settings of this kind beside `learning_rate` and `schedule`, which every kind
+    /// has.
     pub fn settings(self) -> &'static [&'static str] {
         match self {
             Self::Sgd => &["weight_decay", "clip_norm"],
@@ -330,14 +345,15 @@ impl OptimizerKind {
             Self::Rmsprop => &["alpha", "eps", "weight_decay", "momentum", "centered", "clip_norm"],
             Self::Adadelta => &["rho", "eps", "weight_decay", "clip_norm"],
             Self::Ftrl => &["beta", "l1", "l2", "initial_accumulator_value", "clip_norm"],
-            // Its steps have their length from the weights, whatever the gradient's norm.
+            // The weights' norms decide the length of a lamb step, so `clip_norm` would have no
+            // effect.
             Self::Lamb => &["betas", "eps", "weight_decay"],
         }
     }
 }
 
 impl fmt::Display for OptimizerKind {
-    /// The name in the job file.
+    /// Writes the name in the job file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Sgd => "sgd",
@@ -355,7 +371,8 @@ impl fmt::Display for OptimizerKind {
     }
 }
 
-/// Kernels compute in f32: a setting that overflows it would poison every weight in one step.
+/// Returns whether `value` fits into an f32. Kernels compute in f32: a setting that overflows it
+/// would poison every weight in one step.
 fn fits_f32(value: f64) -> bool {
     (value as f32).is_finite()
 }

@@ -10,36 +10,36 @@ use crate::tensor::Chunk;
 use crate::tree::StepNode;
 use crate::wire::WireType;
 
-/// Who is spoken to, and in which era.
+/// Receiver of a push or pull, with the sender's era.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// The job.
     pub job: JobId,
-    /// The receiver's part of it.
+    /// Partition that the receiver holds.
     pub partition: PartitionId,
-    /// The sender's era; the receiver refuses an older one than its own.
+    /// Era of the sender. A ps refuses a call whose era is older than its own.
     pub era: Era,
 }
 
-/// A checkpoint that a partition is opened with.
+/// Checkpoint from which a partition is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restore {
-    /// Folder that has its manifest.
+    /// Folder of the checkpoint, with its manifest.
     pub url: String,
-    /// Its version, at least 1.
+    /// Version of the checkpoint, at least 1.
     pub version: Version,
 }
 
-/// What a push brings.
+/// Content of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Version 0.
+    /// Initial weights: version 0.
     Initial,
-    /// The sum below a node of a step's reduction tree, over `samples` records.
+    /// Sum below a node of a step's reduction tree.
     Node {
-        /// Which node.
+        /// Node of the tree.
         node: StepNode,
-        /// Records below it.
+        /// Number of records below the node.
         samples: u64,
     },
 }
@@ -47,69 +47,69 @@ pub enum Target {
 /// One push: all chunks of a partition, in increasing order of their ids.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// Where to.
+    /// Receiver of the push.
     pub address: Address,
-    /// What for.
+    /// Content of the push.
     pub target: Target,
-    /// What the values of parameters are rounded to: they may travel in this type.
+    /// Type to which the values of parameters are rounded. They may travel in it.
     pub wire: WireType,
-    /// The values; those of parameters are f32 here.
+    /// Values of the chunks. Those of parameters are f32 here.
     pub chunks: Vec<Chunk>,
 }
 
-/// What a push did.
+/// Effect of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Added to its step, which still lacks others.
+    /// The sum was added to its step, which still lacks other nodes.
     Merged,
-    /// Completed its step, or version 0.
+    /// The push completed its step, or version 0.
     Completed,
-    /// Brought nothing new; dropped.
+    /// The push brought nothing new and was dropped.
     Duplicate,
 }
 
 /// Answer to a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pushed {
-    /// What it did.
+    /// Effect of the push.
     pub outcome: Outcome,
-    /// Version of the partition after it.
+    /// Version of the partition after the push.
     pub version: Version,
 }
 
-/// Which weights a pull needs: this is the barrier.
+/// Weights that a pull needs. A pull waits for them: this is the barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// Exactly this version (canonical order, evaluation, export).
     Exact(Version),
-    /// The newest, once all steps below this one are applied (arrival order).
+    /// The newest version, once all steps below this one are applied (arrival order).
     AtLeast(Version),
 }
 
 /// One pull of a whole partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pull {
-    /// Where from.
+    /// Receiver of the pull.
     pub address: Address,
-    /// Which weights.
+    /// Weights that the pull needs.
     pub want: Want,
-    /// Longest time to wait for them.
+    /// Longest wait for the weights.
     pub wait: Duration,
-    /// What the receiver rounds the values of parameters to: they may travel in this type.
+    /// Type to which the receiver rounds the values of parameters. They may travel in it.
     pub wire: WireType,
 }
 
 /// Answer to a pull: all chunks of the partition at one version.
 #[derive(Clone, Debug)]
 pub struct Pulled {
-    /// Number of steps applied to them.
+    /// Number of steps applied to the weights.
     pub version: Version,
-    /// The values, in increasing order of the ids.
+    /// Chunks in increasing order of their ids.
     pub chunks: Vec<Chunk>,
 }
 
-/// Who gets the chunks of a pull, one after the other: the type that the values of parameters came in, and the values. They may be another
-/// process's memory and are there only during the call.
+/// Receives the chunks of a pull, one call each: chunk, type of the values, bytes of the values.
+/// The bytes may lie in another process's memory and are valid only during the call.
 pub type Take<'a> = dyn FnMut(ChunkId, WireType, &[u8]) -> Result<(), Failure> + Send + 'a;
 
 /// A ps as a worker sees it.
@@ -117,29 +117,33 @@ pub type Take<'a> = dyn FnMut(ChunkId, WireType, &[u8]) -> Result<(), Failure> +
 pub trait Parameters: Send + Sync + 'static {
     /// Sends one node of a step's reduction tree, or version 0.
     ///
-    /// Returns when the ps has taken the node up: a push that completes the next step returns after the update (before it,
-    /// when the update needs norms of other partitions), any other as soon as its sum waits for its sibling. It never waits for other
-    /// workers.
+    /// A push that completes the next step returns after the update, or before it if the update
+    /// needs norms of other partitions. Any other push returns as soon as its sum waits for its
+    /// sibling. No push waits for other workers.
     ///
-    /// The chunks are shared, not copied: the ps or the connection keeps them until their step is applied, they are added to others, or
-    /// they are sent. Clones that the caller keeps stay valid.
+    /// The chunks are shared, not copied. The ps or the connection keeps them until their step is
+    /// applied, they are added to others, or they are sent. Clones that the caller keeps stay
+    /// valid.
     ///
-    /// A caller may drop the future. The push then counts whole or not at all, and may be repeated: the ps acknowledges a repeat and
-    /// drops it.
+    /// The caller may drop the future. The push then counts whole or not at all, and may be
+    /// repeated: the ps acknowledges a repeat and drops it.
     ///
     /// # Errors
-    /// [`Failure`] says whether trying again can help.
+    /// [`Failure`] says whether a retry may help.
     async fn push(&self, push: Push) -> Result<Pushed, Failure>;
 
-    /// Reads a partition at a version, waiting until it exists: hands every chunk to `take` as it comes, in increasing order
-    /// of the ids, then answers the version.
+    /// Reads a partition at a version, and waits until that exists. Passes every chunk to `take` as
+    /// it arrives, in increasing order of the ids, and returns the version.
     ///
-    /// Returns when `take` has seen all chunks, or after the wait that `pull` allows. The values belong to the ps: they are there only
-    /// during the call of `take`, which copies what the caller needs. After an error, or when the caller drops the future, `take` may
-    /// have seen some of them.
+    /// The pull returns when `take` has seen all chunks, or after the wait that `pull` allows. The
+    /// values belong to the ps. They are valid only during the call of `take`, which copies what
+    /// the caller needs. After an error, or when the caller drops the future, `take` may have seen
+    /// some of them.
     ///
     /// # Errors
-    /// [`Kind::NotYet`](crate::status::Kind::NotYet) when it did not come in time, [`Kind::Gone`](crate::status::Kind::Gone)
-    /// when an exact version is no longer kept, which means that its steps are applied; and what `take` answers.
+    /// - [`Kind::NotYet`](crate::status::Kind::NotYet): the version did not exist in time.
+    /// - [`Kind::Gone`](crate::status::Kind::Gone): an exact version is no longer kept, so its
+    ///   steps are applied.
+    /// - Errors of `take`.
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure>;
 }

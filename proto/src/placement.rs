@@ -1,8 +1,9 @@
-//! Which part of a model lives where: tensor -> chunks -> partition -> ps.
+//! The layout of a model: tensor -> chunks -> partition -> ps.
 //!
-//! Dense tensors are cut into chunks of 1 MiB, and chunks are spread over the partitions by size, so that a model is
-//! balanced even when it is one huge tensor. The layout is a pure function of (tensors, number of partitions):
-//! everybody computes it, nobody sends it. It does not influence the trained bits: updates are elementwise.
+//! Dense tensors are cut into chunks of 1 MiB. Chunks are spread over the partitions by size, so
+//! that one huge tensor is balanced too. The layout is a pure function of (tensors, number of
+//! partitions): every process computes it, and it is never sent. It does not influence the trained
+//! bits, because updates are elementwise.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +24,13 @@ pub const CHUNKS_MAX: usize = 1 << 24;
 /// A slice of a dense tensor: unit of versions and of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSpec {
-    /// Index of its tensor in the model's order.
+    /// Index of the chunk's tensor in the model's order.
     pub tensor: usize,
-    /// First element within the tensor.
+    /// First element of the chunk within its tensor.
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-    /// Who holds it.
+    /// Partition that holds the chunk.
     pub partition: PartitionId,
 }
 
@@ -42,8 +43,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Cuts `tensors` into chunks and spreads them over `partitions`: largest first, each to the partition with the
-    /// fewest bytes so far (ties to the lower number), so the heaviest holds at most one chunk more than the lightest.
+    /// Cuts `tensors` into chunks and spreads them over `partitions`. The largest chunk goes first,
+    /// each to the partition with the fewest bytes so far (ties to the lower number). So the
+    /// heaviest partition holds at most one chunk more than the lightest.
     ///
     /// # Errors
     /// No tensors, no partitions, a repeated or empty name, or a tensor that is empty or too large.
@@ -75,25 +77,26 @@ impl Layout {
         Ok(Self { tensors, chunks, partitions: members })
     }
 
-    /// Whether there is a layout. It looks at each tensor once and at no chunk, of which there may be millions.
+    /// Checks that these tensors and partitions have a layout. The check visits each tensor once
+    /// and no chunk, because a model may have millions of chunks.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// No tensors, no partitions, a repeated or empty name, or a tensor that is empty or too large.
     pub fn check(tensors: &[TensorSpec], partitions: u32) -> Result<()> {
         check(tensors, partitions)
     }
 
-    /// The model's tensors in the model's order.
+    /// Returns the tensors in the model's order.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
     }
 
-    /// All chunks; a [`ChunkId`] is an index into this.
+    /// Returns all chunks. A [`ChunkId`] is an index into this slice.
     pub fn chunks(&self) -> &[ChunkSpec] {
         &self.chunks
     }
 
-    /// One chunk.
+    /// Returns one chunk.
     ///
     /// # Panics
     /// If the layout has no such chunk.
@@ -101,39 +104,40 @@ impl Layout {
         self.chunks[id.index()]
     }
 
-    /// The tensor that a chunk is a slice of.
+    /// Returns the tensor of a chunk.
     pub fn tensor_of(&self, id: ChunkId) -> &TensorSpec {
         &self.tensors[self.chunk(id).tensor]
     }
 
-    /// Bytes of a chunk's values.
+    /// Returns the bytes of a chunk's values.
     pub fn chunk_bytes(&self, id: ChunkId) -> usize {
         self.chunk(id).len * self.tensor_of(id).dtype().size()
     }
 
-    /// Bytes of a chunk's values when those of parameters have this type.
+    /// Returns the bytes of a chunk's values when values of parameters have the type `wire`.
     pub fn chunk_bytes_in(&self, id: ChunkId, wire: WireType) -> usize {
         let tensor = self.tensor_of(id);
         let wire = wire.of(tensor.role);
         if wire.rounds() { self.chunk(id).len * wire.size() } else { self.chunk_bytes(id) }
     }
 
-    /// Number of partitions.
+    /// Returns the number of partitions.
     pub const fn partitions(&self) -> usize {
         self.partitions.len()
     }
 
-    /// The chunks of one partition, increasing. A partition of a tiny model may be empty.
+    /// Returns the chunks of one partition in increasing order. A partition of a tiny model may be
+    /// empty.
     pub fn members(&self, partition: PartitionId) -> &[ChunkId] {
         &self.partitions[partition.index()]
     }
 
-    /// Bytes of one partition's weights.
+    /// Returns the bytes of one partition's weights.
     pub fn partition_bytes(&self, partition: PartitionId) -> usize {
         self.partition_bytes_in(partition, WireType::F32)
     }
 
-    /// The same when those of parameters have this type.
+    /// Returns the bytes of one partition's weights when values of parameters have the type `wire`.
     pub fn partition_bytes_in(&self, partition: PartitionId, wire: WireType) -> usize {
         self.members(partition).iter().map(|&id| self.chunk_bytes_in(id, wire)).sum()
     }

@@ -1,10 +1,13 @@
-//! The numbering of a job's work: which records a microbatch has, which microbatches a step has.
+//! The numbering of a job's work: the records of each microbatch, and the microbatches of each
+//! step.
 //!
-//! A job is a numbered sequence of microbatches. Tasks, leases, the ledger, evaluation and recovery are
-//! arithmetic on these numbers, and this file is the only place that computes them. Everything is a pure function
-//! of (records, `micro`, M, epochs, seed) in O(1) memory: the record order is a keyed permutation, never stored.
+//! A job is a numbered sequence of microbatches. Tasks, leases, the ledger, evaluation and recovery
+//! are arithmetic on these numbers, and only this file computes them. Everything is a pure function
+//! of (records, `micro`, M, epochs, seed) in O(1) memory: the record order is a keyed permutation
+//! and is never stored.
 //!
-//! With 10 records, `micro` = 3 and M = 2, an epoch has 4 microbatches (3, 3, 3, 1 records) and 2 steps.
+//! With 10 records, `micro` = 3 and M = 2, an epoch has 4 microbatches (3, 3, 3, 1 records) and 2
+//! steps.
 
 use std::ops::Range;
 
@@ -28,89 +31,90 @@ pub struct Plan {
     pub epochs: u64,
 }
 
-/// One microbatch in all its numbers.
+/// All numbers of one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Microbatch {
-    /// Its number over the whole job.
+    /// Number of the microbatch over the whole job.
     pub id: MicrobatchId,
-    /// The pass it belongs to.
+    /// Epoch of the microbatch.
     pub epoch: Epoch,
-    /// The update it belongs to.
+    /// Step of the microbatch.
     pub step: Step,
-    /// Its index among the microbatches of its step: a leaf of the reduction tree.
+    /// Index among the microbatches of the step: a leaf of the reduction tree.
     pub index: u32,
-    /// M of its step.
+    /// M of the step.
     pub of: u32,
-    /// Positions in the record order of its epoch.
+    /// Positions `[begin, end)` in the record order of the epoch.
     pub positions: (u64, u64),
 }
 
 impl Microbatch {
-    /// Number of records.
+    /// Returns the number of records.
     pub const fn samples(&self) -> u64 {
         self.positions.1 - self.positions.0
     }
 
-    /// The leaf of the reduction tree.
+    /// Returns the microbatch's leaf of the reduction tree.
     pub const fn leaf(&self) -> Node {
         Node::leaf(self.index)
     }
 }
 
 impl Plan {
-    /// Microbatches of one epoch.
+    /// Returns the microbatches of one epoch.
     pub const fn microbatches_per_epoch(&self) -> u64 {
         self.records.div_ceil(self.micro as u64)
     }
 
-    /// Steps of one epoch.
+    /// Returns the steps of one epoch.
     pub const fn steps_per_epoch(&self) -> u64 {
         self.microbatches_per_epoch().div_ceil(self.microbatches_per_step as u64)
     }
 
-    /// Steps of the whole job, which is also the final version.
+    /// Returns the number of steps of the whole job, which is also the final version.
     pub const fn steps(&self) -> u64 {
         self.steps_per_epoch() * self.epochs
     }
 
-    /// Microbatches of the whole job.
+    /// Returns the microbatches of the whole job.
     pub const fn microbatches(&self) -> u64 {
         self.microbatches_per_epoch() * self.epochs
     }
 
-    /// The version of the weights after the last step.
+    /// Returns the version of the weights after the last step.
     pub const fn final_version(&self) -> Version {
         Version(self.steps())
     }
 
-    /// The version at the end of an epoch: what its evaluation measures.
+    /// Returns the version at the end of an epoch, which its evaluation measures.
     pub const fn version_after(&self, epoch: Epoch) -> Version {
         Version((epoch.0 + 1) * self.steps_per_epoch())
     }
 
-    /// Whether a version is the last of an epoch.
+    /// Returns whether an epoch ends with this version.
     pub const fn ends_epoch(&self, version: Version) -> bool {
         version.0 > 0 && version.0.is_multiple_of(self.steps_per_epoch())
     }
 
-    /// How many epochs end with an older version than this one.
+    /// Returns how many epochs end with an older version than this one.
     pub const fn epochs_before(&self, version: Version) -> Epoch {
         Epoch(version.0.saturating_sub(1) / self.steps_per_epoch())
     }
 
-    /// The epoch that a step belongs to.
+    /// Returns the epoch that a step belongs to.
     pub const fn epoch_of(&self, step: Step) -> Epoch {
         Epoch(step.0 / self.steps_per_epoch())
     }
 
-    /// M of a step: fewer in the last step of an epoch when M does not divide.
+    /// Returns the M of a step: fewer in the last step of an epoch when M does not divide.
     pub const fn of(&self, step: Step) -> u32 {
         let before = (step.0 % self.steps_per_epoch()) * self.microbatches_per_step as u64;
         let left = self.microbatches_per_epoch() - before;
         if left < self.microbatches_per_step as u64 { left as u32 } else { self.microbatches_per_step }
     }
 
-    /// The first microbatch of a step; of the number of steps, the number of microbatches.
+    /// Returns the first microbatch of a step. For the number of steps it returns the number of
+    /// microbatches.
     pub const fn first_of(&self, step: Step) -> MicrobatchId {
         let epoch = self.epoch_of(step).0;
         let step_in_epoch = step.0 % self.steps_per_epoch();
@@ -119,19 +123,19 @@ impl Plan {
         )
     }
 
-    /// Records of a step: the divisor of its update.
+    /// Returns the number of records of a step: the divisor of its update.
     pub fn samples_of(&self, step: Step) -> u64 {
         self.samples_below(step, Node::root(self.of(step)))
     }
 
-    /// Records of all steps below this one.
+    /// Returns the number of records of all earlier steps.
     pub fn samples_before(&self, step: Step) -> u64 {
         let per_step = u64::from(self.microbatches_per_step) * u64::from(self.micro);
         let in_epoch = step.0 % self.steps_per_epoch() * per_step;
         self.epoch_of(step).0 * self.records + in_epoch
     }
 
-    /// Records below a node of a step's tree.
+    /// Returns the number of records below a node of a step's tree.
     ///
     /// # Panics
     /// If the node reaches past the step's microbatches.
@@ -142,7 +146,7 @@ impl Plan {
         end - begin
     }
 
-    /// A microbatch in all its numbers.
+    /// Returns all numbers of a microbatch.
     ///
     /// # Panics
     /// If the job has no such microbatch.
@@ -163,7 +167,7 @@ impl Plan {
         }
     }
 
-    /// Cuts a run of microbatches into one piece a step: `(step, indices within the step)`.
+    /// Cuts a run of microbatches into one piece for each step: `(step, indices within the step)`.
     pub fn by_step(&self, run: Range<MicrobatchId>) -> Vec<(Step, Range<u32>)> {
         let mut pieces = Vec::new();
         let mut at = run.start.0;
@@ -178,25 +182,27 @@ impl Plan {
     }
 }
 
-/// How the records of an epoch are ordered.
+/// Order of the records in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordOrder {
     permutation: Permutation,
 }
 
 impl RecordOrder {
-    /// The order of `records` training records in `epoch`; `shuffle` off gives the order of the files.
+    /// Returns the order of `records` training records in `epoch`. Without `shuffle` it is the
+    /// order of the files.
     pub fn new(records: u64, seed: u64, epoch: Epoch, shuffle: bool) -> Self {
         let key = shuffle.then(|| random::key(seed, "order", epoch.0));
         Self { permutation: Permutation { len: records, key } }
     }
 
-    /// The split of a data set into training and validation records, by fraction: a record's rank.
+    /// Returns the order that splits a data set into training and validation records: the rank of a
+    /// record decides.
     pub fn split(records: u64, seed: u64) -> Self {
         Self { permutation: Permutation { len: records, key: Some(random::key(seed, "split", 0)) } }
     }
 
-    /// The record at a position of this order, in O(1).
+    /// Returns the record at a position of this order, in O(1).
     ///
     /// # Panics
     /// If the position is not below the number of records.
@@ -205,12 +211,13 @@ impl RecordOrder {
     }
 }
 
-/// A keyed bijection on `0..len`: a Feistel network on the next even power of two, walked until it lands inside
-/// (cycle walking; Black and Rogaway 2002). Expected walks below 4. Twelve rounds because small domains need them.
+/// A keyed bijection on `0..len`: a Feistel network on the next even power of two, repeated until
+/// the result is inside (cycle walking; Black and Rogaway 2002). Fewer than 4 repetitions are
+/// expected. Small domains need the twelve rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Permutation {
     len: u64,
-    /// `None`: the identity.
+    /// Key of the bijection. `None`: the identity.
     key: Option<u64>,
 }
 

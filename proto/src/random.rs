@@ -1,8 +1,10 @@
-//! Keyed randomness: every random number of a job is a pure function of (job seed, purpose, position).
+//! Keyed randomness: every random number of a job is a pure function of (job seed, purpose,
+//! position).
 //!
-//! Process state never enters, so a record order, an initial weight or a dropout mask is the same whoever
-//! computes it and however often. The generator is SplitMix64 (Steele, Lea, Flood 2014), whose output function
-//! is a bijection with good avalanche; streams are separated by hashing the key into the starting state.
+//! Process state never enters. So every process computes the same record order, initial weights and
+//! dropout masks, however often. The generator is SplitMix64 (Steele, Lea, Flood 2014), whose
+//! output function is a bijection with good avalanche. The hash of a stream's key is its starting
+//! state, which separates the streams.
 
 /// A deterministic stream of random numbers for one purpose.
 ///
@@ -18,29 +20,31 @@ pub struct Keyed {
 }
 
 impl Keyed {
-    /// The stream for `purpose` (a tensor name, "dropout", "order") at `position` (microbatch, epoch, row).
+    /// Returns the stream for `purpose` (a tensor name, "dropout", "order") at `position`
+    /// (microbatch, epoch, row).
     pub fn new(seed: u64, purpose: &str, position: u64) -> Self {
         Self { state: key(seed, purpose, position) }
     }
 
-    /// The next 64 uniform bits.
+    /// Returns the next 64 uniform bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN);
         mix(self.state)
     }
 
-    /// Uniform in `[0, 1)` with 24 bits, exact in f32.
+    /// Returns a uniform number in `[0, 1)` with 24 bits, exact in f32.
     pub fn next_f32(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
     }
 
-    /// Uniform in `[low, high)`.
+    /// Returns a uniform number in `[low, high)`.
     pub fn uniform(&mut self, low: f32, high: f32) -> f32 {
         low + (high - low) * self.next_f32()
     }
 
-    /// Standard normal by the Box-Muller transform (two uniforms a value; computed in f64). The logarithm and the cosine are not those
-    /// of the C library, which differ between its versions and between processors.
+    /// Returns a standard normal number by the Box-Muller transform (two uniform numbers for each,
+    /// computed in f64). Logarithm and cosine are not the C library's, which differ between
+    /// versions and processors.
     pub fn normal(&mut self) -> f32 {
         let u = ((self.next_u64() >> 11) as f64 + 1.0) * (1.0 / (1u64 << 53) as f64);
         let v = (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
@@ -48,7 +52,8 @@ impl Keyed {
     }
 }
 
-/// The 64-bit key of (seed, purpose, position): what seeds a library's own generator for keyed dropout.
+/// Returns the 64-bit key of (seed, purpose, position). It also seeds a library's own generator for
+/// keyed dropout.
 pub fn key(seed: u64, purpose: &str, position: u64) -> u64 {
     let mut state = mix(seed ^ GOLDEN);
     for byte in purpose.bytes() {
@@ -59,7 +64,7 @@ pub fn key(seed: u64, purpose: &str, position: u64) -> u64 {
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// SplitMix64's output function (variant 13 of Stafford's mixers), a bijection on `u64`.
+/// Applies SplitMix64's output function (variant 13 of Stafford's mixers), a bijection on `u64`.
 pub(crate) const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::random::Keyed;
 
-/// How to repeat a call that may succeed later.
+/// Limits of the retries of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// Wait before the second attempt; doubles each time.
+    /// Wait before the second attempt. It doubles each time.
     pub first: Duration,
     /// Longest wait between two attempts.
     pub longest: Duration,
@@ -36,7 +36,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// For ever, for calls whose caller decides when to stop.
+    /// Returns a policy without a limit of attempts, for calls whose caller decides when to stop.
     pub fn unlimited() -> Self {
         Self { attempts_max: u32::MAX, ..Self::default() }
     }

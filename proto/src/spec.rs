@@ -1,7 +1,9 @@
-//! The job's specification: what `JOB.toml` says, with defaults filled in and everything checked.
+//! The job's specification: the content of `JOB.toml`, with defaults filled in and everything
+//! checked.
 //!
-//! It travels between processes as JSON of these same structures, so a job file, the wire and the code have one schema.
-//! Unknown keys are errors that name the nearest known key; contradictions are reported all at once.
+//! It travels between processes as JSON of these same structures, so a job file, the wire and the
+//! code have one schema. Unknown keys are errors that name the nearest known key. All
+//! contradictions are reported at once.
 
 mod checkpoint;
 mod file;
@@ -31,46 +33,46 @@ pub struct JobSpec {
     pub name: String,
     /// Passes over the training records.
     pub epochs: u64,
-    /// Everything random derives from it: record order, initial weights, dropout. Default 0.
+    /// Seed of everything random: record order, initial weights, dropout. Default 0.
     #[serde(default)]
     pub seed: u64,
-    /// What is trained.
+    /// Network, loss and metrics.
     pub model: ModelSpec,
-    /// What it is trained on.
+    /// Training and validation data.
     pub data: DataSpec,
-    /// Records per gradient and per update.
+    /// Records of a gradient and of an update.
     pub batch: BatchSpec,
-    /// How gradients become updates.
+    /// Rule by which gradients become updates.
     pub optimizer: OptimizerSpec,
-    /// Which weights a step is computed from. Default: `sync`.
+    /// Choice of the weights from which a step is computed. Default: `sync`.
     #[serde(default)]
     pub consistency: ConsistencySpec,
-    /// How many processes take part.
+    /// Number of processes that take part.
     #[serde(default)]
     pub fleet: FleetSpec,
-    /// When the state is saved. Default: never.
+    /// Times and place of checkpoints. Default: no checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointSpec>,
-    /// Time-outs and how often to try.
+    /// Time-outs and limits of retries.
     #[serde(default)]
     pub limits: LimitsSpec,
-    /// How values are exchanged.
+    /// Exchange of values between workers and ps.
     #[serde(default, alias = "wire")]
     pub exchange: ExchangeSpec,
-    /// Which workers may take part, as their arithmetic goes. Default: `one`.
+    /// Numerics classes of the workers that may take part. Default: `one`.
     #[serde(default, skip_serializing_if = "NumericsSpec::is_default")]
     pub numerics: NumericsSpec,
 }
 
-/// Which workers may take part in a job whose updates are applied in canonical order, as their arithmetic goes. In the order of
-/// arrival the bits are not promised, so workers of every class take part.
+/// Numerics classes of the workers that may take part in a job with canonical order. Arrival order
+/// does not promise equal bits, so workers of every class take part in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NumericsSpec {
-    /// Those of one numerics class: the trained bits do not depend on which of them computed what.
+    /// Workers of one numerics class: the trained bits do not depend on which worker computed what.
     #[default]
     One,
-    /// Those of every class. Gives up the promise of equal bits.
+    /// Workers of every class, without the promise of equal bits.
     Any,
 }
 
@@ -80,67 +82,71 @@ impl NumericsSpec {
     }
 }
 
-/// The network.
+/// The network of a job, with its loss and metrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [model]")]
 pub struct ModelSpec {
     /// TorchScript file (`torch.jit.script(..).save(..)`). Either this or `builtin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
-    /// A network of Ebbflow's own (`linear`, `softmax`, `mlp`, `convnet`, `resnet18`) or of your program.
+    /// A network of Ebbflow's own (`linear`, `softmax`, `mlp`, `convnet`, `resnet18`) or of your
+    /// program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub builtin: Option<String>,
-    /// Weights to begin with instead of those that the seed gives, where name, shape and type fit: a safetensors file, or a folder of
-    /// checkpoints, of which the newest is taken.
+    /// Weights to begin with instead of those from the seed, where name, shape and type fit: a
+    /// safetensors file, or a folder of checkpoints, whose newest is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial: Option<String>,
-    /// Options of a builtin network, e.g. `hidden = [128]`; each network checks its own.
+    /// Options of a builtin network, e.g. `hidden = [128]`. Each network checks its own.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub options: serde_json::Map<String, serde_json::Value>,
-    /// What is minimised. Default: `cross_entropy`.
+    /// Loss to minimise. Default: `cross_entropy`.
     #[serde(default)]
     pub loss: Loss,
-    /// What an evaluation reports beside the loss. Default: nothing.
+    /// Numbers that an evaluation reports beside the loss. Default: none.
     #[serde(default)]
     pub metrics: Vec<Metric>,
 }
 
-/// What is minimised: the mean over the records of a microbatch.
+/// Loss to minimise: the mean over the records of a microbatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// Softmax and negative log likelihood of the label's class; outputs are logits `[n, classes]`, labels classes.
+    /// Softmax and negative log likelihood of the label's class. Outputs are logits `[n, classes]`,
+    /// labels are classes.
     #[default]
     CrossEntropy,
-    /// Negative log likelihood; outputs are log-probabilities `[n, classes]`, labels classes.
+    /// Negative log likelihood. Outputs are log-probabilities `[n, classes]`, labels are classes.
     Nll,
-    /// Squared difference, mean over the outputs; labels have the outputs' shape.
+    /// Squared difference, mean over the outputs. Labels have the outputs' shape.
     Mse,
-    /// Sigmoid and binary cross-entropy, mean over the outputs; labels in `[0, 1]` with the outputs' shape.
+    /// Sigmoid and binary cross-entropy, mean over the outputs. Labels are in `[0, 1]` and have the
+    /// outputs' shape.
     BceWithLogits,
-    /// The script returns the loss itself: `forward(features, labels) -> (mean loss, outputs)`.
+    /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`.
     Module,
 }
 
 impl Loss {
-    /// Whether labels are class numbers (i64) rather than values (f32).
+    /// Returns whether labels are class numbers (i64) rather than values (f32).
     pub const fn wants_classes(self) -> bool {
         matches!(self, Self::CrossEntropy | Self::Nll)
     }
 }
 
-/// What an evaluation reports beside the loss.
+/// Number that an evaluation reports beside the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Share of records whose largest output is the label's class (for `bce_with_logits`: on the label's side of 0).
+    /// Share of records whose largest output is that of the label's class. With `bce_with_logits`:
+    /// on the label's side of 0.
     Accuracy,
     /// Mean absolute difference between outputs and labels.
     Mae,
 }
 
 impl Metric {
-    /// Its name in job files, events and summaries.
+    /// Returns the metric's name in job files, events and summaries.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Accuracy => "accuracy",
@@ -149,11 +155,11 @@ impl Metric {
     }
 }
 
-/// The data set.
+/// The data set of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [data]")]
 pub struct DataSpec {
-    /// How the files are written.
+    /// Format of the files.
     pub format: Format,
     /// Training files.
     pub train: FilesSpec,
@@ -166,33 +172,36 @@ pub struct DataSpec {
     /// Order of the records in an epoch. Default: `records`.
     #[serde(default)]
     pub shuffle: Shuffle,
-    /// Shape that one record's features are given, e.g. `[1, 28, 28]`. Default: as in the file.
+    /// Shape of one record's features, e.g. `[1, 28, 28]`. Default: as in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<usize>>,
-    /// How features are scaled. Default: as in the file.
+    /// Scaling of the features. Default: none.
     #[serde(default)]
     pub normalize: Normalize,
-    /// CSV: the column (its name in the header, or its number from 0) that holds the label. Default: the last.
+    /// CSV: the column (its name in the header, or its number from 0) that holds the label.
+    /// Default: the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// CSV: whether the first line names the columns. Default: true.
     #[serde(default = "yes")]
     pub header: bool,
-    /// Folder that relative paths start from: the job file's. Set when the file is read, not by the user.
+    /// Folder from which relative paths start: the job file's. The reader of the file sets it, not
+    /// the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<PathBuf>,
 }
 
-/// Files that belong together.
+/// Data files that belong together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table with `features` and `labels`")]
 pub struct FilesSpec {
     /// Files of features, in order.
     pub features: Vec<String>,
-    /// Files of labels, one for each of `features`. CSV: leave out, the label is a column.
+    /// Files of labels, one for each of `features`. Leave it out for CSV, where the label is a
+    /// column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// Only these records `[begin, end)`, counted over all files. Default: all.
+    /// Used records `[begin, end)`, counted over all files. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<(u64, u64)>,
 }
@@ -205,7 +214,7 @@ pub enum Format {
     Idx,
     /// Comma-separated text, plain or `.gz`.
     Csv,
-    /// NumPy arrays, first dimension the records.
+    /// NumPy arrays whose first dimension is the records.
     Npy,
 }
 
@@ -220,15 +229,15 @@ pub enum Shuffle {
     None,
 }
 
-/// `feature = (raw / scale - mean) / std`, computed in f32 in this order.
+/// Scaling of features: `feature = (raw / scale - mean) / std`, computed in f32 in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table with `scale`, `mean` and `std`")]
 pub struct Normalize {
     /// Divisor of the raw value, e.g. 255. Default 1.
     pub scale: f32,
-    /// Subtracted then. Default 0.
+    /// Subtrahend after the first division. Default 0.
     pub mean: f32,
-    /// Divisor then. Default 1.
+    /// Divisor after the subtraction. Default 1.
     pub std: f32,
 }
 
@@ -238,32 +247,34 @@ impl Default for Normalize {
     }
 }
 
-/// Records per gradient and per update.
+/// Records of a gradient and of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [batch]")]
 pub struct BatchSpec {
-    /// Records of one gradient: what must fit into a worker's memory.
+    /// Records of one gradient, which must fit into a worker's memory.
     pub micro: u32,
-    /// Records of one update, however many workers there are; rounded up to a multiple of `micro`. Default: `micro`.
+    /// Records of one update, however many workers there are; rounded up to a multiple of `micro`.
+    /// Default: `micro`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effective: Option<u32>,
 }
 
 impl BatchSpec {
-    /// M: microbatches of one step.
+    /// Returns M, the microbatches of one step.
     pub fn microbatches_per_step(&self) -> u32 {
         self.effective.unwrap_or(self.micro).div_ceil(self.micro)
     }
 }
 
-/// Which weights a step is computed from.
+/// Choice of the weights from which a step is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [consistency]")]
 pub struct ConsistencySpec {
     /// One of the four presets. Default: `sync`.
     #[serde(default)]
     pub mode: Mode,
-    /// Steps that computing may run ahead of applying (`pipelined` and `bounded`). Default 1 for them.
+    /// Steps that computing may run ahead of applying (`pipelined` and `bounded`). Default 1 for
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<u32>,
 }
@@ -272,37 +283,37 @@ pub struct ConsistencySpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Step t from exactly version t. Bit-reproducible.
+    /// Step t is computed from exactly version t. Bit-reproducible.
     #[default]
     Sync,
-    /// Step t from exactly version t - delay. Bit-reproducible.
+    /// Step t is computed from exactly version t - delay. Bit-reproducible.
     Pipelined,
-    /// Step t once all steps up to t - 1 - delay are applied (SSP).
+    /// Step t is computed once all steps up to t - 1 - delay are applied (SSP).
     Bounded,
-    /// From whatever is there.
+    /// Step t is computed from the newest weights, whatever their version.
     Async,
 }
 
-/// When updates are applied.
+/// Order in which updates are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Step t only after t - 1.
+    /// Step t is applied only after step t - 1.
     Canonical,
-    /// As soon as a step's microbatches are in.
+    /// A step is applied as soon as all its microbatches have arrived.
     Arrival,
 }
 
 /// The two settings that the presets stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Consistency {
-    /// When updates are applied.
+    /// Order in which updates are applied.
     pub order: Order,
-    /// Steps that computing may run ahead of applying; `None`: no bound.
+    /// Steps that computing may run ahead of applying. `None`: no bound.
     pub delay: Option<u32>,
 }
 
 impl ConsistencySpec {
-    /// What the preset means.
+    /// Returns the settings of the preset.
     pub fn resolve(&self) -> Consistency {
         let (order, delay) = match self.mode {
             Mode::Sync => (Order::Canonical, Some(0)),
@@ -314,13 +325,14 @@ impl ConsistencySpec {
     }
 }
 
-/// How many processes take part.
+/// Number of processes that take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "the settings of [fleet]")]
 pub struct FleetSpec {
-    /// Workers. Default 1 to 64.
+    /// Bounds of the number of workers. Default 1 to 64.
     pub workers: WorkersSpec,
-    /// Partitions of the model, each on a ps of its own; the job waits until so many are there. Default 1.
+    /// Number of partitions, each on a ps of its own. The job waits until there are so many ps.
+    /// Default 1.
     pub ps: u32,
 }
 
@@ -330,16 +342,16 @@ impl Default for FleetSpec {
     }
 }
 
-/// Workers that may take part in one job: as many as a step may have microbatches.
+/// Most workers that may take part in one job: as many as a step may have microbatches.
 pub const WORKERS_MAX: u32 = 65_536;
 
 /// Bounds of the number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table with `min` and `max`")]
 pub struct WorkersSpec {
-    /// Below this many the job waits. Default 1.
+    /// Fewest workers: with fewer the job waits. Default 1.
     pub min: u32,
-    /// Workers above this many stand by. Default 64.
+    /// Most workers: further ones stand by. Default 64.
     pub max: u32,
 }
 
@@ -349,25 +361,27 @@ impl Default for WorkersSpec {
     }
 }
 
-/// Time-outs and how often to try.
+/// Time-outs and limits of retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "the settings of [limits]")]
 pub struct LimitsSpec {
-    /// How long a lease holds without a heartbeat of its holder. Default 30 s.
+    /// Time for which a lease holds without a heartbeat of its holder. Default 30 s.
     #[serde(with = "duration")]
     pub lease: Duration,
-    /// How long a worker may stay in one place of its work, such as reading a file, without getting on: then it hangs, and its work is
-    /// copied. Raise it where files or models take long to open. Default 5 min.
+    /// Time after which a worker without progress hangs and its work is copied. Raise it where
+    /// files or models take long to open. Default 5 min.
     #[serde(with = "duration")]
     pub stall: Duration,
     /// Reported failures of one task before the job fails. Default 3.
     pub attempts_max: u32,
     /// Deaths of processes holding one task before the job fails. Default 10.
     pub deaths_max: u32,
-    /// How long a ps holds a pull of weights that are not there yet. One push or pull may take twice as long in all. Default 30 s.
+    /// Time for which a ps holds a pull of weights that do not exist yet. One push or pull may take
+    /// twice as long in all. Default 30 s.
     #[serde(with = "duration")]
     pub pull_timeout: Duration,
-    /// A worker ends when one ps fails its calls for so many `pull_timeout`s. Default 5.
+    /// Number of `pull_timeout`s for which one ps may fail a worker's calls before the worker ends.
+    /// Default 5.
     pub pull_attempts_max: u32,
 }
 
@@ -384,25 +398,26 @@ impl Default for LimitsSpec {
     }
 }
 
-/// How values are exchanged between workers and ps.
+/// Exchange of values between workers and ps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "the settings of [exchange]")]
 pub struct ExchangeSpec {
-    /// Type that gradients, and weights for training, are rounded to: half of the bytes for other bits. Default: f32, not rounded.
+    /// Type to which gradients, and weights for training, are rounded. 16 bits halve the bytes and
+    /// change the bits. Default: f32, not rounded.
     #[serde(alias = "value")]
     pub dtype: WireType,
 }
 
 impl JobSpec {
-    /// Whether its workers must be of one numerics class.
+    /// Returns whether the job's workers must be of one numerics class.
     pub fn needs_one_class(&self) -> bool {
         self.numerics == NumericsSpec::One && self.consistency.resolve().order == Order::Canonical
     }
 
-    /// Reads the wire form and checks it.
+    /// Reads and checks the wire form.
     ///
     /// # Errors
-    /// Not such JSON, or [`Error::Invalid`] with every violation.
+    /// [`Error::JobFile`] for other JSON, or [`Error::Invalid`] with every violation.
     pub fn from_json(json: &str) -> Result<Self> {
         if json.trim_start().starts_with('[') {
             return Err(Error::JobFile(
@@ -414,12 +429,12 @@ impl JobSpec {
         Ok(spec)
     }
 
-    /// The wire form.
+    /// Returns the wire form.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a specification has no keys that JSON lacks")
     }
 
-    /// The numbering of this job's work over `records` training records.
+    /// Returns the plan of this job over `records` training records.
     pub fn plan(&self, records: u64) -> Plan {
         Plan {
             records,
@@ -431,7 +446,7 @@ impl JobSpec {
 }
 
 impl DataSpec {
-    /// The files of a data set, when it has files of its own.
+    /// Returns the files of a data set, if it has files of its own.
     pub fn files(&self, set: DataSet) -> Option<&FilesSpec> {
         match set {
             DataSet::Train => Some(&self.train),
@@ -439,7 +454,8 @@ impl DataSpec {
         }
     }
 
-    /// Where a data file lies: below `root` when the worker has one, otherwise below the job file's folder.
+    /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job
+    /// file's folder.
     pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
         let path = Path::new(file);
         match (root, &self.base) {
@@ -450,7 +466,7 @@ impl DataSpec {
     }
 }
 
-/// Which records of a job.
+/// Data set of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataSet {
     /// The training records.
@@ -459,7 +475,7 @@ pub enum DataSet {
     Validation,
 }
 
-/// Sums of metrics by name; a mean once divided by the samples.
+/// Sums of metrics by name. Divided by the number of samples they are means.
 pub type Metrics = BTreeMap<String, f64>;
 
 const fn yes() -> bool {

@@ -1,6 +1,8 @@
-//! What a failure means to the other side: one table of kinds, their gRPC codes, and whether to try again.
+//! Meaning of a failure to the other side: one table of kinds, their gRPC codes, and whether a
+//! retry may help.
 //!
-//! A [`Failure`] crosses the wire as a gRPC status whose metadata names the kind, so that a client never parses prose.
+//! A [`Failure`] crosses the wire as a gRPC status whose metadata names the kind, so that a client
+//! never parses prose.
 
 use std::error::Error as _;
 use std::fmt;
@@ -9,38 +11,40 @@ use std::io;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
-/// Kinds of failure, as many as there are different reactions to them.
+/// Kinds of failure, one for each reaction of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The request contradicts itself, the layout or the plan. A bug or another model: never try again.
+    /// The request contradicts itself, the layout or the plan: the sender has a bug or another
+    /// model. Retries do not help.
     Malformed,
-    /// No such job, partition or file here (any more).
+    /// The job, partition or file is not here, or no longer.
     NotFound,
-    /// The job is ending or has ended: nothing can be changed about it any more.
+    /// The job is ending or has ended, so it can no longer be changed.
     Ended,
-    /// The sender works in an older era, or a lease or incarnation that ended: it must ask the master anew.
+    /// The sender has an older era, or a lease or incarnation that ended. It must ask the master
+    /// again.
     Fenced,
-    /// The version is no longer kept: its steps are applied, the sender's work is a duplicate.
+    /// The version is no longer kept. Its steps are applied, so the sender's work is a duplicate.
     Gone,
-    /// The version does not exist yet: ask again.
+    /// The version does not exist yet. The caller retries.
     NotYet,
-    /// A limit is reached: wait and try again.
+    /// A limit is reached. The caller waits and retries.
     Full,
-    /// Starting, draining or unreachable: wait and try again.
+    /// The process starts, drains or is unreachable. The caller waits and retries.
     Unavailable,
-    /// A master that does not lead: ask the one that does.
+    /// The master does not lead. The caller asks the leader.
     StandingBy,
-    /// No token, or one that the other side does not know; or the two ends do not take each other's certificates.
+    /// The call has no token or an unknown one, or one end does not accept the other's certificate.
     Unauthenticated,
-    /// The token is for something else, or its bearer has all that it may have.
+    /// The token does not allow the call, or its bearer has reached a limit.
     Denied,
     /// The versions of the two programs do not fit.
     Incompatible,
-    /// A bug on the other side.
+    /// The other side has a bug.
     Internal,
 }
 
-/// The table: kind, its name on the wire, its gRPC code, whether to try again.
+/// Table of the kinds: kind, name on the wire, gRPC code, whether a retry may help.
 const TABLE: [(Kind, &str, Code, bool); 13] = [
     (Kind::Malformed, "malformed", Code::InvalidArgument, false),
     (Kind::NotFound, "not-found", Code::NotFound, false),
@@ -64,12 +68,12 @@ impl Kind {
         TABLE.iter().find(|row| row.0 == self).expect("every kind is in the table")
     }
 
-    /// The gRPC code it travels as.
+    /// Returns the gRPC code of the kind.
     pub fn code(self) -> Code {
         self.row().2
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub fn is_retryable(self) -> bool {
         self.row().3
     }
@@ -79,30 +83,31 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// What to do about it.
+    /// Kind of the failure, which decides the caller's reaction.
     pub kind: Kind,
-    /// What, where, expected against found.
+    /// Message for people: what, where, expected against found.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure of `kind`.
+    /// Returns a failure of `kind`.
     pub fn new(kind: Kind, message: impl fmt::Display) -> Self {
         Self { kind, message: message.to_string() }
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.kind.is_retryable()
     }
 }
 
-/// One end of a connection refuses the other's certificate: trying again does not help. Transports put it inside an [`io::Error`].
+/// One end of a connection refuses the other's certificate. Retries do not help. Transports put
+/// this error inside an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// The kind that a status of ours names; `None` for a status from elsewhere.
+/// Returns the kind that an Ebbflow status names, or `None` for any other status.
 pub fn kind_named(status: &Status) -> Option<Kind> {
     let name = status.metadata().get(KIND_KEY)?.to_str().ok()?;
     TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
@@ -117,7 +122,8 @@ impl From<Failure> for Status {
 }
 
 impl From<Status> for Failure {
-    /// A status without our metadata comes from the transport (or from something that is no Ebbflow): its code decides.
+    /// Converts a status. One without Ebbflow's metadata comes from the transport or from a foreign
+    /// server: its code decides the kind.
     fn from(status: Status) -> Self {
         if let Some(refused) = refused(&status) {
             return Self::new(Kind::Unauthenticated, refused);
@@ -129,7 +135,7 @@ impl From<Status> for Failure {
             Code::ResourceExhausted => Kind::Full,
             Code::Unauthenticated => Kind::Unauthenticated,
             Code::PermissionDenied => Kind::Denied,
-            // A broken connection surfaces as any of these; pushes and pulls are safe to repeat.
+            // A broken connection shows as any of these. Pushes and pulls are safe to repeat.
             Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal => {
                 Kind::Unavailable
             }
@@ -143,7 +149,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// What one end of a connection has against the other's certificate, if that is why there is none.
+/// Returns the refusal of a certificate, if that caused the status.
 fn refused(status: &Status) -> Option<&Refused> {
     let mut cause = status.source();
     while let Some(error) = cause {
@@ -157,7 +163,7 @@ fn refused(status: &Status) -> Option<&Refused> {
 }
 
 impl From<crate::Error> for Failure {
-    /// What fails our checks of outside input is malformed.
+    /// Converts an error of outside input, which is always malformed.
     fn from(error: crate::Error) -> Self {
         Self::new(Kind::Malformed, error)
     }

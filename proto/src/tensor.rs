@@ -19,42 +19,42 @@ pub struct TensorSpec {
     pub name: String,
     /// Sizes of the dimensions, row-major; empty for a scalar.
     pub shape: Vec<usize>,
-    /// What a step does to it; fixes the element type.
+    /// Effect of a step on the tensor. It fixes the element type.
     pub role: Role,
 }
 
 impl TensorSpec {
-    /// A parameter of the optimizer.
+    /// Describes a parameter of the optimizer.
     pub fn parameter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), shape: shape.into(), role: Role::Parameter }
     }
 
-    /// A state tensor: mean of the M values.
+    /// Describes a state tensor: the mean of the M values.
     pub fn state(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), shape: shape.into(), role: Role::State }
     }
 
-    /// A counter: maximum of the M values.
+    /// Describes a counter: the maximum of the M values.
     pub fn counter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), shape: shape.into(), role: Role::Counter }
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         self.role.dtype()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether a dimension is zero.
+    /// Returns whether a dimension is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All-zero values of this tensor.
+    /// Returns all-zero values of this tensor.
     pub fn zeros(&self) -> Values {
         Values::zeros(self.dtype(), self.len())
     }
@@ -76,12 +76,12 @@ pub enum Values {
     F32(Vec<f32>),
     /// 64-bit integers.
     I64(Vec<i64>),
-    /// 32-bit floats in memory of another kind, such as memory that other processes read.
+    /// 32-bit floats in external memory, such as memory that other processes read.
     External(Box<dyn ExternalMemory>),
 }
 
 impl Values {
-    /// `len` zeros.
+    /// Returns `len` zeros.
     pub fn zeros(dtype: DType, len: usize) -> Self {
         match dtype {
             DType::F32 => Self::F32(vec![0.0; len]),
@@ -89,7 +89,7 @@ impl Values {
         }
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         match self {
             Self::F32(_) | Self::External(_) => DType::F32,
@@ -97,17 +97,17 @@ impl Values {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes().len() / self.dtype().size()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The floats, or `None` for integers.
+    /// Returns the floats, or `None` for integers.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match self {
             Self::F32(values) => Some(values),
@@ -116,7 +116,7 @@ impl Values {
         }
     }
 
-    /// The floats for writing, or `None` for integers.
+    /// Returns the floats for writing, or `None` for integers.
     pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
         match self {
             Self::F32(values) => Some(values),
@@ -128,7 +128,7 @@ impl Values {
     /// Copies `bytes` (little-endian, unaligned) over the elements from `offset` on.
     ///
     /// # Panics
-    /// If they do not fit; receivers check lengths against the layout first.
+    /// If the bytes do not fit. Receivers check lengths against the layout first.
     pub fn write_bytes(&mut self, offset: usize, bytes: &[u8]) {
         let begin = offset * self.dtype().size();
         self.bytes_mut()[begin..begin + bytes.len()].copy_from_slice(bytes);
@@ -141,7 +141,7 @@ impl Values {
         values
     }
 
-    /// The elements as the little-endian bytes that they are in memory.
+    /// Returns the elements as little-endian bytes, without a copy.
     pub fn bytes(&self) -> &[u8] {
         const { assert!(cfg!(target_endian = "little"), "values travel as they lie in memory: little-endian") };
         match self {
@@ -151,7 +151,7 @@ impl Values {
         }
     }
 
-    /// The same, for writing.
+    /// Returns the elements as little-endian bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
@@ -160,7 +160,7 @@ impl Values {
         }
     }
 
-    /// The values as bytes that can be sliced and shared; no copy.
+    /// Turns the values into bytes that can be sliced and shared, without a copy.
     pub fn into_bytes(self) -> Bytes {
         struct Owner(Values);
         impl AsRef<[u8]> for Owner {
@@ -171,7 +171,8 @@ impl Values {
         Bytes::from_owner(Owner(self))
     }
 
-    /// `self = merge(self, other)`, the reduction tree's operation at a node: the sum, and for counters the maximum.
+    /// Merges `other` into the values, as a node of the reduction tree does: the sum, or the
+    /// maximum for counters.
     ///
     /// # Panics
     /// If types or lengths differ.
@@ -193,7 +194,7 @@ impl Values {
 }
 
 impl Clone for Values {
-    /// In memory of its own.
+    /// Copies the elements into memory of the clone's own.
     fn clone(&self) -> Self {
         match self {
             Self::F32(values) => Self::F32(values.clone()),
@@ -204,7 +205,7 @@ impl Clone for Values {
 }
 
 impl PartialEq for Values {
-    /// Of the elements, wherever they lie.
+    /// Compares the elements, not the kind of memory.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::I64(left), Self::I64(right)) => left == right,
@@ -216,9 +217,9 @@ impl PartialEq for Values {
 /// A slice of a dense tensor on its way between worker and ps.
 #[derive(Clone, Debug)]
 pub struct Chunk {
-    /// Its index in the job's layout.
+    /// Index of the chunk in the job's layout.
     pub id: ChunkId,
-    /// Of its tensor.
+    /// Role of the chunk's tensor.
     pub role: Role,
     /// Raw little-endian elements.
     pub values: Bytes,

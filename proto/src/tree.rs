@@ -1,9 +1,10 @@
 //! The canonical reduction tree: the one order in which the M gradients of a step are summed.
 //!
-//! Floating-point addition is not associative, so "the sum of M gradients" means nothing until the order is
-//! fixed. Here it is one binary tree over the indices `0..M`: a range splits at the largest power of two below
-//! its length. For M = 6: `((0+1)+(2+3))+(4+5)`. Any node may be reduced anywhere, on a worker that computed both
-//! halves or on the ps; the bits of the root are the same. The addition at a node is always `left + right`.
+//! Floating-point addition is not associative, so the order of a sum decides its bits. Here the
+//! order is one binary tree over the indices `0..M`: a range splits at the largest power of two
+//! below its length. For M = 6: `((0+1)+(2+3))+(4+5)`. Any node may be reduced anywhere, on a
+//! worker that computed both halves or on the ps; the bits of the root are the same. The addition
+//! at a node is always `left + right`.
 
 use std::fmt;
 
@@ -16,12 +17,12 @@ use crate::ids::Step;
 pub struct Node {
     /// First microbatch index.
     pub begin: u32,
-    /// One past the last.
+    /// End of the range: one past the last index.
     pub end: u32,
 }
 
 impl Node {
-    /// The node over `begin..end`. It need not be in any particular tree.
+    /// Returns the node over `begin..end`. It need not be in any particular tree.
     ///
     /// # Panics
     /// If the range is empty.
@@ -30,32 +31,32 @@ impl Node {
         Self { begin, end }
     }
 
-    /// The root of the tree over `of` microbatches.
+    /// Returns the root of the tree over `of` microbatches.
     pub const fn root(of: u32) -> Self {
         Self::new(0, of)
     }
 
-    /// The leaf of one microbatch.
+    /// Returns the leaf of one microbatch.
     pub const fn leaf(index: u32) -> Self {
         Self::new(index, index + 1)
     }
 
-    /// Number of microbatches below this node.
+    /// Returns the number of microbatches below this node.
     pub const fn len(self) -> u32 {
         self.end - self.begin
     }
 
-    /// Never: a node covers at least one microbatch.
+    /// Returns false: a node covers at least one microbatch.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// Whether every microbatch of `other` is below this node.
+    /// Returns whether every microbatch of `other` is below this node.
     pub const fn covers(self, other: Self) -> bool {
         self.begin <= other.begin && other.end <= self.end
     }
 
-    /// Both halves, or `None` for a leaf.
+    /// Returns both halves, or `None` for a leaf.
     ///
     /// ```
     /// use proto::tree::Node;
@@ -69,12 +70,13 @@ impl Node {
         Some((Self::new(self.begin, middle), Self::new(middle, self.end)))
     }
 
-    /// Whether this range is a node of the tree over `of` microbatches.
+    /// Returns whether this range is a node of the tree over `of` microbatches.
     pub fn is_in(self, of: u32) -> bool {
         self.end <= of && path(self, of).is_some()
     }
 
-    /// Parent and sibling in the tree over `of` microbatches; `None` for the root or a range that is no node.
+    /// Returns parent and sibling in the tree over `of` microbatches. `None`: the range is the root
+    /// or no node.
     pub fn parent_and_sibling(self, of: u32) -> Option<(Self, Self)> {
         path(self, of).flatten()
     }
@@ -86,18 +88,19 @@ impl fmt::Display for Node {
     }
 }
 
-/// A node of one step's tree: what a push carries.
+/// A node of one step's tree. A push carries the sum below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepNode {
-    /// The step that the gradients belong to.
+    /// Step of the gradients.
     pub step: Step,
-    /// The microbatches that are summed.
+    /// Range of the summed microbatches.
     pub node: Node,
-    /// M: microbatches of the step (the last step of an epoch may have fewer than the others).
+    /// M of the step. The last step of an epoch may have fewer microbatches than the others.
     pub of: u32,
 }
 
-/// The fewest nodes of the tree over `of` microbatches whose disjoint union is `begin..end`, left to right.
+/// Returns the fewest nodes of the tree over `of` microbatches whose disjoint union is
+/// `begin..end`, left to right.
 ///
 /// ```
 /// use proto::tree::{Node, cover};
@@ -122,7 +125,8 @@ pub fn cover(begin: u32, end: u32, of: u32) -> Vec<Node> {
     out
 }
 
-/// The largest node that starts at `begin`, ends by `end`, and covers at most `len_max` microbatches.
+/// Returns the largest node that starts at `begin`, ends by `end`, and covers at most `len_max`
+/// microbatches.
 ///
 /// # Panics
 /// If `begin >= end`, `end > of` or `len_max` is 0.
@@ -139,12 +143,13 @@ pub fn largest_from(begin: u32, end: u32, of: u32, len_max: u32) -> Node {
     at
 }
 
-/// The largest power of two below `len`.
+/// Returns the largest power of two below `len`.
 const fn split(len: u32) -> u32 {
     1 << (31 - (len - 1).leading_zeros())
 }
 
-/// `None`: no such node. `Some(None)`: the root. `Some(Some((parent, sibling)))` otherwise.
+/// Finds parent and sibling of a node. `None`: no such node. `Some(None)`: the root.
+/// `Some(Some((parent, sibling)))` otherwise.
 #[allow(clippy::option_option, reason = "three answers of one walk, private to this file")]
 fn path(node: Node, of: u32) -> Option<Option<(Node, Node)>> {
     let mut at = Node::root(of.max(1));
@@ -168,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// The reference: the tree written as a recursion, returning an expression.
+    /// Returns the tree as an expression. This recursion is the reference.
     fn expression(node: Node) -> String {
         match node.children() {
             None => node.begin.to_string(),
@@ -220,7 +225,7 @@ mod tests {
             }
             prop_assert!(begin == end || at == end);
             for pair in nodes.windows(2) {
-                // Two siblings side by side would have been one node.
+                // Two adjacent siblings would have been one node.
                 let (_, sibling) = pair[0].parent_and_sibling(of).unwrap();
                 prop_assert_ne!(sibling, pair[1]);
             }

@@ -15,7 +15,7 @@ use crate::tree::Node;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WireType {
-    /// 32-bit IEEE float: as they are.
+    /// 32-bit IEEE float: values are not rounded.
     #[default]
     F32,
     /// bfloat16: the range of f32, 8 significant bits.
@@ -35,17 +35,18 @@ impl fmt::Display for WireType {
 }
 
 impl WireType {
-    /// Whether values are rounded to it.
+    /// Returns whether values are rounded to this type.
     pub const fn rounds(self) -> bool {
         !matches!(self, Self::F32)
     }
 
-    /// Bytes of one float in it.
+    /// Returns the bytes of one encoded float.
     pub const fn size(self) -> usize {
         if self.rounds() { 2 } else { 4 }
     }
 
-    /// The type for a tensor of this role: only parameters are rounded, all others are exchanged whole.
+    /// Returns the type for a tensor of this role. Only parameters are rounded, all others are
+    /// exchanged whole.
     pub const fn of(self, role: Role) -> Self {
         match role {
             Role::Parameter => self,
@@ -53,8 +54,9 @@ impl WireType {
         }
     }
 
-    /// Whether a worker may sum up a node of the tree over `of` microbatches. The sum of a whole step is not rounded, so it does not travel in
-    /// this type: the ps makes it from its two halves. A step of one microbatch has nothing to sum up.
+    /// Returns whether a worker may sum up a node of the tree over `of` microbatches. The sum of a
+    /// whole step is not rounded, so it does not travel in a 16-bit type: the ps makes it from its
+    /// two halves. A step of one microbatch has no sum.
     pub fn worker_sums(self, node: Node, of: u32) -> bool {
         !self.rounds() || of == 1 || node != Node::root(of)
     }

@@ -1,7 +1,8 @@
-//! Object stores of the clouds, by their URLs.
+//! Object stores of the clouds, opened by their URLs.
 //!
-//! `object_store` opens them by itself, but then repeats a request for up to three minutes. Whoever saves or looks for a checkpoint
-//! tries again too, so a store that is away would be reported after a quarter of an hour instead of some seconds.
+//! `object_store` can open them too, but repeats a request for up to three minutes. The savers and
+//! readers of checkpoints retry as well, so an unreachable store would be reported after a quarter
+//! of an hour instead of some seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectStore, ObjectStoreScheme, Result, RetryConfig};
 use url::Url;
 
-/// How one request is repeated: enough for one that a busy server refuses among thousands of parts.
+/// Returns the limits for retries of one request. They suffice when a busy server refuses one among
+/// thousands of parts.
 fn retry() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
@@ -27,11 +29,11 @@ fn retry() -> RetryConfig {
     }
 }
 
-/// The store and the path in it that a URL leads to, in a cloud or not.
+/// Opens the store of a URL, in a cloud or not. Returns the store and the path in it.
 pub(crate) fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
-    // For the HTTPS client; whoever did it before did the same.
+    // Provider for the HTTPS client. If it is installed already, it is the same one.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-    // The builders share no trait. Settings of the other clouds are not theirs.
+    // The builders share no trait. Each one ignores settings of the other clouds.
     macro_rules! store {
         ($builder:ty) => {{
             let begun = <$builder>::new().with_url(url.as_str()).with_retry(retry());

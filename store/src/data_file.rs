@@ -1,4 +1,4 @@
-//! Reading data files: whatever is read is compared with its checksum.
+//! Reads data files. Everything that is read is compared with its checksum.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,24 +13,25 @@ use proto::tensor::{TensorSpec, Values};
 
 use crate::stores::Folder;
 
-/// Bytes of a file that are read at first: most headers are shorter.
+/// Bytes of a file that are read first. Most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
 
-/// A data file whose header was read and compared with the manifest.
+/// A data file with a header that matches the manifest.
 #[derive(Debug)]
 pub struct DataFile<'a> {
     folder: &'a Folder,
     file: &'a File,
     header: Partition,
-    /// Index of each entry, and where its values lie.
+    /// Index of each entry in the header, and byte range of its values in the file.
     entries: HashMap<String, (usize, Range<u64>)>,
 }
 
 impl<'a> DataFile<'a> {
-    /// The file of a partition.
+    /// Opens the file of a partition.
     ///
     /// # Errors
-    /// It is missing, not as long as it was, damaged, or cannot be read now.
+    /// The file is missing, has another length than in the manifest, is damaged, or cannot be read
+    /// now.
     ///
     /// # Panics
     /// If the manifest has no such partition.
@@ -68,10 +69,10 @@ impl<'a> DataFile<'a> {
         Ok(Self { folder, file, header, entries })
     }
 
-    /// The values of a chunk in these sections, in their order.
+    /// Reads the values of a chunk in these sections, in the order of `sections`.
     ///
     /// # Errors
-    /// The file has not all of them, they are damaged, or cannot be read now.
+    /// The file lacks one of them, they are damaged, or they cannot be read now.
     pub async fn read(&self, layout: &Layout, chunk: ChunkId, sections: &[Section]) -> Result<Vec<Bytes>> {
         let (spec, tensor) = (layout.chunk(chunk), layout.tensor_of(chunk));
         let mut wanted = Vec::with_capacity(sections.len());
@@ -87,10 +88,10 @@ impl<'a> DataFile<'a> {
         self.read_entries(&wanted).await
     }
 
-    /// Reads all of it, to compare it with its checksums.
+    /// Reads the whole file and compares it with its checksums.
     ///
     /// # Errors
-    /// The first entry that is damaged, or it cannot be read now.
+    /// The first damaged entry, or the file cannot be read now.
     pub async fn verify(&self) -> Result<()> {
         for entry in &self.header.entries {
             let (_, range) = &self.entries[&entry.name()];
@@ -119,7 +120,7 @@ impl<'a> DataFile<'a> {
     }
 }
 
-/// The weights of a checkpoint at its version, whole, in the order of its tensors.
+/// Reads the weights of a checkpoint at its version: all tensors, in the manifest's order.
 ///
 /// # Errors
 /// A file is missing, damaged, or cannot be read now.
@@ -130,7 +131,8 @@ pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>
     for partition in (0..manifest.files.len() as u32).map(PartitionId) {
         files.push(DataFile::open(folder, manifest, partition).await?);
     }
-    // Before memory is taken for them: the files are as long as the store says, the tensors as large as the manifest likes.
+    // Checked before memory is taken: the store knows the length of the files, but the manifest may
+    // claim any size of the tensors.
     let expected = bytes_of(&manifest.tensors);
     let found = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.header.data_bytes()));
     if expected.is_none_or(|expected| expected > found) {
@@ -149,7 +151,7 @@ pub async fn weights(folder: &Folder, manifest: &Manifest) -> Result<Vec<Values>
     Ok(values)
 }
 
-/// Bytes of these tensors; `None` when they are no number.
+/// Returns the bytes of these tensors, or `None` if the sum overflows.
 fn bytes_of(tensors: &[TensorSpec]) -> Option<u64> {
     let bytes = |tensor: &TensorSpec| {
         let size = tensor.dtype().size() as u64;

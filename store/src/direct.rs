@@ -1,11 +1,13 @@
-//! A large file on a local disk, past the page cache.
+//! Writes a large file to a local disk, past the page cache.
 //!
-//! The system's cache would take the bytes at memory speed on every core that it finds, from those who train, and write them later;
-//! so the disk reads them where they lie, if they begin and end where disks can; all others are gathered in blocks. Either way few large
-//! writes are under way while the next one is made up. A file system that does not know this (some in memory, some in the network) is written to as usual.
+//! The page cache would copy the bytes at memory speed on every free core, take those from
+//! training, and write them later. Here the disk reads memory directly if it begins and ends at
+//! aligned addresses. Other bytes are gathered in aligned blocks. A few large writes are in flight
+//! while the next one is prepared. File systems without direct writes (some in memory, some in the
+//! network) are written to as usual.
 //!
-//! The first bytes of the file come last, with its name. It has a temporary one until it lies safe; one that was given up is removed with
-//! its folder.
+//! The first bytes of the file are written last, and then it is renamed. Until it is durable it has
+//! a temporary name. The removal of its folder removes a temporary file that a crash left.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -19,45 +21,45 @@ use tokio::task::JoinHandle;
 
 use proto::checkpoint::ALIGNED;
 
-/// Bytes of one write: enough for a disk to be busy while threads that train let nobody else run.
+/// Bytes of one write: enough to keep the disk busy while training threads use all cores.
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// Writes at once: the disk has the next ones when it is done with one.
+/// Most writes in flight: the disk has the next ones when it finishes one.
 const WRITING_MAX: usize = 3;
 
-/// A file that is being written. Dropped before it is finished, nothing of it stays.
+/// A file that is being written. If it is dropped before it is finished, nothing of it stays.
 #[derive(Debug)]
 pub(crate) struct Direct {
     staged: Staged,
     file: Arc<File>,
-    /// Bytes at its beginning that come last.
+    /// Bytes at the beginning of the file that are written last.
     head_bytes: usize,
-    /// Bytes for the next write that lie where the disk can read them.
+    /// Aligned bytes for the next write, which the disk reads in place.
     lying: Vec<Bytes>,
     lying_bytes: usize,
-    /// Other bytes for the next write. While there are some, all that come are gathered with them.
+    /// Gathered bytes for the next write. While there are some, all further bytes are gathered too.
     filling: Block,
-    /// Where the next write begins.
+    /// Offset of the next write.
     at: u64,
-    /// Each gives back its block.
+    /// Writes in flight. Each returns its block.
     writing: VecDeque<JoinHandle<io::Result<Option<Block>>>>,
-    /// Written and ready to be filled.
+    /// Written blocks that can be filled again.
     free: Vec<Block>,
 }
 
-/// Removes what it names when it is dropped.
+/// Temporary file, which is removed when this value is dropped.
 #[derive(Debug)]
 struct Staged(PathBuf);
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // After the rename it is not there any more; otherwise the reason for giving up is being reported.
+        // After the rename the name is free. Before it, another error is being reported.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 impl Direct {
-    /// Begins a file beside `path`; folders that are missing are made.
+    /// Creates a file beside `path`, and missing folders.
     ///
     /// # Panics
     /// If `head_bytes` is no multiple of [`ALIGNED`].
@@ -83,7 +85,7 @@ impl Direct {
         })
     }
 
-    /// Appends; waits while enough is being written.
+    /// Appends bytes. Waits while too many writes are in flight.
     pub(crate) async fn put(&mut self, bytes: Bytes) -> io::Result<()> {
         let aligned = bytes.as_ptr().addr().is_multiple_of(ALIGNED) && bytes.len().is_multiple_of(ALIGNED);
         if aligned && self.filling.len == 0 {
@@ -116,7 +118,7 @@ impl Direct {
         self.write(bytes, move |file, at| write_pieces(file, &lying, at).map(|()| None)).await
     }
 
-    /// Writes in the background, when there is room for it.
+    /// Writes in the background, once fewer than [`WRITING_MAX`] writes are in flight.
     async fn write(
         &mut self,
         bytes: usize,
@@ -131,10 +133,10 @@ impl Direct {
         Ok(())
     }
 
-    /// Writes the beginning, and waits until the file is there, safe, under its name.
+    /// Writes the beginning, and waits until the file is durable under its name.
     ///
     /// # Panics
-    /// If `head` has not as many bytes as were left for it.
+    /// If the length of `head` is not `head_bytes`.
     pub(crate) async fn finish(mut self, name: &str, head: &[u8]) -> io::Result<()> {
         assert_eq!(head.len(), self.head_bytes, "the beginning has the room that was left for it");
         self.write_lying().await?;
@@ -147,7 +149,7 @@ impl Direct {
             let Self { staged, file, filling, at, .. } = self;
             if filling.len > 0 {
                 file.write_all_at(filling.bytes(filling.len.next_multiple_of(ALIGNED)), at)?;
-                // Writes are of whole sectors; what is too much goes again.
+                // Writes are of whole sectors. This cuts the excess.
                 file.set_len(at + filling.len as u64)?;
             }
             file.write_all_at(first.bytes(first.len), 0)?;
@@ -169,7 +171,7 @@ impl Direct {
     }
 }
 
-/// Pieces that Linux takes at once (`IOV_MAX`).
+/// Most pieces of one vectored write on Linux (`IOV_MAX`).
 #[cfg(target_os = "linux")]
 const PIECES_MAX: usize = 1024;
 
@@ -199,7 +201,7 @@ fn write_pieces(file: &File, pieces: &[Bytes], mut at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Memory that a disk reads from itself; taken when there is something to put into it.
+/// Aligned memory for direct writes. It is allocated at the first use.
 #[derive(Debug, Default)]
 struct Block {
     memory: Vec<u8>,
@@ -214,7 +216,7 @@ impl Block {
         Self { memory, begin, len: 0 }
     }
 
-    /// Takes what there is room for; answers the rest.
+    /// Copies as many bytes as fit, and returns the rest.
     fn fill<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         if self.memory.is_empty() {
             *self = Self::new(BLOCK_BYTES);
@@ -231,7 +233,8 @@ impl Block {
     }
 }
 
-/// A new file beside `path`. Several processes may be writing the same one: a ps that was given up, and who took its place.
+/// Creates a new file beside `path`. Several processes may write the same file: a ps that was given
+/// up, and its replacement.
 fn stage(path: &Path) -> io::Result<(File, PathBuf)> {
     for number in 1.. {
         let mut staged = path.as_os_str().to_owned();
@@ -252,7 +255,7 @@ fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     match options.clone().custom_flags(libc::O_DIRECT).open(path) {
-        // The file was made before the flag was refused.
+        // The file was created before the flag was refused.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             let _ = fs::remove_file(path);
             options.open(path)
@@ -270,7 +273,7 @@ fn parent(path: &Path) -> io::Result<&Path> {
     path.parent().ok_or_else(|| io::Error::other("the file has no folder"))
 }
 
-/// Makes a folder and those above it, so that they survive a loss of power.
+/// Creates a folder and those above it, so that they survive a power loss.
 fn make_folders(folder: &Path) -> io::Result<()> {
     let missing: Vec<_> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
     fs::create_dir_all(folder)?;
@@ -295,7 +298,7 @@ mod tests {
         (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect()
     }
 
-    /// Memory that begins `shift` bytes off alignment.
+    /// Returns a copy of `content` that begins `shift` bytes after an aligned address.
     fn lying(content: &[u8], shift: usize) -> Bytes {
         let mut memory = vec![0; content.len() + 2 * ALIGNED];
         let begin = memory.as_ptr().align_offset(ALIGNED) + shift;
@@ -307,7 +310,8 @@ mod tests {
     async fn files_of_every_length_are_there_when_they_are_finished_and_not_before() {
         let folder = tempfile::tempdir().unwrap();
         for bytes in [0, 1, ALIGNED, ALIGNED + 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 5] {
-            // In pieces that are gathered, and in those that are written from where they lie until one comes that is not.
+            // Pieces that are gathered, and pieces that are written in place until one is not
+            // aligned.
             for (piece_bytes, shift, head_bytes) in [(1_000_003, 7, 0), (1 << 20, 0, 2 * ALIGNED)] {
                 let (below, content) = (folder.path().join(format!("a/{bytes}/{shift}")), content(bytes));
                 let head = vec![0xee; head_bytes];

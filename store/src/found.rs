@@ -1,4 +1,4 @@
-//! What a job's folder has: complete checkpoints, damaged ones, and what never became one.
+//! Content of a job's folder: complete checkpoints, damaged ones, and incomplete folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,11 @@ use crate::stores::Folder;
 /// The checkpoints in a job's folder, by version.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Those whose manifest is intact. Their data files were not looked at.
+    /// Checkpoints with an intact manifest. Their data files were not read.
     pub manifests: BTreeMap<Version, Manifest>,
-    /// Those whose manifest is not, and why.
+    /// Checkpoints with a damaged manifest, and the errors.
     pub damaged: BTreeMap<Version, Error>,
-    /// Folders without a manifest: being written, or given up.
+    /// Folders without a manifest: in progress, or given up.
     pub incomplete: BTreeSet<Version>,
 }
 
@@ -23,7 +23,8 @@ impl Found {
     /// Looks into a job's folder.
     ///
     /// # Errors
-    /// The store cannot be read now. What is wrong with one checkpoint is no error, see [`damaged`](Self::damaged).
+    /// The store cannot be read now. A damaged checkpoint is no error, see
+    /// [`damaged`](Self::damaged).
     pub async fn look(job: &Folder) -> Result<Self> {
         let mut found = Self::default();
         for version in job.list().await?.iter().filter_map(|name| version_of(name)) {
@@ -38,14 +39,15 @@ impl Found {
         Ok(found)
     }
 
-    /// Whether there is no checkpoint, not even a damaged one.
+    /// Returns whether there is no checkpoint, not even a damaged one.
     pub fn is_empty(&self) -> bool {
         self.manifests.is_empty() && self.damaged.is_empty()
     }
 
-    /// What need not be kept once `newest` of a run is complete: all but the `keep` newest of that run, and what never became
-    /// a checkpoint. Newer versions, other runs and what cannot be read are nobody's to remove; nor is anything complete
-    /// while `newest` cannot be read itself.
+    /// Returns the versions that may be removed once `newest` of a run is complete: older
+    /// checkpoints of that run, except the newest of them (`keep` stay in all), and older
+    /// incomplete folders. It never returns newer versions, other runs or damaged checkpoints. It
+    /// returns no complete checkpoint while `newest` itself cannot be read.
     pub fn superseded(&self, run: &str, newest: Version, keep: u32) -> Vec<Version> {
         let complete = self.manifests.get(&newest).is_some_and(|manifest| manifest.run == run);
         let older = self.manifests.range(..newest).filter(|(_, manifest)| complete && manifest.run == run);
@@ -56,10 +58,10 @@ impl Found {
     }
 }
 
-/// The manifest in a checkpoint's folder, which must be of that version.
+/// Reads the manifest in a checkpoint's folder, which must have that version.
 ///
 /// # Errors
-/// [`Error::Missing`], [`Error::Store`], or what is wrong with it.
+/// [`Error::Missing`], [`Error::Store`], or [`Error::Damaged`] with what is wrong.
 pub async fn read(folder: &Folder, version: Version) -> Result<Manifest> {
     let name = folder.shown(MANIFEST);
     let manifest = Manifest::decode(&name, &folder.read(MANIFEST, MANIFEST_BYTES_MAX).await?)?;
@@ -79,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// A complete checkpoint without files.
+    /// Returns the manifest of a complete checkpoint without files.
     fn manifest(version: Version, run: &str) -> Manifest {
         Manifest {
             job: "digits".to_owned(),

@@ -1,6 +1,6 @@
-//! Where checkpoints lie: folders on local disks, in object stores, or in the memory of a process.
+//! Stores of checkpoints: folders on local disks, in object stores, or in the memory of a process.
 //!
-//! What lies there is described in [`proto::checkpoint`]: this crate opens, lists, reads and writes.
+//! [`proto::checkpoint`] describes the content. This crate opens, lists, reads and writes.
 
 #[cfg(feature = "cloud")]
 mod cloud;

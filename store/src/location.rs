@@ -1,7 +1,9 @@
-//! Where checkpoints lie, in one spelling for each place, and the places that a master allows. Pure.
+//! Locations of checkpoints, in one spelling for each place, and the places that a master allows.
+//! Pure.
 //!
-//! Always true here: two spellings that lead to the same folder are equal, and no folder is below another by a prefix of its name, by
-//! `..`, or by an encoded `/`. The path is the one that [`Stores`](crate::Stores) opens.
+//! Always true here: two spellings of the same folder are equal. No folder is below another because
+//! of a prefix of its name, `..`, or an encoded `/`. [`Stores`](crate::Stores) opens the path of
+//! the location.
 
 use std::fmt;
 
@@ -24,13 +26,13 @@ use proto::spec::CHECKPOINT_SCHEMES;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The scheme, and the bucket or container as it is written: `file`, `s3://bucket`.
+    /// Scheme, and bucket or container as written: `file`, `s3://bucket`.
     store: String,
     path: Path,
 }
 
 impl Location {
-    /// The folder that a URL or an absolute path names.
+    /// Returns the folder that a URL or an absolute path names.
     ///
     /// # Errors
     /// [`Error::Url`].
@@ -53,26 +55,26 @@ impl Location {
         Ok(Self { store, path })
     }
 
-    /// Whether `other` is this folder or lies below it, by whole names.
+    /// Returns whether `other` is this folder or lies below it. Whole names are compared.
     pub fn holds(&self, other: &Self) -> bool {
         self.store == other.store && other.path.prefix_match(&self.path).is_some()
     }
 
-    /// Its path in its store.
+    /// Returns the path in the store.
     pub(crate) const fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The places that jobs may name; none: any place.
+/// Places that jobs may name. An empty list allows every place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed(Vec<(String, Location)>);
 
 impl Allowed {
-    /// These folders and everything below them, each an absolute path or a URL.
+    /// Allows these folders and everything below them. Each is an absolute path or a URL.
     ///
     /// # Errors
-    /// Every one that is no place.
+    /// An error for each malformed place.
     pub fn of(places: &[String]) -> Result<Self, Vec<Error>> {
         let (mut found, mut wrong) = (Vec::new(), Vec::new());
         for place in places {
@@ -84,7 +86,7 @@ impl Allowed {
         if wrong.is_empty() { Ok(Self(found)) } else { Err(wrong) }
     }
 
-    /// Whether a job may name `url`, which leads to `location`.
+    /// Checks that a job may name `url`, which leads to `location`.
     ///
     /// # Errors
     /// [`Error::NotAllowed`].
@@ -96,7 +98,7 @@ impl Allowed {
     }
 }
 
-/// As they were given, for people.
+/// Writes the places as the user gave them.
 impl fmt::Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places: Vec<_> = self.0.iter().map(|(place, _)| format!("`{place}`")).collect();
@@ -176,14 +178,15 @@ mod tests {
         assert!(allows(&allowed(&["/"]), "/anything") && !allows(&allowed(&["/"]), "s3://b/anything"));
     }
 
-    /// Names of folders that look like each other, or like something else.
+    /// Names of folders that resemble each other, or something else.
     const NAMES: [&str; 12] = ["a", "ab", "b", "A", "x y", "ü", "%41", "%2e%2e", "%2F", "...", "a?b", "a#b"];
 
     fn names(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<&'static str>> {
         proptest::collection::vec(proptest::sample::select(&NAMES[..]), count)
     }
 
-    /// As a URL has it: each name with all its bytes encoded, or only those that must be.
+    /// Returns the path of a URL. `all` encodes every byte of the names, otherwise only those that
+    /// must be.
     fn encoded(names: &[&str], all: bool) -> String {
         let byte = |byte: u8| match byte {
             b'a'..=b'z' | b'A'..=b'Z' if !all => char::from(byte).to_string(),

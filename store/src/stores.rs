@@ -1,4 +1,5 @@
-//! The edge to where checkpoints lie: a folder on a local disk, in an object store, or in the memory of this process.
+//! Access to stores: a folder on a local disk, in an object store, or in the memory of this
+//! process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,33 +21,34 @@ use crate::cloud::open;
 use crate::direct::Direct;
 use crate::location::{Allowed, Location};
 
-/// How long a store that fails is tried again, unless a process is told otherwise.
+/// Default time for retries of a failing store.
 pub const PATIENCE: Duration = Duration::from_secs(13);
 
-/// The longest time that makes sense for it.
+/// Longest time for retries that a process may set.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
 
-/// The wait before a store that failed is tried again for the first time. It doubles each time.
+/// Wait before the first retry of a failing store. It doubles each time.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-/// As many waits as fit into `patience`.
+/// Returns as many retries as fit into `patience`.
 fn retry(patience: Duration) -> Retry {
     let waits = (patience.as_millis() / FIRST_WAIT.as_millis() + 1).ilog2();
     Retry { first: FIRST_WAIT, longest: Duration::from_secs(10), attempts_max: waits + 1 }
 }
 
-/// Bytes of one part of an upload: at least 5 MiB for S3, whose 10,000 parts then make 78 GiB.
+/// Bytes of one part of an upload. S3 requires at least 5 MiB; its limit of 10,000 parts then
+/// allows 78 GiB.
 pub const PART_BYTES: usize = 8 << 20;
 
-/// Opens stores by their URLs. Clones share what lies in `memory://`.
+/// Opens stores by their URLs. Clones share the content of `memory://`.
 #[derive(Clone)]
 pub struct Stores {
     memory: Arc<InMemory>,
     settings: Arc<BTreeMap<String, String>>,
     instead: Option<Arc<dyn ObjectStore>>,
-    /// Which URLs are opened.
+    /// Places whose URLs may be opened.
     allowed: Arc<Allowed>,
-    /// How a store that fails is tried again.
+    /// Retries of a failing store.
     retry: Retry,
 }
 
@@ -63,33 +65,34 @@ impl Default for Stores {
 }
 
 impl Stores {
-    /// With the settings of object stores (credentials, regions, endpoints) under their usual names, such as `AWS_REGION`.
+    /// Creates stores with the settings of object stores (credentials, regions, endpoints) under
+    /// their usual names, such as `AWS_REGION`.
     pub fn new(settings: BTreeMap<String, String>) -> Self {
         Self { settings: Arc::new(settings), ..Self::default() }
     }
 
-    /// Every URL leads to a path in `store`: for tests and simulated faults.
+    /// Creates stores whose every URL leads to a path in `store`, for tests and simulated faults.
     pub fn only(store: Arc<dyn ObjectStore>) -> Self {
         Self { instead: Some(store), ..Self::default() }
     }
 
-    /// Opens nothing but these places.
+    /// Restricts the stores to these places.
     #[must_use]
     pub fn within(self, allowed: Allowed) -> Self {
         Self { allowed: Arc::new(allowed), ..self }
     }
 
-    /// A store that fails is tried again for about so long.
+    /// Sets for about how long a failing store is tried again.
     #[must_use]
     pub fn patient_for(self, patience: Duration) -> Self {
         Self { retry: retry(patience), ..self }
     }
 
-    /// Calls `attempt` until the store does it, or trying again cannot help, or helps no more. `on_retry` hears of the first failure
-    /// that is followed by another attempt.
+    /// Calls `attempt` until it succeeds, fails for good, or the retries are used up. `on_retry`
+    /// gets the first failure that is followed by another attempt.
     ///
     /// # Errors
-    /// The last one.
+    /// The last failure.
     pub async fn patiently<T, Fut: Future<Output = Result<T>>>(
         &self,
         on_retry: impl Fn(&Error),
@@ -98,10 +101,10 @@ impl Stores {
         repeat(self.retry, on_retry, attempt).await
     }
 
-    /// Calls `attempt` for as long as the store may still do it.
+    /// Calls `attempt` until it succeeds or fails for good.
     ///
     /// # Errors
-    /// What trying again cannot help.
+    /// A failure that retries cannot mend.
     pub async fn for_as_long_as_it_takes<T, Fut: Future<Output = Result<T>>>(
         &self,
         on_retry: impl Fn(&Error),
@@ -110,7 +113,7 @@ impl Stores {
         repeat(Retry { attempts_max: u32::MAX, ..self.retry }, on_retry, attempt).await
     }
 
-    /// The folder that a URL or an absolute path names. Nothing is looked up yet.
+    /// Returns the folder that a URL or an absolute path names. It does not access the store.
     ///
     /// # Errors
     /// [`Error::Url`], [`Error::NotAllowed`].
@@ -161,7 +164,7 @@ async fn repeat<T, Fut: Future<Output = Result<T>>>(
     retry.run(0, tokio::time::sleep, judge, attempt).await
 }
 
-/// The store and the path in it that a URL leads to.
+/// Opens the store of a URL. Returns the store and the path in it.
 #[cfg(not(feature = "cloud"))]
 fn open(
     url: &url::Url,
@@ -170,14 +173,15 @@ fn open(
     object_store::parse_url(url).map(|(store, path)| (store.into(), path))
 }
 
-/// Without the settings: they have secrets.
+/// Leaves out the values of the settings, which are secrets.
 impl fmt::Debug for Stores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stores").field("settings", &self.settings.keys()).finish_non_exhaustive()
     }
 }
 
-/// Whatever is reported as written survives a loss of power; a folder goes with its last file, as in an object store.
+/// Opens the local disk. A file reported as written survives a power loss. A folder disappears with
+/// its last file, as in an object store.
 fn local() -> Arc<LocalFileSystem> {
     Arc::new(LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true))
 }
@@ -186,7 +190,7 @@ fn local() -> Arc<LocalFileSystem> {
 #[derive(Clone, Debug)]
 pub struct Folder {
     store: Arc<dyn ObjectStore>,
-    /// The same store, where it is a local disk.
+    /// Handle of the store if it is a local disk.
     disk: Option<Arc<LocalFileSystem>>,
     path: Path,
     name: String,
@@ -199,19 +203,19 @@ impl fmt::Display for Folder {
 }
 
 impl Folder {
-    /// A folder below, by names with `/` between them.
+    /// Returns a folder below this one. `names` are separated by `/`.
     #[must_use]
     pub fn below(&self, names: &str) -> Self {
         let path = names.split('/').fold(self.path.clone(), Path::join);
         Self { store: self.store.clone(), disk: self.disk.clone(), path, name: self.shown(names) }
     }
 
-    /// How errors call a file of this folder.
+    /// Returns the name of a file of this folder in errors.
     pub fn shown(&self, file: &str) -> String {
         format!("{}/{file}", self.name.trim_end_matches('/'))
     }
 
-    /// Size of a file.
+    /// Returns the size of a file in bytes.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Store`].
@@ -220,22 +224,22 @@ impl Folder {
         Ok(meta.map_err(|error| self.failed("read", file, error))?.size)
     }
 
-    /// A whole file of at most `bytes_max`.
+    /// Reads a whole file of at most `bytes_max`.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Store`], and [`Error::Damaged`] when it is larger.
+    /// [`Error::Missing`], [`Error::Store`], and [`Error::Damaged`] for a larger file.
     pub async fn read(&self, file: &str, bytes_max: u64) -> Result<Bytes> {
         let bytes = self.size(file).await?;
         if bytes > bytes_max {
             let what = format!("{bytes} bytes, at most {bytes_max} make sense");
             return Err(Error::Damaged { file: self.shown(file), what });
         }
-        // Not as a range: the empty one of an empty file is none.
+        // Not read as a range, because an empty file has no valid range.
         let got = self.store.get(&self.at(file)).await.map_err(|error| self.failed("read", file, error))?;
         got.bytes().await.map_err(|error| self.failed("read", file, error))
     }
 
-    /// Parts of a file; neighbours are read in one go.
+    /// Reads parts of a file. Adjacent parts are read in one request.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Store`], [`Error::Truncated`].
@@ -252,7 +256,7 @@ impl Folder {
         Ok(read)
     }
 
-    /// Writes a small file whole: it is there with all its bytes, or not at all.
+    /// Writes a small file atomically: it has all its bytes, or it does not exist.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -261,7 +265,7 @@ impl Folder {
         written.map(drop).map_err(|error| self.failed("write", file, error))
     }
 
-    /// Begins to write a large file. It is there when [`Upload::finish`] says so.
+    /// Begins to write a large file, which exists after [`Upload::finish`].
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -272,8 +276,9 @@ impl Folder {
         Ok(Upload { parts, folder: self.clone(), file: file.to_owned() })
     }
 
-    /// On a local disk, begins to write a large file, `stem` being the beginning of its name. Its first `head_bytes` and its name
-    /// come [last](OnDisk::finish). `None` where files grow from their beginning on.
+    /// Begins to write a large file on a local disk. Its name begins with `stem`. The first
+    /// `head_bytes` and the whole name follow at the [end](OnDisk::finish). Returns `None` for
+    /// other stores, where files are written from their beginning.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -288,7 +293,7 @@ impl Folder {
         Ok(Some(OnDisk { file, folder: self.clone(), stem: stem.to_owned() }))
     }
 
-    /// Names of the files and folders directly in this folder.
+    /// Returns the names of the files and folders directly in this folder.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -300,7 +305,7 @@ impl Folder {
         Ok(names.filter_map(|path| path.filename().map(str::to_owned)).collect())
     }
 
-    /// Removes a file; one that is gone already is fine.
+    /// Removes a file. A missing file is no error.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -311,7 +316,8 @@ impl Folder {
         }
     }
 
-    /// Removes this folder and all below it, `first` before anything else; what is gone already is fine.
+    /// Removes this folder and everything below it, the file `first` before all others. Missing
+    /// files are no error.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -350,7 +356,8 @@ impl Folder {
     }
 }
 
-/// An error and what caused it: the store's own text often leaves the cause ("no space left on device") to its source.
+/// Writes an error with its sources. The store's own text often lacks the cause ("no space left on
+/// device").
 fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -364,7 +371,7 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A large file that is being written. Dropped, it leaves nothing under its name.
+/// A large file that is being written. If it is dropped, it leaves nothing under its name.
 #[derive(Debug)]
 pub struct Upload {
     parts: WriteMultipart,
@@ -373,32 +380,32 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Adds bytes; waits while `parts_max` parts are on their way.
+    /// Adds bytes. Waits while `parts_max` parts are in flight.
     ///
     /// # Errors
-    /// [`Error::Store`] when an earlier part failed. The upload is to be dropped then.
+    /// [`Error::Store`] if an earlier part failed. The caller must then drop the upload.
     pub async fn put(&mut self, bytes: Bytes, parts_max: usize) -> Result<()> {
         self.parts.put(bytes);
         let waited = self.parts.wait_for_capacity(parts_max).await;
         waited.map_err(|error| self.folder.failed("write", &self.file, error))
     }
 
-    /// Waits until the file is there, safe, under its name.
+    /// Waits until the file is durable under its name.
     ///
     /// # Errors
-    /// [`Error::Store`]; then it is not.
+    /// [`Error::Store`]; the file does not exist then.
     pub async fn finish(self) -> Result<()> {
         let finished = self.parts.finish().await;
         finished.map(drop).map_err(|error| self.folder.failed("write", &self.file, error))
     }
 
-    /// Gives up; best effort to leave no parts behind.
+    /// Gives up. It tries to leave no parts behind.
     pub async fn abort(self) {
         let _ = self.parts.abort().await;
     }
 }
 
-/// A large file that is being written to a local disk. Dropped, it leaves nothing.
+/// A large file that is being written to a local disk. If it is dropped, it leaves nothing.
 #[derive(Debug)]
 pub struct OnDisk {
     file: Direct,
@@ -407,21 +414,21 @@ pub struct OnDisk {
 }
 
 impl OnDisk {
-    /// Adds bytes after the beginning; waits while enough is being written.
+    /// Adds bytes after the beginning. Waits while too many writes are in flight.
     ///
     /// # Errors
-    /// [`Error::Store`] when something was not written. The file is to be dropped then.
+    /// [`Error::Store`] if bytes were not written. The caller must then drop the file.
     pub async fn put(&mut self, bytes: Bytes) -> Result<()> {
         self.file.put(bytes).await.map_err(|error| self.folder.not_written(&self.stem, &error))
     }
 
-    /// Writes the beginning, and waits until the file is there, safe, under its name.
+    /// Writes the beginning, and waits until the file is durable under its name.
     ///
     /// # Errors
-    /// [`Error::Store`]; then it is not.
+    /// [`Error::Store`]; the file does not exist then.
     ///
     /// # Panics
-    /// If `head` has not as many bytes as were left for it.
+    /// If the length of `head` is not the `head_bytes` of [`Folder::on_disk`].
     pub async fn finish(self, name: &str, head: &[u8]) -> Result<()> {
         let Self { file, folder, .. } = self;
         file.finish(name, head).await.map_err(|error| folder.not_written(name, &error))

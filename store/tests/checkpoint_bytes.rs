@@ -1,5 +1,5 @@
-//! Whatever lies where a checkpoint should: changed bytes are never taken for those that were written, nothing panics, and no
-//! length is believed before it is compared with the bytes that are there.
+//! Arbitrary bytes in place of a checkpoint: changed bytes are always detected, nothing panics, and
+//! no length is trusted before it is compared with the bytes that exist.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
@@ -21,25 +21,25 @@ use serde_json::{Value, json};
 use store::data_file::{DataFile, weights};
 use store::{Folder, Stores, found};
 
-/// More than anything here needs in one piece.
+/// Largest allocation that these tests need.
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
-/// The largest piece of memory that anybody asked for.
+/// Largest allocation so far.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 struct Watched;
 
 #[expect(unsafe_code, reason = "only the allocator sees how much memory a length would have taken")]
-// SAFETY: each call is handed on as it came.
+// SAFETY: each call is forwarded unchanged.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, block: Block) -> *mut u8 {
         LARGEST.fetch_max(block.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(block) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, block: Block) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, block) }
     }
 }
@@ -61,7 +61,8 @@ const SPEC: &str = r#"{
 
 const VERSION: Version = Version(7);
 
-/// A checkpoint as two partitions and a master leave it: the manifest, and the files of the partitions.
+/// A checkpoint as two partitions and a master write it: the manifest, and the files of the
+/// partitions.
 #[derive(Clone, Debug)]
 struct Checkpoint {
     manifest: Manifest,
@@ -135,7 +136,7 @@ impl Checkpoint {
     }
 }
 
-/// Writes files into an empty folder, and reads all of the checkpoint in it.
+/// Writes files into an empty folder, and reads the whole checkpoint in it.
 fn read(files: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Values>> {
     let folder = Stores::default().open("memory://here").unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -155,7 +156,7 @@ async fn read_all(folder: &Folder) -> Result<Vec<Values>> {
     weights(folder, &manifest).await
 }
 
-/// What may happen to the bytes of a file.
+/// A change to the bytes of a file.
 #[derive(Clone, Debug)]
 enum Change {
     Flip(Index, u8),
@@ -200,7 +201,7 @@ fn changed(bytes: &[u8], changes: &[Change]) -> Vec<u8> {
                 drop(bytes.drain(at..bytes.len().min(at + count)));
             }
             Change::Overwrite(at, length) => {
-                // Where a data file has the length of its header, every other time.
+                // Every other time it overwrites the length of a data file's header.
                 let at = if length % 2 == 0 { 0 } else { place(at) };
                 bytes.iter_mut().skip(at).zip(length.to_le_bytes()).for_each(|(byte, new)| *byte = new);
             }
@@ -210,7 +211,7 @@ fn changed(bytes: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Values that no writer gives, to be sealed with a checksum that fits them.
+/// Returns values that no writer produces, to be sealed with a valid checksum.
 fn extremes() -> Vec<Value> {
     let numbers = [0, 1, 1 << 32, 1 << 48, 1 << 62, u64::MAX - 1, u64::MAX];
     let texts = ["", "x", "../x", "a/b@c", "18446744073709551615", "4294967296", "ffffffff 0 1"];
@@ -242,7 +243,7 @@ fn sealed(body: &[u8]) -> Vec<u8> {
     [begin.as_bytes(), body, b"}\n"].concat()
 }
 
-/// A checkpoint whose manifest believes what the first data file says.
+/// Returns a checkpoint whose first data file has `header`, with a manifest that matches it.
 fn with_header(mut checkpoint: Checkpoint, header: &[u8]) -> Checkpoint {
     let old = 8 + u64::from_le_bytes(*checkpoint.data[0].first_chunk().unwrap()) as usize;
     checkpoint.data[0] = [header, &checkpoint.data[0][old..]].concat();

@@ -1,4 +1,5 @@
-//! Checkpoints over the real S3 protocol, to a real server that is busy, drops answers and goes away between.
+//! Checkpoints over the real S3 protocol, with a real server that is busy, drops answers and
+//! becomes unreachable.
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -40,7 +41,7 @@ async fn upload(folder: &Folder, file: &str, bytes: &Bytes) -> Result<(), Error>
     upload.finish().await
 }
 
-/// The store is to blame and not the checkpoint: asking again may help.
+/// Asserts that the error blames the store and not the checkpoint, so that a retry may help.
 fn assert_store(error: &Error, what: &str, file: &str) {
     assert!(error.is_retryable(), "{error}");
     let text = error.to_string();

@@ -1,7 +1,9 @@
-//! A fleet under chaos: a script, drawn from a seed, that kills, stops, drains and adds workers while a job runs.
+//! A fleet under chaos: a script, drawn from a seed, that kills, stops, drains and adds workers
+//! while a job runs.
 //!
-//! What happens when is the seed's choice; when exactly it meets the job is the machine's. The first fault is a stop, so that
-//! the worker wakes up while the job still runs; a worker that woke up is left alone until it has worked again.
+//! The seed decides the order of the faults. The machine's speed decides when exactly they meet the
+//! job. The first fault is a stop, so that the worker wakes up while the job still runs. The script
+//! leaves a worker that woke up alone until it has worked again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +15,14 @@ use ebbflow::random::Keyed;
 
 use super::{Cluster, events};
 
-/// How long a stopped worker stands still: longer than the master's patience (`death`, 5 s), so its leases are given away.
+/// Time for which a stopped worker stands still. It is longer than the master's limit of silence
+/// (`death`, 5 s), so other workers get its leases.
 pub const STOP: Duration = Duration::from_secs(7);
 
-/// What a worker logs when the master knows it.
+/// Log line of a worker that the master knows.
 const REGISTERED: &str = "registered with the master";
 
-/// What the script does to a worker.
+/// Fault of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     Kill,
@@ -28,35 +31,35 @@ pub enum Fault {
     Add,
 }
 
-/// Where a worker is in its life, as the script made it.
+/// State of a worker, as the script changed it.
 enum Life {
-    /// It has not registered yet: a signal would meet a program that does not listen.
+    /// Not registered yet: a signal would meet a program that does not handle it.
     Starts,
     Works,
     Stopped(Instant),
-    /// It woke up, with a log of this length, and has not been seen working again.
+    /// Awake, with a log of this length at that time. It has not been seen working again.
     Woken(usize),
     Killed,
     Draining,
-    /// It drained and ended so.
+    /// Drained and ended with this status.
     Drained(ExitStatus),
 }
 
-/// A cluster and what is done to its workers.
+/// A cluster, and the state of its workers.
 pub struct Chaos {
     pub cluster: Cluster,
-    /// As many workers as the script aims at.
+    /// Number of workers that the script aims at.
     workers: usize,
     keyed: Keyed,
     lives: Vec<Life>,
     pub faults: BTreeMap<Fault, u32>,
-    /// Workers that were seen working again after a stop.
+    /// Number of workers that were seen working again after a stop.
     pub returned: u32,
     log: Vec<String>,
 }
 
 impl Chaos {
-    /// The workers of `cluster` are those that the script keeps up by adding.
+    /// Creates the script. It keeps up the number of workers of `cluster` by adding new ones.
     pub fn new(seed: u64, cluster: Cluster) -> Self {
         let workers = cluster.workers.len();
         let lives = (0..workers).map(|_| Life::Starts).collect();
@@ -68,7 +71,7 @@ impl Chaos {
     pub fn rage(&mut self, job: &mut Child, out: &Path) {
         let mut next = None;
         while job.try_wait().expect("the job's process").is_none() {
-            // The rhythm of the faults, not a wait for a state.
+            // The pause sets the rhythm of the faults. It does not wait for a state.
             std::thread::park_timeout(Duration::from_millis(50));
             self.look();
             let now = now();
@@ -83,7 +86,7 @@ impl Chaos {
         self.look();
     }
 
-    /// Notices who woke up, works again or has left.
+    /// Notes which workers woke up, work again or have left.
     fn look(&mut self) {
         for (worker, life) in self.lives.iter_mut().enumerate() {
             let process = &mut self.cluster.workers[worker];
@@ -115,7 +118,8 @@ impl Chaos {
         let at_work: Vec<usize> = self.lives.iter().enumerate().filter_map(at_work).collect();
         let draw = self.keyed.next_u64();
         let victim = at_work.get((draw >> 8) as usize % at_work.len().max(1)).copied();
-        // One always works, so that the job goes on; the more are missing, the likelier one is added.
+        // One worker always works, so that the job goes on. The more are missing, the likelier one
+        // is added.
         let missing = self.workers.saturating_sub(present) as u64;
         let (fault, worker) = match victim {
             Some(worker) if at_work.len() > 1 && draw % 4 >= 2 * missing => {
@@ -153,7 +157,7 @@ impl Chaos {
         self.faults.get(&fault).copied().unwrap_or(0)
     }
 
-    /// What must hold of every worker, whatever else the job is checked for.
+    /// Checks what must hold for every worker.
     pub fn check(&mut self, out: &Path) {
         let fleet: Vec<String> = events(out, "fleet")
             .iter()
@@ -172,12 +176,13 @@ impl Chaos {
                     let status = process.child.wait().expect("a worker's process");
                     assert!(status.success(), "worker-{worker} drained and ended with {status}");
                 }
-                // Its broken connection says so at once; silence would cost the others 5 s.
+                // The broken connection shows the death at once. Silence would cost the others 5 s.
                 Life::Killed => assert!(
                     last(worker).is_none_or(|reason| !reason.contains("sent no heartbeat")),
                     "worker-{worker} was killed, and the master waited for its heartbeat"
                 ),
-                // It may have woken up a moment before the end; the master that gave it up takes it again.
+                // The worker may have woken up a moment before the end. The master that gave it up
+                // takes it again.
                 Life::Woken(before)
                     if last(worker).is_some_and(|reason| reason.contains("sent no heartbeat")) =>
                 {
@@ -194,8 +199,8 @@ impl Chaos {
     }
 }
 
-/// Whether a worker that stood still is a new member whose work counts, by what it logged since: a line for each
-/// registration and each lease that it finished.
+/// Returns whether a worker that stood still is a new member whose work counts. `log` is what it
+/// logged since: a line for each registration and each finished lease.
 fn works_again(log: &str) -> bool {
     log.find(REGISTERED).is_some_and(|at| log[at..].contains("accepted=true"))
 }

@@ -1,4 +1,4 @@
-//! A collector of traces and numbers on loopback: takes what processes send by OTLP over gRPC, and keeps the spans.
+//! A collector of traces and metrics on loopback. It receives OTLP over gRPC and keeps the spans.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,17 +22,17 @@ use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use tonic::{Request, Response, Status};
 
-/// A span as it arrived.
+/// A received span.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Of the process that sent it.
+    /// Name of the sending process's service.
     pub service: String,
     pub name: String,
     pub trace: Vec<u8>,
     pub id: Vec<u8>,
-    /// Empty for the root of a trace.
+    /// Id of the parent, empty for the root of a trace.
     pub parent: Vec<u8>,
-    /// Trace and span that it follows from.
+    /// Trace and span of each link.
     pub links: Vec<(Vec<u8>, Vec<u8>)>,
     pub kind: SpanKind,
     pub begin_ns: u64,
@@ -41,7 +41,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// An attribute that is a number. Those that OTLP's, which have a sign, have no room for travel as text.
+    /// Returns an attribute that is a number. Numbers too large for OTLP's signed ones travel as
+    /// text.
     pub fn number(&self, name: &str) -> Option<i64> {
         match self.attributes.get(name)? {
             Value::IntValue(number) => Some(*number),
@@ -50,7 +51,7 @@ impl Span {
         }
     }
 
-    /// An attribute that is text.
+    /// Returns an attribute that is text.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.attributes.get(name)? {
             Value::StringValue(text) => Some(text),
@@ -59,17 +60,18 @@ impl Span {
     }
 }
 
-/// What came is kept as it came: who measures what sending costs has no use for a collector that works meanwhile.
+/// Received exports, kept undecoded: a bench that measures the cost of sending must not pay for
+/// decoding.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     exports: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
     numbers: Arc<AtomicU64>,
 }
 
-/// A running collector; it ends with its handle.
+/// A running collector. It ends with its handle.
 #[derive(Debug)]
 pub struct Collector {
-    /// Where processes send to, `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    /// URL to which processes send, for `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub url: String,
     seen: Seen,
     _runtime: tokio::runtime::Runtime,
@@ -90,13 +92,13 @@ impl Collector {
         Self { url, seen, _runtime: runtime }
     }
 
-    /// Takes the spans that have come.
+    /// Takes the received spans.
     pub fn take(&self) -> Vec<Span> {
         let exports = std::mem::take(&mut *self.seen.exports.lock().unwrap_or_else(PoisonError::into_inner));
         exports.into_iter().flat_map(spans).collect()
     }
 
-    /// How many reports of numbers have come.
+    /// Returns the number of received exports of metrics.
     pub fn reports_of_numbers(&self) -> u64 {
         self.seen.numbers.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! A real etcd on loopback, of one member, for tests that need one.
+//! A real etcd of one member on loopback.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -9,24 +9,25 @@ use tempfile::TempDir;
 
 use super::{Lacks, skipped};
 
-/// Attempts to find two free ports; another process may take them in between.
+/// Most attempts to find two free ports. Another process may take them in between.
 const ATTEMPTS: usize = 10;
 
-/// A running etcd; it ends with its handle.
+/// A running etcd. It ends with its handle.
 pub struct Etcd {
     child: Child,
-    /// Where its clients reach it.
+    /// URL for its clients.
     pub url: String,
     _folder: TempDir,
 }
 
 impl Etcd {
-    /// Starts one; `None`, and a line that says so, where `etcd` is not installed.
+    /// Starts an etcd. Without the program `etcd`, it reports a skip and returns `None`.
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// The same, with more arguments.
+    /// Starts an etcd with more arguments. Without the program `etcd`, it reports a skip and
+    /// returns `None`.
     pub fn start_with(more: &[&str]) -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
             skipped(Lacks::Package, "no `etcd` on the PATH; on Debian: apt-get install etcd-server");
@@ -62,7 +63,7 @@ impl Etcd {
         Ok(self.ask("GET /health HTTP/1.0\r\n\r\n")?.contains(r#""health":"true""#))
     }
 
-    /// Calls etcd's HTTP gateway: a path like `/v3/kv/put` and its JSON; answers what etcd says.
+    /// Calls etcd's HTTP gateway with a path like `/v3/kv/put` and its JSON. Returns the answer.
     #[allow(dead_code, reason = "only tests of the whole program call it")]
     pub fn call(&self, path: &str, json: &str) -> String {
         let length = json.len();
@@ -79,7 +80,7 @@ impl Etcd {
         Ok(answer)
     }
 
-    /// Sends it a signal by its name, e.g. `STOP`.
+    /// Sends a signal by its name, e.g. `STOP`.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status();
         assert!(status.expect("kill runs").success());

@@ -1,4 +1,5 @@
-//! A cluster behind locks: certificates and tokens of `ebb certs init`, mTLS between all processes and users.
+//! A cluster with keys: certificates and tokens of `ebb certs init`, and mTLS between all processes
+//! and users.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +13,8 @@ use tempfile::TempDir;
 
 use super::{Process, ebb, ebb_path, succeed};
 
-/// A master with ps and workers; every file of keys is in `certs`, which is a link as where secrets are mounted.
+/// A master with ps and workers. All files of keys are in `certs`, which is a symbolic link, as
+/// where secrets are mounted.
 pub struct Fortress {
     pub workers: Vec<Process>,
     pub ps: Vec<Process>,
@@ -20,27 +22,27 @@ pub struct Fortress {
     pub url: String,
     pub ps_urls: Vec<String>,
     pub dir: TempDir,
-    /// `EBB_SOCKETS` of everybody.
+    /// Value of `EBB_SOCKETS` for all processes.
     sockets: &'static str,
-    /// How often the keys were replaced.
+    /// Number of times that the keys were replaced.
     swaps: AtomicUsize,
 }
 
-/// Users and what their tokens are for, as `ebb certs init --user` takes them.
+/// Users and the roles of their tokens, as arguments of `ebb certs init --user`.
 pub const USERS: [&str; 3] = ["anna=submit", "otto=operate", "eve=read"];
 
 impl Fortress {
-    /// Over TCP, as between hosts: with certificates.
+    /// Starts a cluster over TCP, as between hosts: with certificates.
     pub fn start(ps: usize, workers: usize) -> Self {
         Self::start_with(&[], ps, workers)
     }
 
-    /// Over TCP, with more arguments of the master.
+    /// Starts a cluster over TCP, with more arguments of the master.
     pub fn start_with(more: &[&str], ps: usize, workers: usize) -> Self {
         Self::over("tcp", more, ps, workers)
     }
 
-    /// Over Unix sockets, as within a host.
+    /// Starts a cluster over Unix sockets, as within a host.
     pub fn nearby(ps: usize, workers: usize) -> Self {
         Self::over("nearest", &[], ps, workers)
     }
@@ -86,7 +88,8 @@ impl Fortress {
         self.dir.path().join("certs")
     }
 
-    /// Replaces the keys of everybody at once: by a copy of the folder, after `edit`. Waits until all processes have read them.
+    /// Replaces the keys of all processes at once, by a copy of the folder after `edit`. Waits
+    /// until all processes have read them.
     pub fn swap(&self, edit: impl FnOnce(&Path)) {
         let swaps = self.swaps.fetch_add(1, Ordering::Relaxed) + 1;
         let name = format!("keys-{swaps}");
@@ -106,7 +109,7 @@ impl Fortress {
         }
     }
 
-    /// `ebb` with the keys of `name` and the master's URL.
+    /// Returns `ebb` with the keys of `name` and the master's URL.
     pub fn ebb<'a>(&self, name: &str, args: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = ebb(args);
         command.env("EBB_MASTER", &self.url).env("EBB_SOCKETS", self.sockets);
@@ -114,7 +117,7 @@ impl Fortress {
         command
     }
 
-    /// The keys of `name`, for calls that no command makes.
+    /// Returns the keys of `name`, for calls without a command.
     pub fn keys(&self, name: &str) -> Keys {
         let file = |end: &str| Some(self.certs().join(format!("{name}.{end}")));
         let options = Options {
@@ -127,19 +130,19 @@ impl Fortress {
         Keys::load(options).expect("keys of `ebb certs init`")
     }
 
-    /// HOST:PORT of a URL of the cluster.
+    /// Returns HOST:PORT of a URL of the cluster.
     pub fn address(url: &str) -> &str {
         url.trim_start_matches("https://")
     }
 }
 
-/// `ebb certs init` with some users.
+/// Runs `ebb certs init` with some users.
 pub fn make(dir: &Path) {
     let users = USERS.iter().flat_map(|user| ["--user", user]);
     succeed(["certs", "init", "--dir"].into_iter().chain([dir.to_str().expect("UTF-8")]).chain(users));
 }
 
-/// What tells a process its keys.
+/// Returns the environment that gives a process its keys.
 pub fn environment(certs: &Path, name: &str) -> Vec<(&'static str, String)> {
     let file = |name: String| certs.join(name).display().to_string();
     vec![

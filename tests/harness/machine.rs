@@ -1,4 +1,5 @@
-//! What a test of `deploy/` needs of the machine: programs that may be missing, addresses that are free, waits with a deadline.
+//! Requirements of tests of `deploy/` on the machine: programs that may be missing, free addresses,
+//! waits with a deadline.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{Lacks, skipped};
 
-/// A program on the PATH, or where those of an administrator lie.
+/// Finds a program on the PATH, or in the folders of an administrator's programs.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let administrators = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -17,7 +18,8 @@ pub fn find(program: &str) -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join(program)).filter(|path| path.is_file()))
 }
 
-/// Whether all of these are here; says loudly which one is not, and what is not tried.
+/// Returns whether all of these programs exist. It reports a skip if one is missing, with what is
+/// not tested.
 pub fn has(programs: &[&str], packages: &str, untried: &str) -> bool {
     let missing = programs.iter().find(|program| find(program).is_none());
     if let Some(missing) = missing {
@@ -26,7 +28,7 @@ pub fn has(programs: &[&str], packages: &str, untried: &str) -> bool {
     missing.is_none()
 }
 
-/// What a tool said, or none where it does not start.
+/// Runs a tool and returns its output. If it does not start, it reports a skip and returns `None`.
 pub fn tool(command: &mut Command, unchecked: &str) -> Option<Output> {
     match command.stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
@@ -38,17 +40,17 @@ pub fn tool(command: &mut Command, unchecked: &str) -> Option<Output> {
     }
 }
 
-/// Whether a command succeeds; what it says is nobody's.
+/// Returns whether a command succeeds. Its output is dropped.
 pub fn answers(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
 
-/// Whether this process may do what only an administrator may.
+/// Returns whether this process runs as root.
 pub fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-/// `docker-compose` of old, or the Compose that is a part of `docker`.
+/// Returns the old `docker-compose`, or the Compose that is a part of `docker`.
 pub fn docker_compose() -> Option<Command> {
     let standalone = || Command::new("docker-compose");
     let plugin = || {
@@ -62,21 +64,22 @@ pub fn docker_compose() -> Option<Command> {
         .find_map(|(mut asked, fresh)| answers(asked.arg("version")).then_some(fresh))
 }
 
-/// An address of this host for a program that starts later, or again: as long as this lives, the system gives its port to nobody
-/// else. The program must set SO_REUSEADDR before it binds, as servers do.
+/// An address of this host for a program that starts later, or again. As long as this value lives,
+/// the system gives the port to no other program. The program must set SO_REUSEADDR before it
+/// binds, as servers do.
 pub struct Reserved {
-    /// Bound, but it does not listen: another socket may listen at the same address.
+    /// Bound without listening, so another socket may listen at the same address.
     _socket: Socket,
     pub address: String,
 }
 
 impl Reserved {
-    /// One of the loopback interface.
+    /// Reserves an address of the loopback interface.
     pub fn local() -> Self {
         Self::at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// One of an address of this host.
+    /// Reserves an address of `host`.
     pub fn at(host: IpAddr) -> Self {
         let socket = Socket::new(Domain::for_address(SocketAddr::new(host, 0)), Type::STREAM, None);
         let socket = socket.expect("a socket");
@@ -87,7 +90,7 @@ impl Reserved {
     }
 }
 
-/// Looks until it is so, and fails when that takes longer than `patience`.
+/// Waits until `is_so` returns true, and fails after `patience`.
 pub fn until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {

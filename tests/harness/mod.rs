@@ -1,6 +1,8 @@
-//! Real processes on loopback for the integration tests: one master, some ps, some workers, and the user's commands.
+//! Real processes on loopback for the integration tests: one master, some ps, some workers, and the
+//! user's commands.
 //!
-//! Ports are the system's choice, every process ends with its handle, and what it said is shown when a test fails.
+//! The system chooses the ports. Every process ends with its handle. A failed test shows the logs
+//! of its processes.
 #![allow(dead_code, unreachable_pub, reason = "each bench uses a part of it, as a module of its own")]
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
@@ -26,23 +28,24 @@ use tempfile::TempDir;
 use machine::Reserved;
 pub use skip::{Lacks, skipped};
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The `ebb` that is tested: the one that cargo built beside the test, or that `EBB_TEST_PROGRAM` names, because `cargo xtask test`
-/// runs tests of two builds at once.
+/// Returns the path of the tested `ebb`: the one that cargo built beside the test, or the one that
+/// `EBB_TEST_PROGRAM` names. `cargo xtask test` sets it, because it runs tests of two builds at
+/// once.
 pub fn ebb_path() -> PathBuf {
     std::env::var_os("EBB_TEST_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_ebb").into(), PathBuf::from)
 }
 
-/// `ebb` with arguments, ready to run.
+/// Returns `ebb` with arguments, ready to run.
 pub fn ebb<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
     program(&ebb_path(), args)
 }
 
-/// The same commands in another program.
+/// Returns the program at `path` with arguments, ready to run. It has the verbs of `ebb`.
 pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path, args: I) -> Command {
     watchdog::watch();
     let mut command = Command::new(path);
@@ -54,26 +57,26 @@ pub fn program<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(path: &Path
     command
 }
 
-/// An example program of this package.
+/// Returns the path of an example program of this package.
 pub fn example(name: &str) -> PathBuf {
     let path = ebb_path().with_file_name("examples").join(name);
     assert!(path.exists(), "{} is missing; first: cargo build --examples", path.display());
     path
 }
 
-/// Standard output and error of a finished command, for messages.
+/// Returns standard output and error of a finished command, for messages.
 pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Runs `ebb` and expects success.
+/// Runs `ebb`, expects success, and returns its output.
 pub fn succeed<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> String {
     let output = ebb(args).output().expect("ebb starts");
     assert!(output.status.success(), "exit {:?}:\n{}", output.status.code(), text(&output));
     text(&output)
 }
 
-/// Runs `ebb` and expects an error; answers what it said.
+/// Runs `ebb`, expects an error, and returns its output.
 pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> String {
     let output = ebb(args).output().expect("ebb starts");
     assert!(!output.status.success(), "expected an error, got:\n{}", text(&output));
@@ -83,11 +86,11 @@ pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> St
 /// Lines of a process's log that a failed test shows.
 const LOG_LINES_SHOWN: usize = 200;
 
-/// A running role.
+/// A running process of one role.
 pub struct Process {
     pub child: Child,
     log: PathBuf,
-    /// Lines that it printed, as far as somebody waited for them.
+    /// Printed lines that were read so far.
     printed: Vec<String>,
 }
 
@@ -96,7 +99,7 @@ impl Process {
         let file = fs::File::create(&log).expect("the log can be written");
         watchdog::add(&log);
         let mut command = program(path, args);
-        // A worker says which leases it finished: the evidence that it takes part.
+        // At this level a worker logs its finished leases, which shows that it takes part.
         command
             .env("EBB_LOG", "info,worker=debug")
             .envs(environment.iter().copied())
@@ -105,7 +108,7 @@ impl Process {
         Self { child: command.spawn().expect("ebb starts"), log, printed: Vec::new() }
     }
 
-    /// Waits until its log has a line with `text`.
+    /// Waits until the log has a line with `text`.
     pub fn wait_for(&mut self, text: &str) {
         while !self.log().contains(text) {
             assert!(self.child.try_wait().expect("a child").is_none(), "it ended:\n{}", self.log());
@@ -113,22 +116,23 @@ impl Process {
         }
     }
 
-    /// What it logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The URL in the line that a server prints when it is ready.
+    /// Returns the URL in the line that a server prints when it is ready.
     pub fn url(&mut self) -> String {
         self.url_after("listening on ")
     }
 
-    /// Where it shows its numbers: printed before it is ready.
+    /// Returns the URL of the process's metrics, which it prints before it is ready.
     pub fn metrics_url(&mut self) -> String {
         self.url_after("metrics at ")
     }
 
-    /// What follows `words` in the first line that has them; lines are read only as far as needed.
+    /// Returns the text after `words` in the first line that has them. It reads no further than
+    /// this line.
     #[expect(clippy::unbuffered_bytes, reason = "a few short lines, of which no byte may be read too far")]
     fn url_after(&mut self, words: &str) -> String {
         let after = |line: &String| line.find(words).map(|at| line[at + words.len()..].trim().to_owned());
@@ -137,7 +141,7 @@ impl Process {
         }
         let stdout = self.child.stdout.as_mut().expect("stdout is piped");
         let mut line = Vec::new();
-        // Byte by byte: what comes later stays in the pipe.
+        // It reads byte by byte, so that later lines stay in the pipe.
         for byte in stdout.bytes().map_while(Result::ok) {
             line.push(byte);
             if byte == b'\n' {
@@ -159,7 +163,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         watchdog::remove(&self.log);
@@ -172,13 +176,13 @@ impl Drop for Process {
     }
 }
 
-/// What a master logs when it is elected.
+/// Log line of a master that is elected.
 pub const LEADS: &str = "this master leads";
 
-/// What a master logs when another one leads.
+/// Log line of a master while another one leads.
 pub const STANDS_BY: &str = "standing by";
 
-/// One of several masters, with the data folder `dir/data`.
+/// Starts one of several masters, with the data folder `dir/data`.
 pub fn candidate(program: &Path, dir: &Path, log: &str, etcd: &etcd::Etcd, ttl: &str) -> Process {
     candidate_with(program, dir, log, etcd, ttl, &[])
 }
@@ -202,16 +206,16 @@ pub struct Cluster {
     pub workers: Vec<Process>,
     pub ps: Vec<Process>,
     pub master: Process,
-    /// Of two masters the one that was started second.
+    /// The second of two masters.
     pub standby: Option<Process>,
-    /// Of the master; of several, all of them.
+    /// URL of the master, or the URLs of all masters.
     pub url: String,
     pub dir: TempDir,
     program: PathBuf,
-    /// The master's data folder.
+    /// Data folder of the master.
     data: PathBuf,
     environment: Vec<(String, String)>,
-    /// The master's address, also while there is none.
+    /// Address of the master, reserved while the master does not run.
     address: Option<Reserved>,
 }
 
@@ -220,17 +224,17 @@ impl Cluster {
         Self::of(&ebb_path(), ps, workers)
     }
 
-    /// A cluster of another program with the same commands.
+    /// Starts a cluster of a program with the verbs of `ebb`.
     pub fn of(program: &Path, ps: usize, workers: usize) -> Self {
         Self::with_environment(program, ps, workers, &[])
     }
 
-    /// The same, with more in the environment of the master and the ps.
+    /// Starts a cluster with more in the environment of the master and the ps.
     pub fn with_environment(program: &Path, ps: usize, workers: usize, environment: &[(&str, &str)]) -> Self {
         Self::with_data(program, None, ps, workers, environment)
     }
 
-    /// The same, with the master's data folder somewhere else than in the cluster's.
+    /// Starts a cluster with the master's data folder outside of the cluster's.
     pub fn with_data(
         program: &Path,
         data: Option<&Path>,
@@ -250,12 +254,13 @@ impl Cluster {
         Self { environment, data, address: Some(address), ..cluster }.with(ps, workers)
     }
 
-    /// A cluster of two masters with a journal in `etcd`; the first one leads.
+    /// Starts a cluster of two masters with a journal in `etcd`. The first one leads.
     pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
         Self::elected_with(etcd, ttl, ps, workers, &[])
     }
 
-    /// The same, with more in the environment of the first master.
+    /// Starts a cluster of two masters with a journal in `etcd`, and more in the environment of the
+    /// first, which leads.
     pub fn elected_with(
         etcd: &etcd::Etcd,
         ttl: &str,
@@ -274,7 +279,7 @@ impl Cluster {
         Self { standby: Some(standby), ..Self::around(program, dir, master, url) }.with(ps, workers)
     }
 
-    /// A cluster that has only a master.
+    /// Creates a cluster that has only a master.
     fn around(program: &Path, dir: TempDir, master: Process, url: String) -> Self {
         Self {
             workers: Vec::new(),
@@ -315,7 +320,7 @@ impl Cluster {
 
     /// Kills the master, and starts one at the same address with the same folder.
     pub fn restart_master(&mut self) {
-        // It may have been killed already.
+        // The master may have been killed already.
         let _ = self.master.child.kill();
         let _ = self.master.child.wait();
         self.start_master();
@@ -330,13 +335,14 @@ impl Cluster {
         assert_eq!(self.master.url(), self.url);
     }
 
-    /// Kills a ps, and starts one of its name at another port.
+    /// Kills a ps, and starts one with its name at another port.
     pub fn restart_ps(&mut self, index: usize) {
         self.ps[index].signal("KILL");
         self.ps[index] = self.start_ps(index);
     }
 
-    /// Tells a ps to leave and waits until it has; then starts one of its name at another port.
+    /// Tells a ps to leave and waits until it has. Then it starts one with its name at another
+    /// port.
     pub fn replace_ps(&mut self, index: usize) {
         self.ps[index].signal("TERM");
         let left = self.ps[index].child.wait().expect("a child");
@@ -344,18 +350,19 @@ impl Cluster {
         self.ps[index] = self.start_ps(index);
     }
 
-    /// Kills all of it, and starts it again: the master with its folder, the ps under their names, other workers.
+    /// Kills all processes, and starts them again: the master with its folder, the ps under their
+    /// names, and new workers.
     pub fn restart_everything(&mut self) {
         self.restart_everything_after(|_| {});
     }
 
-    /// The same; something is done to the cluster's folder while nothing runs.
+    /// Kills all processes, calls `meanwhile` with the cluster's folder, and starts them again.
     pub fn restart_everything_after(&mut self, meanwhile: impl FnOnce(&Path)) {
         let (ps, workers) = (self.ps.len(), self.workers.len());
         for process in self.ps.iter().chain([&self.master]) {
             process.signal("KILL");
         }
-        // Each is killed with its handle.
+        // Each worker is killed with its handle.
         self.workers.clear();
         let _ = self.master.child.wait();
         meanwhile(self.dir.path());
@@ -368,12 +375,12 @@ impl Cluster {
         self.add_worker_with(&[]);
     }
 
-    /// A worker with more in its environment.
+    /// Adds a worker with more in its environment.
     pub fn add_worker_with(&mut self, environment: &[(&str, &str)]) {
         self.add_worker_as(&[], environment);
     }
 
-    /// A worker with further arguments, and more in its environment.
+    /// Adds a worker with further arguments, and more in its environment.
     pub fn add_worker_as(&mut self, arguments: &[&str], environment: &[(&str, &str)]) {
         let index = self.workers.len();
         let log = self.dir.path().join(format!("worker-{index}.log"));
@@ -383,12 +390,12 @@ impl Cluster {
         self.workers.push(Process::start_with(&self.program, log, &args, environment));
     }
 
-    /// `ebb submit JOB --follow --out OUT`, with further arguments, to its end.
+    /// Runs `ebb submit JOB --follow --out OUT` with further arguments to its end.
     pub fn submit(&self, job: &Path, out: &Path, more: &[&str]) -> Output {
         self.submission(job, out, more).output().expect("ebb starts")
     }
 
-    /// The same, to be started.
+    /// Returns the command `ebb submit JOB --follow --out OUT` with further arguments.
     pub fn submission(&self, job: &Path, out: &Path, more: &[&str]) -> Command {
         let mut command = ebb(["submit", "--master", &self.url, "--follow", "--out"]);
         command.arg(out).arg(job).args(more);
@@ -396,14 +403,15 @@ impl Cluster {
     }
 }
 
-/// `summary.json` of an output folder.
+/// Reads `summary.json` of an output folder.
 pub fn summary(out: &Path) -> serde_json::Value {
     let path = out.join("summary.json");
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).expect("summary.json is JSON")
 }
 
-/// The lines of `metrics.jsonl` with this `event`. The file may still grow: a line that is not whole yet is left out.
+/// Reads the lines of `metrics.jsonl` with this `event`. The file may still grow, so an incomplete
+/// line is left out.
 pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics.jsonl is there");
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -413,12 +421,13 @@ pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
     whole.lines().map(parse).filter(|line| line["event"] == event).collect()
 }
 
-/// The model file's bytes.
+/// Reads the model file of an output folder.
 pub fn model(out: &Path) -> Vec<u8> {
     fs::read(out.join("model.safetensors")).expect("model.safetensors is there")
 }
 
-/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the checkout.
+/// Returns the folder of MNIST's test set: `EBB_MNIST_DIR`, the example's folder, or a data folder
+/// beside the checkout.
 pub fn mnist() -> Option<PathBuf> {
     let given = std::env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
     let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
@@ -433,7 +442,7 @@ pub fn mnist() -> Option<PathBuf> {
     found
 }
 
-/// What the example's job file must be told to find MNIST in `data`.
+/// Returns the settings with which the example's job file finds MNIST in `data`.
 pub fn mnist_sets(data: &Path) -> Vec<String> {
     let file = |name: &str| data.join(name).display().to_string();
     let (images, labels) = (file("t10k-images-idx3-ubyte.gz"), file("t10k-labels-idx1-ubyte.gz"));
@@ -443,7 +452,7 @@ pub fn mnist_sets(data: &Path) -> Vec<String> {
     sets.concat()
 }
 
-/// A Python with PyTorch, NumPy and safetensors: `EBB_PYTHON`, or `python3`.
+/// Returns a Python with PyTorch, NumPy and safetensors: `EBB_PYTHON`, or `python3`.
 pub fn python_with_torch() -> Option<String> {
     let python = std::env::var("EBB_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let has_torch = Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output();

@@ -1,5 +1,6 @@
-//! The counting oracle's job: each weight of its model ends as the number of times its record was applied, so that a lost record
-//! and a doubled one are both seen. The network is in `tests/simulation/model.rs`, the program in `examples/oracle.rs`.
+//! The job of the counting oracle. Each weight of its model ends as the number of times that its
+//! record was applied, so that a lost record and a repeated one are both seen. The network is in
+//! `tests/simulation/model.rs`, the program in `examples/oracle.rs`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,17 +10,18 @@ use tempfile::TempDir;
 
 use super::{model, summary};
 
-/// Records of its data: 128 microbatches of 8, 32 steps an epoch.
+/// Records of the data: 128 microbatches of 8, and 32 steps in each epoch.
 const RECORDS: u64 = 1024;
 
-/// A job file with its data, as long as it lives.
+/// A job file with its data. They exist as long as this value.
 pub struct Oracle {
     folder: TempDir,
     epochs: u64,
 }
 
 impl Oracle {
-    /// A job of so many epochs; each microbatch takes so long, on any machine, or no longer than it must.
+    /// Creates a job of so many epochs. Each microbatch takes `millis` on any machine, or no longer
+    /// than it must.
     pub fn new(epochs: u64, millis: Option<u64>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let data: String = (0..RECORDS).map(|record| format!("{record},0\n")).collect();
@@ -45,12 +47,13 @@ optimizer = {{ kind = "sgd", learning_rate = 4.0 }}
         oracle
     }
 
-    /// The job file.
+    /// Returns the path of the job file.
     pub fn job(&self) -> PathBuf {
         self.folder.path().join("job.toml")
     }
 
-    /// Every record counts once an epoch, in the model and in the job's own numbers. `what` says which run it was.
+    /// Checks that every record counts once in each epoch, in the model and in the job's own
+    /// summary. `what` names the run.
     pub fn check(&self, out: &Path, what: &str) {
         let counts = counts(&model(out));
         let once = BTreeMap::from([(self.epochs, RECORDS)]);
@@ -59,7 +62,7 @@ optimizer = {{ kind = "sgd", learning_rate = 4.0 }}
     }
 }
 
-/// How many records were counted how often.
+/// Returns for each count how many records have it.
 fn counts(model: &[u8]) -> BTreeMap<u64, u64> {
     let tensors = safetensors::SafeTensors::deserialize(model).expect("a safetensors file");
     let mut counts = BTreeMap::new();

@@ -1,9 +1,13 @@
-//! The network `paced`: another network that takes a fixed time for each microbatch, and can say when it computed which.
+//! The network `paced` wraps another network, takes a fixed time for each microbatch, and can trace
+//! when it computed which.
 //!
-//! The time is slept away, so that many workers on few cores do not slow each other down: what is left is Ebbflow's own.
-//! `builtin = "paced", options = { of = "mlp", millis = 20, trace = "DIR", hidden = [16] }`: the rest goes to the network `of`.
-//! A worker's trace is `DIR/PID`, one line a microbatch, `BEGIN END KEY`: microseconds since 1970 and the microbatch's key.
-//! A worker whose environment says `PACED_FACTOR=10` takes 10 times as long.
+//! It sleeps away the rest of the time, so that many workers on few cores do not slow each other
+//! down. What is left is Ebbflow's own time.
+//!
+//! `builtin = "paced", options = { of = "mlp", millis = 20, trace = "DIR", hidden = [16] }` passes
+//! other options to the network `of`. The trace of a worker is `DIR/PID` with one line for each
+//! microbatch, `BEGIN END KEY`: microseconds since 1970 and the microbatch's key. A worker with
+//! `PACED_FACTOR=10` in its environment takes 10 times as long.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,12 +32,12 @@ struct Options {
     of: String,
     millis: u64,
     trace: Option<PathBuf>,
-    /// Of the network `of`.
+    /// Options of the network `of`.
     #[serde(flatten)]
     rest: serde_json::Map<String, serde_json::Value>,
 }
 
-/// `registry` and `paced`.
+/// Adds `paced` to `registry`.
 pub(crate) fn with_paced(registry: Registry) -> Registry {
     let known = registry.clone();
     registry.with("paced", move |context| {
@@ -45,7 +49,7 @@ pub(crate) fn with_paced(registry: Registry) -> Registry {
             let path = dir.join(std::process::id().to_string());
             File::options().create(true).append(true).open(path).expect("the trace can be written")
         };
-        // Before the network is built: a trace without a line is that of a worker that opens the job.
+        // Created before the network is built: an empty trace shows that the worker opens the job.
         let trace = options.trace.map(trace);
         let inner = known.build(&ebbflow::model::Context { spec: Arc::new(spec), ..context.clone() })?;
         Ok(Box::new(Paced { inner, takes: Duration::from_millis(options.millis) * factor(), trace }))

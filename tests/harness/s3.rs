@@ -1,6 +1,7 @@
-//! An S3 server that a test starts, and a proxy before it that fails as told.
+//! An S3 server for tests, and a proxy before it that injects faults.
 //!
-//! The server is moto, whose authors had S3 in mind and not us. Clients reach it through the [`Proxy`] only.
+//! The server is moto, which is independent of Ebbflow. Clients reach it through the [`Proxy`]
+//! only.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,10 +12,11 @@ use std::time::Duration;
 
 use super::{Lacks, skipped};
 
-/// How long a thread of the proxy waits for bytes before it looks whether there is a fault now.
+/// Longest wait of a proxy's thread for bytes before it looks for a fault again.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Moto looks whether a request is signed and not how; what is not is refused most keys.
+/// Headers of a signed request. Moto checks that a request is signed, not how. It refuses unsigned
+/// requests for most keys.
 const SIGNED: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=0";
 
@@ -29,7 +31,7 @@ pub struct S3 {
 impl S3 {
     pub const BUCKET: &'static str = "bucket";
 
-    /// `EBB_MOTO`, or `moto_server` on the path; `None` when there is none.
+    /// Starts `EBB_MOTO`, or `moto_server` on the PATH. It returns `None` without either.
     pub fn start() -> Option<Self> {
         let program = std::env::var("EBB_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
         let mut command = Command::new(&program);
@@ -43,14 +45,14 @@ impl S3 {
         let mut lines = said.lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.split_once("http://")?.1.trim().parse().ok());
         let address = address.expect("moto says where it listens");
-        // It says a line for each request; a full pipe would stop it.
+        // Moto logs each request. A full pipe would stop it.
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { child, address };
         assert_eq!(server.request("PUT", "", b"").0, 200, "the bucket is made");
         Some(server)
     }
 
-    /// A request past the proxy, for a key of the bucket: the status, and the body.
+    /// Sends a request for a key of the bucket past the proxy. Returns the status and the body.
     pub fn request(&self, method: &str, key: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(self.address).expect("moto listens");
         let head = format!(
@@ -68,7 +70,7 @@ impl S3 {
         (status, answer.split_off(end + 4))
     }
 
-    /// Keys of the bucket, sorted.
+    /// Returns the keys of the bucket, sorted.
     pub fn keys(&self) -> Vec<String> {
         let (status, listed) = self.request("GET", "?list-type=2", b"");
         assert_eq!(status, 200);
@@ -85,23 +87,23 @@ impl Drop for S3 {
     }
 }
 
-/// What the proxy does.
+/// Behaviour of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fault {
-    /// It hands on.
+    /// Every request is forwarded.
     Nothing,
     /// Every request is answered with 503.
     Busy,
-    /// Requests reach the server, their answers do not arrive: the connection is dropped.
+    /// Requests are forwarded, and the connection is dropped instead of forwarding an answer.
     Drops,
     /// Connections are closed at once.
     Away,
-    /// Nothing moves.
+    /// Nothing is forwarded, and connections stay open.
     Stalls,
 }
 
-/// Stands before a server.
+/// A proxy before a server.
 pub struct Proxy {
     pub address: SocketAddr,
     faults: Arc<Faults>,
@@ -110,7 +112,7 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Faults {
     now: AtomicU8,
-    /// Connections and messages that met a fault.
+    /// Number of connections and messages that met a fault.
     met: AtomicUsize,
 }
 
@@ -142,20 +144,21 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let faults = seen.clone();
-                // A connection that breaks is what this is for.
+                // Broken connections are the purpose of the proxy.
                 std::thread::spawn(move || drop(serve(client, server, &faults)));
             }
         });
         Self { address, faults }
     }
 
-    /// From now on.
+    /// Sets the fault from now on.
     pub fn set(&self, fault: Fault) {
         self.faults.met.store(0, Ordering::SeqCst);
         self.faults.now.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// Connections, or messages that stand still, that have met a fault since it was set.
+    /// Returns how many connections, or messages that stand still, have met a fault since it was
+    /// set.
     pub fn met(&self) -> usize {
         self.faults.met.load(Ordering::SeqCst)
     }
@@ -179,7 +182,7 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     let server = TcpStream::connect(server)?;
     let (answers, back, watched) = (server.try_clone()?, client.try_clone()?, faults.clone());
     let other = std::thread::spawn(move || {
-        // What is dropped is an answer that had begun, or the whole of it.
+        // A dropped answer may have begun.
         hand_on(answers, back, &watched, &[Fault::Nothing, Fault::Stalls])
     });
     let handed = hand_on(client, server, faults, &[Fault::Nothing, Fault::Stalls, Fault::Drops]);
@@ -187,14 +190,14 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     handed
 }
 
-/// Copies bytes with no other faults than these; then both ends are closed.
+/// Copies bytes while the fault is one of `may`. Otherwise it closes both ends.
 fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault]) -> std::io::Result<()> {
     from.set_read_timeout(Some(LOOK))?;
     let mut buffer = vec![0; 64 << 10];
     let ended = loop {
         match from.read(&mut buffer) {
             Ok(0) => break Ok(()),
-            // Bytes that came while there is a fault are kept back.
+            // Bytes that arrive during another fault are dropped.
             Ok(_) if !faults.is_one_of(may) => break Ok(()),
             Ok(count) => {
                 faults.stand_still();
@@ -218,7 +221,8 @@ fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault
     ended
 }
 
-/// Reads one request to its end, so that its answer is not lost with the bytes that nobody read.
+/// Reads one request to its end, so that unread bytes do not reset the connection before its
+/// answer.
 fn read_request(client: &mut TcpStream) -> std::io::Result<()> {
     let mut reader = BufReader::new(client);
     let mut bytes = 0;

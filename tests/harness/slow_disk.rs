@@ -1,4 +1,5 @@
-//! A disk on which some folder is not made until the test lets it: a library that is loaded before the C library's.
+//! A disk on which some folders are not created until the test allows it: a library that is loaded
+//! before the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use super::skip::Lacks;
 
-/// `mkdir` of a path that ends with `/NAME` waits while there is a file `$EBB_TEST_GATES/NAME`, and says so in `NAME.waits` beside it.
+/// Source of the library. `mkdir` of a path that ends with `/NAME` waits while the file
+/// `$EBB_TEST_GATES/NAME` exists. It creates `NAME.waits` beside that file when it waits.
 const LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,14 +37,15 @@ int mkdir(const char *path, mode_t mode) {
 }
 "#;
 
-/// The library, and what is not made yet.
+/// The library, and the folders that are not created yet.
 pub struct SlowDisk {
     gates: PathBuf,
     library: PathBuf,
 }
 
 impl SlowDisk {
-    /// Builds the library in `folder`; `None` without a C compiler. Folders of these names are not made.
+    /// Builds the library in `folder`, so that folders with these names wait. Returns `None`
+    /// without a C compiler.
     pub fn new(folder: &Path, names: &[&str]) -> Option<Self> {
         let (source, library, gates) = (folder.join("slow.c"), folder.join("slow.so"), folder.join("gates"));
         fs::write(&source, LIBRARY).expect("written");
@@ -65,7 +68,7 @@ impl SlowDisk {
         Some(Self { gates, library })
     }
 
-    /// What a process that has this disk has in its environment.
+    /// Returns the environment of a process that uses this disk.
     pub fn environment(&self) -> [(&str, &str); 2] {
         [
             ("LD_PRELOAD", self.library.to_str().expect("a path of ours")),
@@ -80,7 +83,7 @@ impl SlowDisk {
         }
     }
 
-    /// Lets it be made.
+    /// Lets the folder of this name be created.
     pub fn open(&self, name: &str) {
         fs::remove_file(self.gates.join(name)).expect("it is closed");
     }

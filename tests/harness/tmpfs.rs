@@ -9,14 +9,14 @@ use tempfile::TempDir;
 
 use super::{Lacks, skipped};
 
-/// A mounted tmpfs; unmounted with its handle.
+/// A mounted tmpfs. It is unmounted with its handle.
 pub struct Tmpfs {
     dir: TempDir,
     filler: File,
 }
 
 impl Tmpfs {
-    /// `None` when this user may not mount one.
+    /// Mounts a tmpfs. Returns `None` if this user may not mount one.
     pub fn mount(size: &str) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let options = format!("size={size}");
@@ -30,17 +30,17 @@ impl Tmpfs {
         Some(Self { dir, filler })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Takes what is left.
+    /// Fills the free space.
     pub fn fill(&mut self) {
         while self.filler.write_all(&[0; 4096]).is_ok() {}
     }
 
-    /// Gives back all that [`fill`](Self::fill) took.
+    /// Frees the space that [`fill`](Self::fill) took.
     pub fn free(&mut self) {
         self.filler.set_len(0).expect("a file can be cut on a full disk");
     }
@@ -48,7 +48,7 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // Lazily: a process that is being killed may still hold a file.
+        // Lazily, because a process that is being killed may still hold a file.
         let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
     }
 }

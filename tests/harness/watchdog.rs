@@ -1,7 +1,8 @@
-//! Ends a test program that hangs, with everything that its processes said.
+//! Ends a test program that hangs, and prints the logs of all its processes.
 //!
-//! A test that uses a process is watched from then on. When it takes longer than the limit, the logs of all processes and a list of
-//! the children that live are printed, the children are killed, and the program ends: a hang is a failure with its evidence.
+//! A test is watched from its first process on. If it exceeds the limit, the watchdog prints the
+//! logs of all processes and a list of live children, kills the children, and ends the program. So
+//! a hang is a failure with its evidence.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time that one test may take; `EBB_TEST_LIMIT` says another one, in seconds.
+/// Longest time of one test in seconds, unless `EBB_TEST_LIMIT` sets another.
 const LIMIT_SECS: u64 = 600;
 
-/// How often it looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Lines of each log that are shown.
 const LINES: usize = 300;
 
-/// Tests that run and the logs of processes that live.
+/// Running tests, and the logs of live processes.
 struct Watched {
     tests: Vec<(String, Instant)>,
     logs: Vec<PathBuf>,
@@ -27,7 +28,7 @@ struct Watched {
 static WATCHED: Mutex<Watched> = Mutex::new(Watched { tests: Vec::new(), logs: Vec::new() });
 
 thread_local! {
-    /// A test's thread ends with the test.
+    /// Test of this thread. It ends with the thread.
     static TEST: Test = Test::begin();
 }
 
@@ -36,7 +37,7 @@ struct Test(Option<String>);
 
 impl Test {
     fn begin() -> Self {
-        // Of a thread without a name the test is another one.
+        // A thread without a name belongs to another thread's test.
         let name = std::thread::current().name().filter(|name| *name != "main").map(str::to_owned);
         if let Some(name) = &name {
             with(|watched| watched.tests.push((name.clone(), now())));
@@ -53,7 +54,7 @@ impl Drop for Test {
     }
 }
 
-/// From now on this thread's test is watched.
+/// Watches this thread's test from now on.
 pub fn watch() {
     static WATCHDOG: Once = Once::new();
     WATCHDOG.call_once(|| {
@@ -74,13 +75,13 @@ pub fn watch() {
     TEST.with(|_| ());
 }
 
-/// A process whose log is shown when a test hangs.
+/// Adds a process whose log is shown when a test hangs.
 pub fn add(log: &Path) {
     watch();
     with(|watched| watched.logs.push(log.to_owned()));
 }
 
-/// That process has ended.
+/// Removes a process that has ended.
 pub fn remove(log: &Path) {
     with(|watched| watched.logs.retain(|other| other != log));
 }
@@ -100,9 +101,9 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Prints what is known, and ends this program and what it started.
+/// Prints the evidence, and ends this program and its children.
 fn end(test: &str, limit: Duration) {
-    // Directly: the test runner would keep what is printed for a test that never ends.
+    // Written directly: the test runner would hold back the output of a test that never ends.
     let mut out = std::io::stderr();
     let _ = writeln!(out, "\nHANGS: `{test}` did not end within {limit:?}");
     for log in with(|watched| watched.logs.clone()) {
@@ -121,7 +122,7 @@ fn end(test: &str, limit: Duration) {
     std::process::exit(101);
 }
 
-/// Processes that this one started and that live.
+/// Returns the live processes that this one started.
 fn children() -> Vec<u32> {
     let all = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -133,7 +134,8 @@ fn parent(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
-/// Its command line, and what each of its threads waits in.
+/// Returns the command line of a process, and the kernel function in which each of its threads
+/// waits.
 fn describe(pid: u32) -> String {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);

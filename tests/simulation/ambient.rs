@@ -1,9 +1,10 @@
-//! Everything that a process otherwise gets from its surroundings, as a function of the seed: randomness and time.
+//! Randomness and time as functions of the seed, in place of the operating system's.
 //!
-//! Libraries below us draw from the operating system: the keys of hash maps, and from them the order in which tokio's
-//! `select!` looks at its branches; `Instant::now` in hyper and h2. This program brings its own `getrandom` and
-//! `clock_gettime`, which the linker prefers to the C library's. Once a seed is [entered](enter), the thread that
-//! simulates gets keyed numbers and the simulated time; everybody else, and all before, the real ones.
+//! Libraries below us draw from the operating system: the keys of hash maps, and from them the
+//! order in which tokio's `select!` looks at its branches; and `Instant::now` in hyper and h2. This
+//! program brings its own `getrandom` and `clock_gettime`, which the linker prefers to the C
+//! library's. Once a seed is [entered](enter), the simulating thread gets keyed numbers and the
+//! simulated time. All other threads, and earlier calls, get the real ones.
 #![expect(unsafe_code, reason = "replaces two functions of the C library")]
 
 use std::cell::{Cell, RefCell};
@@ -15,10 +16,10 @@ use libc::{c_int, c_uint, c_void, clockid_t, size_t, ssize_t, timespec};
 /// Wall clock at the beginning of every simulation: 2026-01-01.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
 
-/// A moment on the steady clock at which every simulation begins; large enough to subtract from.
+/// Steady clock at the beginning of every simulation. It is large enough to subtract from.
 const START: Duration = Duration::from_secs(1_000_000);
 
-/// Longest that one simulation may really take. A task that never gives way would otherwise hang for ever.
+/// Longest real time of one simulation. It ends a task that never yields.
 const STUCK_SECS: c_uint = 300;
 
 thread_local! {
@@ -27,8 +28,8 @@ thread_local! {
     static TIME: Cell<Option<(Duration, Duration)>> = const { Cell::new(None) };
 }
 
-/// From now on this thread lives in the simulation of `seed`, and this process ends with it: tokio counts its runtimes in
-/// a global, so that only the first simulation of a process repeats itself.
+/// Moves this thread into the simulation of `seed`. The process ends with it: tokio counts its
+/// runtimes in a global, so that only the first simulation of a process repeats itself.
 pub(crate) fn enter(seed: u64) {
     assert!(TIME.get().is_none(), "one simulation a process");
     RANDOM.set(Some(Keyed::new(seed, "ambient", 0)));
@@ -37,24 +38,24 @@ pub(crate) fn enter(seed: u64) {
     unsafe { libc::alarm(STUCK_SECS) };
 }
 
-/// Time passes.
+/// Advances both clocks.
 pub(crate) fn advance(by: Duration) {
     let (steady, wall) = TIME.get().expect("a simulation");
     TIME.set(Some((steady + by, wall + by)));
 }
 
-/// The wall clock is set to another time.
+/// Sets the wall clock to another time.
 pub(crate) fn jump(to: impl FnOnce(Duration) -> Duration) {
     let (steady, wall) = TIME.get().expect("a simulation");
     TIME.set(Some((steady, to(wall))));
 }
 
-/// Simulated time since the simulation began.
+/// Returns the simulated time since the simulation began.
 pub(crate) fn elapsed() -> Duration {
     TIME.get().map_or(Duration::ZERO, |(steady, _)| steady - START)
 }
 
-/// The C library's `getrandom`.
+/// Replaces the C library's `getrandom`.
 ///
 /// # Safety
 /// `buffer` points to `len` writable bytes.
@@ -71,19 +72,19 @@ unsafe extern "C" fn getrandom(buffer: *mut c_void, len: size_t, flags: c_uint) 
     });
     match keyed {
         Ok(true) => len as ssize_t,
-        // SAFETY: the same arguments, for which the caller vouches.
+        // SAFETY: the same arguments, which the caller guarantees.
         _ => unsafe { libc::syscall(libc::SYS_getrandom, buffer, len, flags) as ssize_t },
     }
 }
 
-/// The C library's `clock_gettime`.
+/// Replaces the C library's `clock_gettime`.
 ///
 /// # Safety
 /// `now` points to a writable `timespec`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(clock: clockid_t, now: *mut timespec) -> c_int {
     let Some((steady, wall)) = TIME.try_with(Cell::get).ok().flatten() else {
-        // SAFETY: the same arguments, for which the caller vouches.
+        // SAFETY: the same arguments, which the caller guarantees.
         return unsafe { libc::syscall(libc::SYS_clock_gettime, clock, now) as c_int };
     };
     let time = if clock == libc::CLOCK_REALTIME { wall } else { steady };

@@ -1,5 +1,6 @@
-//! Watches a run from the inside: every tracing event goes into the digest of the schedule, and what a ps or the master
-//! tells of itself is checked as it happens. A broken promise panics in the middle of it, which ends the process.
+//! Watches a run from the inside. Every tracing event goes into the digest of the schedule, and the
+//! events of ps and master are checked as they happen. A broken promise panics at once, which ends
+//! the process.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,43 +21,44 @@ thread_local! {
 #[derive(Default)]
 struct State {
     digest: Digest,
-    /// The host whose turn it is.
+    /// Host whose code runs now.
     host: String,
     counts: BTreeMap<String, u64>,
     parts: BTreeMap<Part, Life>,
-    /// Leases that nobody has ended, and what they are for.
+    /// Granted leases that have not ended, and their tasks.
     leases: BTreeMap<u64, Lease>,
     /// Leases that were taken from their holders.
     lost: BTreeSet<u64>,
-    /// By job, era, start of the master, and number in the job.
+    /// Microbatches that are done: job, era, start of the master, and number in the job.
     microbatches_done: BTreeSet<(u64, u64, u64, u64)>,
-    /// Partitions and leases that there were.
+    /// Number of partitions opened so far.
     opened: u64,
     granted: u64,
-    /// What the ps hold now: host, job, partition.
+    /// Partitions that the ps hold now: host, job, partition.
     open: BTreeSet<(String, u64, u64)>,
     /// Jobs whose end a user has seen.
     ended: BTreeSet<u64>,
-    /// Something came into another phase since the last look.
+    /// Whether a partition or job has entered another phase since the last look.
     phase: bool,
-    /// The user wants to see what a restarted master knows.
+    /// Whether the master is to be restarted, so that the user sees what it still knows.
     restart: bool,
-    /// What the master has written.
+    /// Journal of the master.
     journal: Option<Journal>,
-    /// Versions that a partition may keep.
+    /// Most versions that a partition may keep.
     versions_max: u64,
 }
 
 /// States of a job that end a phase of it, as the master logs them.
 const STATES: [&str; 5] = ["indexing: ", "running: ", "exporting: ", "succeeded: ", "cancelled: "];
 
-/// A partition that a ps holds: host, job, partition, era.
+/// Key of a partition on a ps: host, job, partition, era.
 type Part = (String, u64, u64, u64);
 
-/// A partition from when it was opened.
+/// History of a partition since it was opened.
 #[derive(Default)]
 struct Life {
-    /// In place of one that was lost, in the same era: gradients from before the loss are welcome.
+    /// Whether it replaces a lost partition in the same era. Then gradients from before the loss
+    /// may arrive.
     again: bool,
     version: u64,
     applied: BTreeSet<u64>,
@@ -70,22 +72,22 @@ struct Lease {
     microbatches: u64,
 }
 
-/// Something that goes into the summary.
+/// Counts one occurrence for the summary.
 pub(crate) fn count(what: impl Into<String>) {
     add(what, 1);
 }
 
-/// The same, several times.
+/// Counts `amount` occurrences for the summary.
 pub(crate) fn add(what: impl Into<String>, amount: u64) {
     STATE.with_borrow_mut(|state| *state.counts.entry(what.into()).or_default() += amount);
 }
 
-/// What a run is checked against.
+/// Sets the journal and the most versions against which a run is checked.
 pub(crate) fn watch(journal: Journal, versions_max: u64) {
     STATE.with_borrow_mut(|state| (state.journal, state.versions_max) = (Some(journal), versions_max));
 }
 
-/// A lease that is good, or was not long ago, and its microbatches.
+/// Returns a lease that is valid, or was not long ago, and its number of microbatches.
 pub(crate) fn some_lease(luck: u64) -> Option<(u64, u64)> {
     STATE.with_borrow(|state| {
         let count = state.leases.len().max(1) as u64;
@@ -94,7 +96,7 @@ pub(crate) fn some_lease(luck: u64) -> Option<(u64, u64)> {
     })
 }
 
-/// Nobody knows anything any more: numbers of jobs and leases begin again.
+/// Forgets everything, because the numbers of jobs and leases begin again.
 pub(crate) fn forget() {
     STATE.with_borrow_mut(|state| {
         state.parts.clear();
@@ -106,17 +108,17 @@ pub(crate) fn forget() {
     });
 }
 
-/// Whether something came into another phase since the last call.
+/// Returns whether a partition or job has entered another phase since the last call.
 pub(crate) fn take_phase() -> bool {
     STATE.with_borrow_mut(|state| std::mem::take(&mut state.phase))
 }
 
-/// A process ended, and what it held is gone.
+/// Removes the partitions of a process that ended.
 pub(crate) fn gone(host: &str) {
     STATE.with_borrow_mut(|state| state.open.retain(|(of, ..)| of != host));
 }
 
-/// What a ps holds of jobs: job and partition.
+/// Returns the job and the partition of each partition that a ps holds.
 pub(crate) fn held_by(host: &str) -> Vec<(u64, u64)> {
     STATE.with_borrow(|state| {
         let held = state.open.iter().filter(|(of, ..)| of == host);
@@ -124,25 +126,26 @@ pub(crate) fn held_by(host: &str) -> Vec<(u64, u64)> {
     })
 }
 
-/// A user has seen the end of a job. From now on nobody may work for it.
+/// Notes that a user has seen the end of a job. From now on no process may work for it.
 pub(crate) fn ended(job: u64) {
     STATE.with_borrow_mut(|state| state.ended.insert(job));
 }
 
-/// The master is to be started again.
+/// Requests a restart of the master.
 pub(crate) fn restart_master() {
     STATE.with_borrow_mut(|state| state.restart = true);
 }
 
-/// Whether it is, since the last call.
+/// Returns whether a restart of the master was requested since the last call.
 pub(crate) fn take_restart() -> bool {
     STATE.with_borrow_mut(|state| std::mem::take(&mut state.restart))
 }
 
-/// What was counted, and the digest of everything that happened, in order and with its time; `trained`: some job had a model.
+/// Returns the counts, and the digest of all events in order and with their times. `trained`: some
+/// job had a model.
 pub(crate) fn take(trained: bool) -> (BTreeMap<String, u64>, u64) {
     STATE.with_borrow_mut(|state| {
-        // Otherwise the events have other names now, and the checks are asleep.
+        // If this fails, the events have other names now, and the checks see none.
         assert!((state.opened > 0 || !trained) && state.granted > 0, "nothing was checked");
         (std::mem::take(&mut state.counts), state.digest.0)
     })
@@ -153,7 +156,7 @@ pub(crate) struct Watch;
 
 impl<S: Subscriber> Layer<S> for Watch {
     fn on_new_span(&self, attributes: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
-        // The network makes one whenever it gives a host its turn.
+        // The network creates this span whenever a host's code runs.
         if attributes.metadata().name() == "node" {
             STATE.with_borrow_mut(|state| attributes.record(&mut Host(&mut state.host)));
         }
@@ -177,7 +180,7 @@ impl<S: Subscriber> Layer<S> for Watch {
 }
 
 impl State {
-    /// A ps takes or leaves a partition.
+    /// Checks an event of a ps that opens or closes a partition.
     fn on_partitions(&mut self, facts: &Facts) {
         let held = || (self.host.clone(), facts.get("job"), facts.get("partition"));
         match facts.message.as_str() {
@@ -196,7 +199,7 @@ impl State {
         self.phase = true;
     }
 
-    /// Something happened to a partition.
+    /// Checks an event of a partition.
     fn on_ps(&mut self, facts: &Facts) {
         if facts.message == "refused" {
             let kind = facts.error.split([' ', '(', '{']).next().unwrap_or_default();
@@ -225,7 +228,8 @@ impl State {
             "taken up" => {
                 let (step, watermark) = (facts.get("step"), facts.get("watermark"));
                 let delay = facts.numbers.get("delay");
-                // Only canonical steps (whose partition is at its watermark) and bounded ones have a delay.
+                // Only canonical steps (whose partition is at its watermark) and bounded ones have
+                // a delay.
                 assert!(
                     life.again || delay.is_none_or(|delay| step <= watermark + delay),
                     "a gradient came before the weights that it may be computed from: {facts:?}"
@@ -253,10 +257,10 @@ impl State {
         }
     }
 
-    /// Something happened to a lease.
+    /// Checks an event of the master.
     fn on_master(&mut self, facts: &Facts) {
         if facts.message == "partition placed" {
-            // From here on the books begin anew, with the steps that are on every partition.
+            // From here on the dispatcher begins anew, with the steps that are on every partition.
             let placed = facts.get("job");
             self.microbatches_done.retain(|(job, ..)| *job != placed);
         }
@@ -292,7 +296,7 @@ impl State {
                 let Lease { job, era, first, microbatches } =
                     self.leases.remove(&lease).unwrap_or_else(ended);
                 for id in first..first + microbatches {
-                    // Each start of the master has lease ids of its own, and books that are made anew.
+                    // Each start of the master has its own lease ids, and a new dispatcher.
                     let start = lease >> 40;
                     let new = self.microbatches_done.insert((job, era, start, id));
                     assert!(new, "microbatch {id} was written down as done twice: lease {lease}");
@@ -303,7 +307,7 @@ impl State {
     }
 }
 
-/// The name of a host.
+/// Reads the name of a host.
 struct Host<'a>(&'a mut String);
 
 impl Visit for Host<'_> {
@@ -314,7 +318,7 @@ impl Visit for Host<'_> {
     fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
 }
 
-/// The fields of one event.
+/// Fields of one event.
 #[derive(Debug, Default)]
 struct Facts {
     message: String,
@@ -348,7 +352,7 @@ impl Visit for Fields<'_> {
         match field.name() {
             "message" => self.facts.message = format!("{value:?}"),
             "error" => self.facts.error = format!("{value:?}"),
-            // Written as text where people read them.
+            // These fields are written as text, for people.
             "job" | "partition" => {
                 let number = format!("{value:?}").parse().ok();
                 self.facts.numbers.extend(number.map(|number| (field.name(), number)));
@@ -358,7 +362,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// FNV-1a over what is written to it.
+/// FNV-1a hash of the bytes written to it.
 struct Digest(u64);
 
 impl Default for Digest {

@@ -29,51 +29,51 @@ const PORT: u16 = 4700;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// What the user saw.
+/// Everything that the user saw.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// How often the job was submitted to go on from checkpoints.
+    /// Number of times that the job was submitted to go on from checkpoints.
     pub(crate) resumed: u64,
-    /// Since it was submitted for the last time.
+    /// Events since the last submission.
     pub(crate) events: Vec<pb::Event>,
     pub(crate) status: Option<pb::JobStatus>,
-    /// `model.safetensors`.
+    /// Content of `model.safetensors`.
     pub(crate) model: Vec<u8>,
-    /// Status and model of the job beside, when nobody cancelled it, and what was told of it.
+    /// Status, model and events of the job beside, unless it was cancelled.
     pub(crate) beside: Option<(pb::JobStatus, Vec<u8>, Vec<pb::Event>)>,
-    /// Every checkpoint that there ever was.
+    /// Every checkpoint that was ever published.
     pub(crate) published: Vec<Published>,
 }
 
-/// By host name.
+/// Token of each worker and ps by host name, which tells it to leave.
 type Shutdowns = Arc<Mutex<BTreeMap<String, CancellationToken>>>;
 
-/// By host name.
+/// The ps by host name.
 type PsByName = Arc<Mutex<BTreeMap<String, ps::Ps>>>;
 
 /// The processes of a run.
 pub(crate) struct Cluster {
     plan: Plan,
     folder: PathBuf,
-    /// By host name: the master and the ps first.
+    /// Host names: the master and the ps first.
     names: Vec<String>,
-    /// Asks a worker or a ps to leave.
+    /// Tokens that tell a worker or a ps to leave.
     shutdowns: Shutdowns,
-    /// Workers that hang while theirs is set, by host name.
+    /// Switches by host name of workers that hang while theirs is set.
     hangs: BTreeMap<String, Arc<AtomicBool>>,
-    /// The ps that run or ran last, by host name.
+    /// The running ps, or their last ones, by host name.
     ps: PsByName,
-    /// Where checkpoints lie; it outlives everything.
+    /// Store of the checkpoints. It outlives all processes.
     pub(crate) disk: Disk,
-    /// Outlives the master, like its disk.
+    /// Journal, which outlives the master like its disk.
     pub(crate) journal: Journal,
-    /// How long the master's process is to stand still from now on.
+    /// Time for which the master's process is to stand still from now on.
     stop: Arc<Mutex<Duration>>,
     pub(crate) master: Arc<Mutex<Option<master::Master>>>,
 }
 
 impl Cluster {
-    /// Of a plan, with all files in `folder`.
+    /// Creates the cluster of a plan, with all files in `folder`.
     pub(crate) fn new(seed: u64, plan: &Plan, folder: PathBuf) -> Self {
         let mut names = vec!["master".to_owned()];
         names.extend((0..plan.ps + plan.spare_ps).map(|index| format!("ps-{index}")));
@@ -84,7 +84,7 @@ impl Cluster {
         Self { plan: plan.clone(), folder, names, shutdowns, hangs, ps, disk, journal, stop, master }
     }
 
-    /// Starts everything but the workers that join late; answers which those are.
+    /// Starts all processes but the workers that join late. Returns the names of those.
     pub(crate) fn start(&self, sim: &mut Sim<'_>) -> Vec<String> {
         let options = master::Options {
             data_dir: self.folder.join("master"),
@@ -117,7 +117,7 @@ impl Cluster {
         late.into_iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// A worker that was never there starts.
+    /// Starts a new worker.
     pub(crate) fn start_worker(&self, sim: &mut Sim<'_>, name: &str) {
         let number = name.strip_prefix("worker-").and_then(|number| number.parse().ok()).unwrap_or(0);
         let takes = if number == 0 { self.plan.slow_compute_ms } else { self.plan.compute_ms };
@@ -143,30 +143,31 @@ impl Cluster {
         }
     }
 
-    /// All processes but the user's and those of `without`.
+    /// Returns all hosts but the user's and those of `without`.
     pub(crate) fn hosts(&self, without: &[String]) -> impl Iterator<Item = &str> {
         self.names.iter().filter(|name| !without.contains(name)).map(String::as_str)
     }
 
-    /// Whom a process calls.
+    /// Returns the hosts that a process calls.
     pub(crate) fn peers(&self, host: &str) -> impl Iterator<Item = &str> {
         let count = match host {
             "master" => 0,
-            // Ps ask each other when a job needs norms. Each pair once: links are the same from both ends.
+            // Ps ask each other when a job needs norms. Each pair comes once: links are the same
+            // from both ends.
             _ if host.starts_with("ps-") => self.names.iter().position(|name| name == host).unwrap_or(1),
             _ => 1 + (self.plan.ps + self.plan.spare_ps) as usize,
         };
         self.names[..count].iter().map(String::as_str)
     }
 
-    /// Asks a worker to finish what it does and to leave, or a ps to leave when what it holds is saved.
+    /// Tells a worker or a ps to drain: it finishes or saves what it holds, and leaves.
     pub(crate) fn drain(&self, host: &str) {
         if let Some(shutdown) = self.shutdowns.lock().unwrap().get(host) {
             shutdown.cancel();
         }
     }
 
-    /// A ps, and what it may take in.
+    /// Returns the options of a ps, with the limits of its memory.
     fn ps_options(&self, name: &str) -> ps::Options {
         let usual = ps::Options::default();
         let (mut partition_bytes_max, mut push_bytes_max) = (usual.partition_bytes_max, usual.push_bytes_max);
@@ -186,7 +187,8 @@ impl Cluster {
         }
     }
 
-    /// No ps has more in memory than it may; `over`: all jobs have ended, so it has nothing.
+    /// Checks that no ps has more in memory than it may. `over`: all jobs have ended, so it has
+    /// nothing.
     pub(crate) fn check_memory(&self, over: bool) {
         for (name, ps) in &*self.ps.lock().unwrap() {
             let (metrics, most) = (ps.metrics(), ps.options().push_bytes_max);
@@ -199,7 +201,7 @@ impl Cluster {
         }
     }
 
-    /// A worker sends heartbeats from now on, and gets on with nothing.
+    /// Makes a worker hang: it sends heartbeats from now on, and makes no progress.
     pub(crate) fn hang(&self, worker: &str) {
         if let Some(hangs) = self.hangs.get(worker)
             && !hangs.swap(true, Ordering::Relaxed)
@@ -208,22 +210,23 @@ impl Cluster {
         }
     }
 
-    /// Workers that may hang.
+    /// Returns the workers that may hang.
     pub(crate) fn may_hang(&self) -> impl Iterator<Item = &str> {
         self.hangs.keys().map(String::as_str)
     }
 
-    /// The master's process stands still for a time, as after a SIGSTOP: what comes in waits, and its clocks go on.
+    /// Stops the master's process for a time, as after a SIGSTOP. Messages to it wait, and its
+    /// clocks go on.
     pub(crate) fn stop_master(&self, time: Duration) {
         *self.stop.lock().unwrap() = time;
     }
 
-    /// The data folder of a master that does not run is lost, and its journal.
+    /// Removes the data folder and the journal of a master that does not run.
     pub(crate) fn lose_master(&self) {
         count_leases(&self.master);
         self.journal.lose();
         let data = self.folder.join("master");
-        // It may be lost again before it is started again.
+        // The folder may be lost again before the master is started.
         if data.exists() {
             std::fs::remove_dir_all(data).unwrap();
         }
@@ -243,7 +246,7 @@ async fn accept() -> io::Result<impl Stream<Item = io::Result<Accepted<TcpStream
     }))
 }
 
-/// The end of a master, if there is one: what it counted.
+/// Takes a master that ended, if there is one, and adds its counts.
 pub(crate) fn count_leases(master: &Mutex<Option<master::Master>>) {
     if let Some(metrics) = master.lock().unwrap().take().map(|master| master.metrics()) {
         checks::add("leases granted", metrics.leases_granted);
@@ -259,7 +262,7 @@ async fn run_master(
     handle: Arc<Mutex<Option<master::Master>>>,
     stop: Arc<Mutex<Duration>>,
 ) -> Result<(), Failed> {
-    // The one that crashed held the folder.
+    // The master that crashed held the folder.
     count_leases(&handle);
     let (journal, clock) = (Arc::new(journal), master::Clock::at_rate(rate));
     let master = master::Master::open_with(options, stores, dialer(), journal, clock).await?;
@@ -271,9 +274,10 @@ async fn run_master(
     }
 }
 
-/// Stops the process whose task this is when it is told to: its clocks are moved on, and nothing else happens meanwhile.
+/// Stops the process of this task when it is told to: moves its clocks on, and nothing else happens
+/// meanwhile.
 async fn stand_still(stop: &Mutex<Duration>) {
-    // One that is for a process that died before is not for this one.
+    // An order for an earlier process is not for this one.
     *stop.lock().unwrap() = Duration::ZERO;
     loop {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -293,7 +297,7 @@ async fn run_ps(
     let (shutdown, name) = (CancellationToken::new(), options.name.clone());
     shutdowns.lock().unwrap().insert(name.clone(), shutdown.clone());
     let ps = ps::Ps::with_stores(options, stores)?;
-    // The one that crashed is dropped by now.
+    // The ps that crashed is dropped by now.
     all.lock().unwrap().insert(name, ps.clone());
     Ok(ps::run(ps, accept().await?, dialer(), shutdown).await?)
 }
@@ -304,7 +308,7 @@ async fn run_worker(
     shutdowns: Shutdowns,
 ) -> Result<(), Failed> {
     let shutdown = CancellationToken::new();
-    // What hung was another process.
+    // The process that hung has ended.
     options.inline.iter().for_each(|inline| inline.hangs.store(false, Ordering::Relaxed));
     shutdowns.lock().unwrap().insert(options.name.clone(), shutdown.clone());
     let connector = worker::Connector::socket(dialer());
@@ -320,15 +324,16 @@ async fn run_worker(
     )
     .await
     {
-        // It could not reach somebody for as long as it was told to try. Whoever looks after it starts it again.
+        // The worker could not reach another process for as long as it may try. A supervisor would
+        // start it again.
         tracing::debug!(%error, "worker gave up");
         checks::count("workers gave up");
     }
     Ok(())
 }
 
-/// Submits the job, follows it to its end, and fetches its model. When the master knows nothing of it any more, or it cannot begin
-/// because of what is on the store, it is submitted again.
+/// Submits the job, follows it to its end, and fetches its model. It submits the job again when the
+/// master no longer knows it, or when it cannot begin because of the content of the store.
 pub(crate) async fn run_user(
     plan: Plan,
     spec: String,
@@ -372,7 +377,8 @@ pub(crate) async fn run_user(
     }
 }
 
-/// Waits until everything has heard of the job's end, also a master that is started again; it must be as it was.
+/// Waits until all processes have heard of the job's end, including a master that is started again.
+/// The end must stay as it was.
 async fn linger(
     plan: &Plan,
     jobs: &JobsClient<Channel>,
@@ -382,7 +388,7 @@ async fn linger(
     let job = ended.name.clone();
     let same = async || {
         let now = insist(async || fetch(jobs.clone(), &job).await).await?;
-        // A worker may hang in what was its work long after.
+        // A worker may hang in its former work long after.
         let hangs = ended.hangs.clone();
         assert_eq!(pb::JobStatus { hangs, ..now.0 }, ended, "a job that had ended changed");
         assert!(now.1 == model, "the model of a job that had ended changed");
@@ -396,18 +402,18 @@ async fn linger(
     Ok(same().await?)
 }
 
-/// After the last fault, until everybody has heard of what happened in between.
+/// Time after the last fault until all processes have heard of what happened in between.
 const HEARD_OF: Duration = Duration::from_secs(60);
 
-/// A member of the fleet that lies.
+/// Runs a member of the fleet that lies.
 pub(crate) async fn run_liar(seed: u64, plan: Plan) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), net::channel::Purpose::Control)?;
     liar::run(seed, plan, channel).await;
     Ok(())
 }
 
-/// Pauses, scales and continues jobs, submits one beside the first, may cancel it, and otherwise fetches its model. In the end every job
-/// goes on.
+/// Pauses, scales and continues jobs. Submits one beside the first, which it may cancel, and
+/// otherwise fetches its model. In the end every job continues.
 pub(crate) async fn run_other_user(
     seed: u64,
     plan: Plan,
@@ -426,7 +432,7 @@ pub(crate) async fn run_other_user(
             submitted = Some(insist(submit).await?);
         }
         if plan.meddles {
-            // A master that is away is not waited for, and a job that has ended not changed.
+            // An unreachable master is not waited for, and a job that has ended is not changed.
             let _ = meddle(&mut jobs, &mut dice, plan.workers).await;
         }
     }
@@ -437,7 +443,7 @@ pub(crate) async fn run_other_user(
         let go_on =
             async || jobs.clone().resume(pb::ResumeRequest { job: job.clone(), ..Default::default() }).await;
         let scale = async || jobs.clone().scale(pb::ScaleRequest { job: job.clone(), workers }).await;
-        // It may have ended.
+        // The job may have ended.
         let _ = (insist(go_on).await, insist(scale).await);
     }
     let Some(job) = submitted else { return Ok(()) };
@@ -458,7 +464,7 @@ async fn end_beside(
     if let Some(force) = cancel {
         let job = job.to_owned();
         let cancel = async || jobs.clone().cancel(pb::CancelRequest { job: job.clone(), force }).await;
-        // It may have ended, or be gone with the master's disk.
+        // The job may have ended, or be gone with the master's disk.
         let _ = insist(cancel).await;
         return Ok(());
     }
@@ -475,7 +481,7 @@ async fn end_beside(
     }
 }
 
-/// Does something to some job.
+/// Pauses, scales or continues some job.
 async fn meddle(jobs: &mut JobsClient<Channel>, dice: &mut Dice, workers: u64) -> Result<(), tonic::Status> {
     let listed = jobs.list(pb::ListRequest::default()).await?.into_inner().jobs;
     if listed.is_empty() {
@@ -498,16 +504,16 @@ impl Seen {
     }
 }
 
-/// How a user submits a job again that could not begin.
+/// Way in which a user submits a job again that could not begin.
 enum Again {
     AsBefore,
-    /// There are checkpoints.
+    /// Resume from the checkpoints.
     Resume,
-    /// There is none that can be read: what is there is removed.
+    /// Remove all checkpoints, because none can be read.
     Cleared,
 }
 
-/// What a user does about a job that has ended; `None`: nothing.
+/// Returns how a user submits a job again that has ended, or `None` if not at all.
 fn again(status: &pb::JobStatus) -> Option<Again> {
     let failed = status.state() == pb::JobState::Failed;
     match &status.reason {
@@ -529,7 +535,7 @@ async fn follow(
     insist(async || fetch(jobs.clone(), job).await).await
 }
 
-/// Tries again while the master is away.
+/// Retries while the master is unreachable.
 async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {
     loop {
         match attempt().await {
@@ -541,7 +547,8 @@ async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Resul
     }
 }
 
-/// Submits the job, unless a master that died before it could answer has taken it: there is one after the one `before`.
+/// Submits the job, unless a master that died before its answer has accepted it: then there is a
+/// job after the one `before`.
 async fn submit(
     mut jobs: JobsClient<Channel>,
     spec: &str,
@@ -561,7 +568,7 @@ async fn submit(
     Ok(jobs.submit(submit).await?.into_inner().name)
 }
 
-/// Follows the job to its end, from what was seen on.
+/// Follows the job to its end, from the last event that was seen.
 async fn watch(mut jobs: JobsClient<Channel>, job: &str, seen: &Mutex<Seen>) -> Result<(), tonic::Status> {
     let after = seen.lock().unwrap().events.last().map_or(0, |event| event.sequence);
     let mut events = jobs.watch(pb::WatchRequest { job: job.to_owned(), after }).await?.into_inner();

@@ -1,4 +1,4 @@
-//! What goes wrong in a run, as its [`Plan`] has it.
+//! The faults of a run, as its [`Plan`] has them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,30 +15,31 @@ use crate::cluster::Cluster;
 use crate::plan::{Dice, Plan};
 use crate::{ambient, checks};
 
-/// Crashes at changes of phase in one run at most.
+/// Most crashes at changes of phase in one run.
 const AT_PHASE_MAX: u32 = 8;
 
-/// Chance of a tenth of a second that somebody makes room for the journal.
+/// Chance in a tenth of a second that space on the journal's disk is freed.
 const JOURNAL_MEND: f32 = 0.1;
 
-/// How two processes cannot reach each other.
+/// Kind of a broken link between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     Both,
-    /// Only what the first sends to the second is lost.
+    /// Only messages from the first to the second are lost.
     OneWay,
-    /// Nothing is lost, everything is late.
+    /// Nothing is lost, and everything is late.
     Hold,
 }
 
 pub(crate) struct Faults<'a> {
     plan: &'a Plan,
     dice: Dice,
-    /// Of its own, so that what comes of a change of phase changes nothing else.
+    /// Random numbers for changes of phase. They are separate, so that these faults do not change
+    /// the others.
     edges: Dice,
-    /// Crashes at changes of phase that are still to come at most: each makes more such changes.
+    /// Most crashes at changes of phase that are still to come. Each crash makes more such changes.
     at_phase_left: u32,
-    /// By the two hosts.
+    /// Broken links by their two hosts.
     cuts: BTreeMap<(String, String), Cut>,
     /// Workers that have yet to join.
     late: Vec<String>,
@@ -51,7 +52,7 @@ impl<'a> Faults<'a> {
         Self { plan, dice, edges, at_phase_left: AT_PHASE_MAX, cuts: BTreeMap::new(), late }
     }
 
-    /// A tenth of a second of bad luck.
+    /// Draws the faults of a tenth of a second.
     pub(crate) fn strike(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
         let plan = self.plan;
         if self.dice.happens(plan.clock_jump) {
@@ -116,7 +117,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Everything works from now on, and what ended starts again.
+    /// Ends all faults, and starts what has ended.
     pub(crate) fn end(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
         while !self.late.is_empty() {
             self.join(sim, cluster);
@@ -135,14 +136,14 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Something came into another phase: whoever does what follows may die now.
+    /// Draws a fault at a change of phase: one of the processes that act next may die now.
     pub(crate) fn strike_at_phase(&mut self, sim: &mut Sim<'_>, cluster: &Cluster) {
         if self.at_phase_left == 0 || !self.edges.happens(self.plan.at_phase) {
             return;
         }
         let dies = |host: &&str| !(self.plan.steady_ps && role(host) == "ps");
         let hosts: Vec<&str> = cluster.hosts(&self.late).filter(dies).collect();
-        // The first is the master, which has more to lose there than anybody else.
+        // The first host is the master, which has more to lose at such a moment than the others.
         let any = self.edges.range(0, hosts.len() as u64 - 1) as usize;
         let host = hosts[if self.edges.one_in(2) { 0 } else { any }];
         if sim.is_host_running(host) {
@@ -152,7 +153,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// The master's process stands still, and its journal fills up and is cleared.
+    /// Draws faults of the master: its process stands still, or its journal fills up or is cleared.
     fn strike_master(&mut self, cluster: &Cluster) {
         if self.edges.happens(self.plan.master_stop) {
             cluster.stop_master(Duration::from_millis(self.edges.range(500, 20_000)));
@@ -167,7 +168,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// The disk fills up or goes away, and comes back.
+    /// Draws faults of the store: the disk fills up or becomes unreachable, and recovers.
     fn strike_store(&mut self, cluster: &Cluster) {
         let (plan, disk) = (self.plan, &cluster.disk);
         if self.dice.happens(plan.store_full) {
@@ -186,10 +187,11 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Something happens to a file of a checkpoint. The store answers at once, so nothing is waited for.
+    /// Damages a file of a checkpoint. The store answers at once, so nothing is awaited.
     fn rot(&mut self, store: &InMemory) {
         let files = store.list(None).try_collect::<Vec<_>>().now_or_never().expect("at once").unwrap();
-        // A probe lies there for moments; a ps and a master that do not see the same one have no store together.
+        // A probe exists for moments. A ps and a master that do not see the same probe have no
+        // store in common.
         let is_probe = |path: &Path| path.filename().is_some_and(|name| name.starts_with(PROBE));
         let paths = files.into_iter().map(|file| file.location);
         let mut paths: Vec<_> = paths.filter(|path| !is_probe(path)).collect();
@@ -201,7 +203,7 @@ impl<'a> Faults<'a> {
         let bytes = async { store.get(path).await?.bytes().await };
         let mut bytes = bytes.now_or_never().expect("at once").unwrap().to_vec();
         let last = bytes.len().max(1) - 1;
-        // Every other time among the values, which are a small part of such small files and lie at their end.
+        // Every other time among the values, which are a small part at the end of such small files.
         let first = if self.dice.happens(0.5) { last - last.min(200) } else { 0 };
         let at = self.dice.range(first as u64, last as u64) as usize;
         match self.dice.range(0, 2) {
@@ -275,13 +277,13 @@ fn crash(sim: &mut Sim<'_>, hosts: &[&str]) {
     }
 }
 
-/// A process dies.
+/// Kills a process.
 pub(crate) fn kill(sim: &mut Sim<'_>, host: &str) {
     sim.crash(host);
     checks::gone(host);
 }
 
-/// A process that ended starts again.
+/// Starts a process again that has ended.
 pub(crate) fn start(sim: &mut Sim<'_>, host: &str) {
     sim.bounce(host);
     checks::gone(host);
@@ -289,12 +291,12 @@ pub(crate) fn start(sim: &mut Sim<'_>, host: &str) {
 }
 
 fn mend(sim: &Sim<'_>, host: &str, peer: &str) {
-    // Held messages are delivered by the one, what is cut is joined by the other.
+    // `release` delivers held messages, `repair` joins a cut link.
     sim.release(host, peer);
     sim.repair(host, peer);
 }
 
-/// "master", "ps" or "worker".
+/// Returns "master", "ps" or "worker".
 fn role(host: &str) -> &str {
     host.split('-').next().unwrap_or(host)
 }

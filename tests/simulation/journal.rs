@@ -1,5 +1,5 @@
-//! The disk of the master's journal: slow, full for a while, and the place where a master dies between what it appended and what is
-//! written.
+//! The disk of the master's journal. It is slow and sometimes full, and a master may die between an
+//! append and its write.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use master::{Batch, MemoryStore, Store, StoreError};
 use crate::checks;
 use crate::plan::{Dice, Plan};
 
-/// A journal that outlives every master; clones are the same.
+/// A journal that outlives every master. Clones are the same journal.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     state: Arc<Mutex<State>>,
@@ -24,12 +24,12 @@ struct State {
     dice: Dice,
     /// Longest time that one write takes.
     latency_ms: u64,
-    /// Chance of one write: it fails.
+    /// Chance that a write fails.
     fails: f32,
-    /// Chance of one write: the master dies just before it, or just after it.
+    /// Chance that the master dies just before a write, or just after it.
     crash: f32,
     full: bool,
-    /// The master is to die now.
+    /// Whether the master is to die now.
     crashes: bool,
 }
 
@@ -47,7 +47,7 @@ impl Journal {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Everything that was written is lost.
+    /// Loses everything that was written.
     pub(crate) fn lose(&self) {
         self.state().written = MemoryStore::default();
     }
@@ -56,24 +56,24 @@ impl Journal {
         self.state().written.clone()
     }
 
-    /// Whether something that is written says this.
+    /// Returns whether a written value contains this text.
     pub(crate) fn says(&self, text: &str) -> bool {
         let written = self.written().load().now_or_never().expect("at once").expect("memory");
         written.values().any(|value| value.windows(text.len()).any(|part| part == text.as_bytes()))
     }
 
-    /// From now on there is no room, or again.
+    /// Sets whether the disk is full from now on.
     pub(crate) fn fill(&self, full: bool) {
         self.state().full = full;
     }
 
-    /// It works, if not faster, from now on.
+    /// Ends all faults. The disk stays slow.
     pub(crate) fn heal(&self) {
         let mut state = self.state();
         (state.full, state.fails, state.crash) = (false, 0.0, 0.0);
     }
 
-    /// Whether the master dies with the write that it is at.
+    /// Returns whether the master dies with its current write.
     pub(crate) fn take_crash(&self) -> bool {
         std::mem::take(&mut self.state().crashes)
     }
@@ -93,7 +93,7 @@ impl Journal {
         }
     }
 
-    /// Nothing follows: the master is gone at the end of this tick.
+    /// Never returns: the master is gone at the end of this tick.
     async fn die(&self, when: &str) {
         self.state().crashes = true;
         checks::count(format!("masters that died {when} a write of the journal"));

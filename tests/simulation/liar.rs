@@ -1,6 +1,6 @@
-//! A member of the fleet that speaks for others: it registers like anybody, and then says in their names that work is done, that it
-//! failed, that they leave, and that checkpoints are written; in its own name it says that it has done what others do. Nobody may believe a
-//! word.
+//! A member of the fleet that lies. It registers like any worker. Then it claims in the names of
+//! others that work is done or failed, that they leave, and that checkpoints are written. In its
+//! own name it claims work of others. All of its claims must be refused.
 
 use std::ops::Not;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) async fn run(seed: u64, plan: Plan, channel: Channel) {
     let mut dice = Dice(Keyed::new(seed, "liar", 0));
     while plan.lies && ambient::elapsed() < Duration::from_millis(plan.until_ms) {
         tokio::time::sleep(Duration::from_millis(dice.range(50, 2000))).await;
-        // A master that is away hears no lie.
+        // A master that is unreachable hears no lie.
         let mut fleet = FleetClient::new(channel.clone());
         let Ok(reply) = fleet.register(worker()).await else { continue };
         let reply = reply.into_inner();
@@ -53,7 +53,7 @@ fn worker() -> pb::RegisterRequest {
     }
 }
 
-/// Says in its own name that it has done what somebody else holds a lease for.
+/// Claims in its own name that it has done the work of another worker's lease.
 async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, microbatches: u64) {
     let incarnation = shown.incarnation.get();
     let reports = vec![pb::MicrobatchReport::default(); microbatches as usize];
@@ -63,7 +63,7 @@ async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, micro
     };
     let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: false };
     let reply = fleet.complete(signed(shown, request)).await;
-    // A master that is away hears no lie.
+    // A master that is unreachable hears no lie.
     assert!(
         reply.is_ok_and(|reply| reply.into_inner().accepted).not(),
         "lease {lease} was completed by a liar"
@@ -71,7 +71,7 @@ async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, micro
     checks::count("boasts that nobody believed");
 }
 
-/// Says something in the name of another process; an error is a refusal.
+/// Sends a claim in the name of another process. An error is a refusal.
 async fn lie(
     fleet: &mut FleetClient<Channel>,
     shown: Shown,
@@ -113,7 +113,7 @@ async fn lie(
     }
 }
 
-/// A call with the secret of a session.
+/// Returns a call with the secret of a session.
 fn signed<T>(shown: Shown, request: T) -> Request<T> {
     let (mut headers, mut request) = (MetadataMap::new().into_headers(), Request::new(request));
     shown.show(&mut headers);

@@ -1,22 +1,40 @@
-//! Whole clusters in one thread, each from one seed: the real master, ps and worker code, a simulated network and clock,
-//! and faults. `cargo xtask sim --seeds N [--seed S]` runs more of them, or one of them again with its log.
+//! Whole clusters in one thread, each from one seed: the real master, ps and worker code, a
+//! simulated network and clock, and faults. `cargo xtask sim --seeds N [--seed S]` runs more of
+//! them, or repeats one with its log.
 //!
-//! A seed fixes everything: two runs do the same in the same order. Libraries below us draw random numbers, read clocks and
-//! count in globals; so each seed is a process of its own, whose randomness and time derive from the seed (`ambient.rs`).
+//! A seed fixes everything: two runs do the same in the same order. Libraries below us draw random
+//! numbers, read clocks and count in globals. So each seed is a process of its own, whose
+//! randomness and time derive from the seed (`ambient.rs`).
 //!
-//! Checked while it runs (`checks.rs`): a partition applies each step once, one version after the other; no gradient gets in
-//! from another era, nor before the weights that it may be computed from; a pull gets the version it names and never an
-//! older one than before; a lease that ended is never taken as done, and no microbatch is done twice; nobody works for a job
-//! whose end a user has seen, and nobody believes who speaks for another; a ps holds nothing that the journal does not know, no more
-//! versions than it must and no more pushes than it may; every checkpoint that has a manifest can be read whole, when it is published and
-//! for as long as it is kept (`store.rs`). Checked at the end (`run.rs`): the jobs finish once faults stop; every record is applied once per epoch
-//! (the counting oracle); canonical runs end with the bits of a serial loop in one numerics class, and so is every checkpoint that was
-//! ever published; each epoch is measured once, and no step is told twice without a rewind; where no ps was lost, nothing was rewound;
-//! where nothing happened to processes and networks, nobody's lease was ended, also not that of a worker that hangs; a job whose ps do not
-//! share a store says so and publishes nothing; the numbers of the summary are right, also after one more restart of the master; the ps
-//! hold nothing of jobs that have ended.
+//! Checked while it runs (`checks.rs`, `store.rs`):
 //!
-//! A simulation that finds nothing may be blind: `cargo xtask mutants` breaks the program on purpose, and shows what it finds.
+//! - A partition applies each step once, one version after the other.
+//! - No gradient is accepted from another era, or before the weights from which it may be computed.
+//! - A pull gets the version it names, and never an older one than before.
+//! - A lease that ended is never accepted as done, and no microbatch is done twice.
+//! - No process works for a job whose end a user has seen, and no claim in the name of another
+//!   process is accepted.
+//! - A ps holds nothing that the journal does not know, no more versions than it must and no more
+//!   pushes than it may.
+//! - Every checkpoint with a manifest can be read whole, when it is published and for as long as it
+//!   is kept.
+//!
+//! Checked at the end (`run.rs`):
+//!
+//! - The jobs finish once faults stop.
+//! - Every record is applied once per epoch (the counting oracle).
+//! - Canonical runs end with the bits of a serial loop in one numerics class, and so does every
+//!   checkpoint that was ever published.
+//! - Each epoch is evaluated once, and no step is reported twice without a rewind.
+//! - A run without a lost ps has no rewind.
+//! - A run without faults of processes and networks ends no lease early, not even that of a worker
+//!   that hangs.
+//! - A job whose ps do not share a store says so and publishes nothing.
+//! - The numbers of the summary are right, also after one more restart of the master.
+//! - The ps hold nothing of jobs that have ended.
+//!
+//! A simulation that finds nothing may be blind: `cargo xtask mutants` breaks the program on
+//! purpose, and shows what it finds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "seeds come from the command line through the environment")]
 #![cfg(target_os = "linux")]
@@ -55,7 +73,7 @@ const BROKE_ONCE: [u64; 10] = [
     1_795_429_693,
 ];
 
-/// The first seed: the one that was asked for, or one that no run had before.
+/// Returns the first seed: the requested one, or one that no run had before.
 fn base() -> u64 {
     number("EBB_SIM_SEED").unwrap_or_else(|| RandomState::new().build_hasher().finish() % 1_000_000_000)
 }
@@ -93,7 +111,7 @@ fn a_seed_does_the_same_in_the_same_order_again() {
     assert_eq!(digests.len() as u64, count, "other seeds go other ways");
 }
 
-/// Where a process of [`seeds`] begins; without a seed there is nothing to do.
+/// Begins a process of [`seeds`]. Without a seed there is nothing to do.
 #[test]
 fn one_seed() {
     if let Some(seed) = number(seeds::ONE) {

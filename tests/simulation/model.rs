@@ -1,28 +1,30 @@
-//! The model that knows what was done to it.
+//! The model that records what was done to it.
 //!
-//! `counts[i]` is the counting oracle: each record i adds exactly 1 to it (gradient -1, and the learning rate cancels the
-//! division by the records of the step), so the final weights *are* how often each record was applied. `bits` is a chain of
-//! floating-point operations that depends on the order of every sum and on the weights each gradient was computed from. `running` and
-//! `seen` are no parameters: a step makes them the mean and the maximum of what its microbatches report, as of BatchNorm's.
+//! `counts[i]` is the counting oracle: each record i adds exactly 1 to it (gradient -1, and the
+//! learning rate cancels the division by the records of the step). So the final weights *are* the
+//! numbers of times that each record was applied. `bits` is a chain of floating-point operations
+//! that depends on the order of every sum and on the weights from which each gradient was computed.
+//! `running` and `seen` are no parameters: a step makes them the mean and the maximum of the
+//! microbatches' reports, as in BatchNorm.
 
 use ebbflow::data::Batch;
 use ebbflow::model::{Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use serde::Deserialize;
 
-/// Values of the tensor `bits`, in a small model.
+/// Values of the tensor `bits` in a small model.
 pub(crate) const BITS: usize = 7;
 
 /// Values of the tensor `running`.
 pub(crate) const RUNNING: usize = 3;
 
-/// Numerics classes, of which each computes other last bits.
+/// Numerics classes, each of which computes other last bits.
 pub(crate) const CLASSES: [&str; 2] = ["usual", "other"];
 
 pub(crate) struct Oracle {
     records: usize,
     bits: usize,
-    /// Decides the last bits of its gradients.
+    /// Numerics class, which decides the last bits of the gradients.
     class: String,
     weights: Vec<Values>,
 }
@@ -40,7 +42,7 @@ const fn few() -> usize {
     BITS
 }
 
-/// Ebbflow's networks and `oracle`, as a worker of this numerics class computes it.
+/// Returns Ebbflow's networks and `oracle`, which computes in this numerics class.
 pub(crate) fn registry(class: &str) -> Registry {
     let class = class.to_owned();
     Registry::default().with("oracle", move |context| {
@@ -89,7 +91,7 @@ impl Model for Oracle {
                 *gradient +=
                     step * ((record as f32 + 0.3 * j as f32) * 0.7 + weight * 3.1 + (key % 97) as f32).sin();
             }
-            // So many that a sine of each would take too long.
+            // A sine for each of so many values would take too long.
             for (j, (gradient, weight)) in many.iter_mut().zip(&weights[BITS..]).enumerate() {
                 *gradient += step * (few[j % BITS] + weight * 0.1);
             }
@@ -100,7 +102,8 @@ impl Model for Oracle {
             .collect();
         let Values::I64(seen) = &self.weights[3] else { panic!("a counter") };
         let values = vec![
-            // Per record of a step of equal microbatches: the trainer multiplies by n, the optimizer divides by the step's.
+            // One for each record, in a step of equal microbatches: the trainer multiplies by n,
+            // the optimizer divides by the step's records.
             Values::F32(counts),
             Values::F32(bits),
             Values::F32(running),

@@ -1,4 +1,4 @@
-//! One run in numbers: the job, the cluster, and how likely what goes wrong. A function of its seed.
+//! One run in numbers: the job, the cluster, and the chances of faults. A function of the seed.
 
 use std::time::Duration;
 
@@ -12,19 +12,22 @@ pub(crate) const JOB: &str = "simulated";
 /// Name of the job beside it.
 pub(crate) const BESIDE: &str = "beside";
 
-/// How many times longer messages of a slow link travel.
+/// Factor by which messages of a slow link take longer.
 pub(crate) const SLOW_LINK: u64 = 10;
 
-/// Longest time that a slow worker trains alone, but for rare runs: simulated time costs processor time, also when nothing happens.
+/// Longest time that a slow worker may train alone, except in rare runs. Idle simulated time costs
+/// processor time too.
 const ALONE_MAX: Duration = Duration::from_secs(200);
 
-/// Values of the tensor `bits` in a large model, so that a partition has more than 1 MiB, and more than one chunk.
+/// Values of the tensor `bits` in a large model, so that a partition has more than 1 MiB, and more
+/// than one chunk.
 const MANY_BITS: usize = 300_007;
 
-/// Where its checkpoints are.
+/// Place of the checkpoints.
 pub(crate) const CHECKPOINTS: &str = "memory://checkpoints";
 
-/// One run. Chances are per simulated 100 ms and per process (or per pair of processes, for what happens between two).
+/// One run. Chances are per simulated 100 ms and per process, or per pair of processes for their
+/// links.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     // The job.
@@ -32,154 +35,163 @@ pub(crate) struct Plan {
     pub(crate) micro: u64,
     pub(crate) microbatches_per_step: u64,
     pub(crate) epochs: u64,
-    /// "sync", "pipelined", "bounded" or "async".
+    /// Mode: "sync", "pipelined", "bounded" or "async".
     pub(crate) mode: &'static str,
     pub(crate) delay: Option<u64>,
-    /// "sgd", by which the weights say how often a record was applied, or one with slots in canonical order.
+    /// Optimizer: "sgd", with which the weights count how often a record was applied, or one with
+    /// slots in canonical order.
     pub(crate) optimizer: &'static str,
-    /// Norm that steps are clipped at: over the whole model, so that several ps must tell each other theirs.
+    /// Norm at which steps are clipped, over the whole model, so that several ps must exchange
+    /// theirs.
     pub(crate) clip_norm: Option<f64>,
-    /// Type that is exchanged.
+    /// Type of the exchange.
     pub(crate) dtype: &'static str,
-    /// Part of the records measures the model after each epoch.
+    /// Whether a part of the records evaluates the model after each epoch.
     pub(crate) evaluates: bool,
-    /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process ends.
+    /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process
+    /// ends.
     pub(crate) pull_attempts_max: u64,
-    /// How long a lease holds without a heartbeat.
+    /// Time for which a lease holds without a heartbeat.
     pub(crate) lease_secs: u64,
     // The cluster.
-    /// How long a process may be silent; above `lease_secs` its leases end while it lives on and reports them.
+    /// Longest silence of a process. Above `lease_secs`, leases end while their process lives on
+    /// and reports them.
     pub(crate) death_secs: u64,
     pub(crate) workers: u64,
     /// Workers among them that join while the job runs.
     pub(crate) late: u64,
-    /// Simulated time is cut into these: what happens within one has an order but the same time. Coarse ones cost less than half and
-    /// let more happen at once; fine ones let messages of short links overtake each other.
+    /// Length of a tick. Events within one tick have an order but the same time. Coarse ticks cost
+    /// less than half and let more happen at once. Fine ones let messages of short links overtake
+    /// each other.
     pub(crate) tick_ms: u64,
     /// Ps that the job asks for.
     pub(crate) ps: u64,
-    /// Ps beyond those.
+    /// Further ps.
     pub(crate) spare_ps: u64,
-    /// How long the master waits for a ps before another one takes over.
+    /// Time that the master waits for a ps before another one replaces it.
     pub(crate) ps_grace_secs: u64,
-    /// How long a worker computes one microbatch.
+    /// Time of one microbatch on a worker.
     pub(crate) compute_ms: u64,
-    /// The same for `worker-0`, which may be slow.
+    /// Time of one microbatch on `worker-0`, which may be slow.
     pub(crate) slow_compute_ms: u64,
-    /// Longest delay of one message: delays differ, so connections overtake each other.
+    /// Longest delay of one message. Delays differ, so connections overtake each other.
     pub(crate) latency_ms: u64,
     /// Workers whose links to the ps are ten times as slow.
     pub(crate) slow_links: u64,
-    /// How fast the master's clock runs.
+    /// Speed of the master's clock.
     pub(crate) clock_rate: f64,
-    // What goes wrong.
+    // The faults.
     pub(crate) clock_jump: f32,
     pub(crate) join: f32,
     pub(crate) worker_crash: f32,
     pub(crate) worker_drain: f32,
-    /// A ps dies, and with it what it held of the model.
+    /// Chance that a ps dies, with its part of the model.
     pub(crate) ps_crash: f32,
-    /// Its journal is there when it starts again.
+    /// Chance that the master dies. Its journal survives.
     pub(crate) master_crash: f32,
-    /// What does not run starts again.
+    /// Chance that a process that ended starts again.
     pub(crate) restart: f32,
-    /// Two processes, or one and all its peers, are cut off from each other.
+    /// Chance that two processes, or one and all its peers, are cut off from each other.
     pub(crate) cut: f32,
-    /// Only in one direction.
+    /// Chance that messages are cut off in one direction.
     pub(crate) cut_one_way: f32,
-    /// What they send each other is held and delivered late, together.
+    /// Chance that messages between two processes are held, and delivered together later.
     pub(crate) hold: f32,
-    /// A cut ends.
+    /// Chance that a cut ends.
     pub(crate) mend: f32,
-    /// A hold ends; most last longer than a lease.
+    /// Chance that a hold ends. Most last longer than a lease.
     pub(crate) release: f32,
-    /// Per message: it is lost, and what is on its way between the two with it.
+    /// Chance that a message is lost, with all others on their way between the two processes.
     pub(crate) loss: f64,
-    /// Nothing happens to a ps, nor to what it and the master tell each other: so nothing may ever be rewound.
+    /// Whether nothing happens to a ps and its link to the master, so that no rewind may happen.
     pub(crate) steady_ps: bool,
-    /// When a partition or the job comes into another phase: some process dies at once.
+    /// Chance that some process dies at once when a partition or the job enters another phase.
     pub(crate) at_phase: f32,
-    /// The master's process stands still for some seconds.
+    /// Chance that the master's process stands still for some seconds.
     pub(crate) master_stop: f32,
     /// Longest time that one write of the journal takes.
     pub(crate) journal_ms: u64,
-    /// Per write of the journal: it fails.
+    /// Chance that a write of the journal fails.
     pub(crate) journal_fails: f32,
-    /// Per write of the journal: the master dies with it.
+    /// Chance that the master dies with a write of the journal.
     pub(crate) journal_crash: f32,
-    /// The journal's disk is full until somebody makes room.
+    /// Chance that the journal's disk is full, until space is freed.
     pub(crate) journal_full: f32,
-    /// A user pauses and scales jobs, and lets them go on.
+    /// Whether a user pauses, scales and continues jobs.
     pub(crate) meddles: bool,
-    /// A member of the fleet speaks for others.
+    /// Whether a member of the fleet lies.
     pub(crate) lies: bool,
-    /// Another job is submitted beside the first.
+    /// Whether another job is submitted beside the first.
     pub(crate) beside: bool,
-    /// Chance that this job is cancelled.
+    /// Chance that the job beside is cancelled.
     pub(crate) cancel: f32,
-    /// The cluster goes on after the end of its jobs: the master is started again, and must know them, and the ps must have let them go.
+    /// Whether the cluster goes on after the end of its jobs. The master is started again and must
+    /// know them, and the ps must have dropped them.
     pub(crate) lingers: bool,
-    /// Workers (those with the lowest numbers) that may hang: they send heartbeats, and nothing gets on. Until they are started again.
+    /// Workers (those with the lowest numbers) that may hang: until they are started again they
+    /// send heartbeats and make no progress.
     pub(crate) hanging: u64,
-    /// One of them begins to hang.
+    /// Chance that one of them begins to hang.
     pub(crate) hang: f32,
-    /// How long work may stand still before it is copied.
+    /// Time without progress after which work is copied.
     pub(crate) stall_secs: u64,
-    /// Nothing happens to processes and what is between them: so nobody may be taken for dead.
+    /// Whether nothing happens to processes and links, so that no process may be taken for dead.
     pub(crate) calm: bool,
     /// Workers (those with the highest numbers) of another numerics class.
     pub(crate) strangers: u64,
-    /// The model has more than 1 MiB.
+    /// Whether the model has more than 1 MiB.
     pub(crate) large: bool,
-    /// What a ps takes in at once, as a multiple of the model; 0: as much as usual.
+    /// Most bytes of pushes that a ps accepts at once, as a multiple of the model. 0: the default.
     pub(crate) push_room: u64,
-    /// Each ps has a store of its own at the place of the checkpoints.
+    /// Whether each ps has a store of its own at the place of the checkpoints.
     pub(crate) apart: bool,
-    /// Until when faults happen, in simulated milliseconds. Afterwards everything heals and the job must finish.
+    /// End of the faults, in simulated milliseconds. Afterwards everything recovers and the job
+    /// must finish.
     pub(crate) until_ms: u64,
     // Checkpoints.
-    /// When they are made, as the job's file has it; without them a lost job begins again.
+    /// Times of checkpoints, as in the job file. Without them a lost job begins again.
     pub(crate) saves: Option<Saves>,
-    /// Master, ps and workers die at once.
+    /// Chance that master, ps and workers die at once.
     pub(crate) all_crash: f32,
-    /// A file of a checkpoint is damaged, cut short or lost.
+    /// Chance that a file of a checkpoint is damaged, cut short or lost.
     pub(crate) rot: f32,
-    /// Master, ps and workers die at once, and the master's data folder with its journal is lost: the user submits the job again, to go
-    /// on from its checkpoints.
+    /// Chance that master, ps and workers die at once, and the master's data folder with its
+    /// journal is lost. The user then submits the job again, to go on from its checkpoints.
     pub(crate) all_lost: f32,
-    /// A ps is told to leave.
+    /// Chance that a ps is told to leave.
     pub(crate) ps_drain: f32,
     /// Longest time that one call of the store takes.
     pub(crate) store_ms: u64,
-    /// The disk is full until somebody makes room.
+    /// Chance that the disk is full, until space is freed.
     pub(crate) store_full: f32,
-    /// Nobody reaches the store until somebody mends it.
+    /// Chance that the store is unreachable, until it is mended.
     pub(crate) store_away: f32,
-    /// One of both ends.
+    /// Chance that either of these two faults ends.
     pub(crate) store_mend: f32,
-    /// Per call of the store: it fails.
+    /// Chance that a call of the store fails.
     pub(crate) store_fails: f32,
-    /// Per write: half of the file is there before the whole, or alone.
+    /// Chance that half of a written file exists before the whole, or alone.
     pub(crate) store_torn: f32,
-    /// Per write: the file is there, and the writer is told that it is not.
+    /// Chance that a written file exists, and the writer gets an error.
     pub(crate) store_unheard: f32,
 }
 
-/// When checkpoints are made.
+/// Times of checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Saves {
-    /// "steps", "epochs" or "seconds".
+    /// Unit of `count`: "steps", "epochs" or "seconds".
     pub(crate) every: &'static str,
     pub(crate) count: u64,
     pub(crate) keep: u64,
 }
 
 impl Plan {
-    /// The run of `seed`.
+    /// Draws the run of `seed`.
     pub(crate) fn of(seed: u64) -> Self {
         let mut plan = Self::without_norms(seed);
         let mut dice = Dice(Keyed::new(seed, "clip", 0));
-        // In arrival order there is a norm on one ps only, and nothing to compare clipped weights with.
+        // In arrival order a clipped job has one ps only, and there are no clipped weights to
+        // compare with.
         let clips = [0.02, 0.2, 1e9];
         match plan.is_canonical() {
             true if dice.one_in(3) => plan.clip_norm = Some(clips[dice.range(0, 2) as usize]),
@@ -201,8 +213,8 @@ impl Plan {
         plan
     }
 
-    /// Members of the fleet that are there and do not do their part: workers that hang or are of another numerics class, ps with a store of
-    /// their own or with little room. And models of more than one chunk.
+    /// Draws faults of members: workers that hang or are of another numerics class, ps with a store
+    /// of their own or with little room. Also draws models of more than one chunk.
     fn with_faults_of_members(mut self, seed: u64) -> Self {
         let mut dice = Dice(Keyed::new(seed, "others", 0));
         let (several, saves) = (self.workers > 1, self.saves.is_some());
@@ -224,7 +236,7 @@ impl Plan {
         if large {
             (self.large, self.ps, self.latency_ms, self.slow_links) = (true, 1, self.latency_ms.min(5), 0);
             (self.records, self.epochs) = (self.records.min(20), self.epochs.min(3));
-            // Norms of a tensor of several chunks are compared elsewhere.
+            // Other tests compare norms of a tensor of several chunks.
             self.clip_norm = None;
             self.optimizer = if self.optimizer == "lamb" { "adam" } else { self.optimizer };
         }
@@ -241,7 +253,7 @@ impl Plan {
         self
     }
 
-    /// What goes wrong where a job, a partition or the journal comes from one state into the next.
+    /// Draws faults at changes of state of a job, a partition or the journal.
     fn with_faults_at_the_edges(mut self, seed: u64) -> Self {
         let mut dice = Dice(Keyed::new(seed, "edges", 0));
         self.steady_ps = dice.one_in(4);
@@ -258,7 +270,7 @@ impl Plan {
         self.lingers = dice.one_in(4) && self.all_lost == 0.0;
         if self.steady_ps {
             (self.ps_crash, self.ps_drain, self.all_crash, self.all_lost) = (0.0, 0.0, 0.0, 0.0);
-            // More than what the journal does to it, and less than a grace.
+            // More than the faults of the journal cause, and less than a grace.
             self.master_crash = self.master_crash.max(0.005);
         }
         self
@@ -370,8 +382,9 @@ impl Plan {
         }
     }
 
-    /// How long its slowest worker would need alone: in each microbatch it computes, and waits for a message to a ps and the answer.
-    /// Twice, because some of it may be done again.
+    /// Returns the time that the slowest worker would need alone. Each microbatch is computed, and
+    /// waits for a message to a ps and the answer. The sum is doubled, because some work may be
+    /// repeated.
     pub(crate) fn alone(&self) -> Duration {
         let microbatches = self.epochs * self.records.div_ceil(self.micro);
         let compute_ms = self.slow_compute_ms.max(self.compute_ms);
@@ -379,37 +392,38 @@ impl Plan {
         Duration::from_millis(2 * microbatches * (compute_ms + 2 * latency_ms))
     }
 
-    /// Values of the tensor `bits`.
+    /// Returns the number of values of the tensor `bits`.
     pub(crate) const fn bits(&self) -> usize {
         if self.large { MANY_BITS } else { model::BITS }
     }
 
-    /// Bytes of the weights.
+    /// Returns the bytes of the weights.
     pub(crate) const fn model_bytes(&self) -> u64 {
         4 * (self.records + (self.bits() + model::RUNNING) as u64) + 8
     }
 
-    /// Bytes of sums that a ps takes in when it is full: of each job the beginning of its oldest step, whose nodes are as many as the
-    /// number of its microbatches has binary digits.
+    /// Returns the bytes of sums that a full ps accepts: the first nodes of the oldest step of each
+    /// job. Their number is that of the binary digits of its microbatches.
     pub(crate) const fn first_bytes(&self) -> u64 {
         let (jobs, last) = (1 + self.beside as u64, self.microbatches_per_step - 1);
         jobs * (u64::BITS - last.leading_zeros()) as u64 * self.model_bytes()
     }
 
-    /// The numerics class of a worker.
+    /// Returns the numerics class of a worker.
     pub(crate) fn class_of(&self, worker: u64) -> &'static str {
         model::CLASSES[usize::from(worker + self.strangers >= self.workers)]
     }
 
-    /// Versions that a partition may keep, of this job or the one beside it.
+    /// Returns the most versions that a partition may keep, of this job or the one beside it.
     pub(crate) fn versions_max(&self) -> u64 {
         let newest = if self.is_canonical() { 2 * self.delay.unwrap_or(0) + 2 } else { 1 };
-        // The one beside has a delay of 1 at most, and measures nothing.
+        // The job beside has a delay of 1 at most, and no evaluation.
         let newest = if self.beside { newest.max(4) } else { newest };
         newest + if self.evaluates { self.epochs } else { 0 }
     }
 
-    /// Whether the weights say how often a record was applied: no step is clipped, and none goes through slots.
+    /// Returns whether the weights count how often a record was applied: no step is clipped, and
+    /// none goes through slots.
     pub(crate) fn counts(&self) -> bool {
         self.optimizer == "sgd" && self.clip_norm.is_none_or(|norm| norm >= 1e9)
     }
@@ -418,7 +432,7 @@ impl Plan {
         matches!(self.mode, "sync" | "pipelined")
     }
 
-    /// The job of this run.
+    /// Returns the job file of this run.
     pub(crate) fn job(&self, seed: u64) -> String {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
@@ -473,7 +487,7 @@ pull_attempts_max = {pull_attempts_max}
         )
     }
 
-    /// The job of another user, in canonical order.
+    /// Returns the job file of another user, in canonical order.
     pub(crate) fn beside(&self, seed: u64) -> Option<String> {
         let mode = if self.mode == "pipelined" { "sync" } else { "pipelined" };
         let plan = Self {
@@ -492,12 +506,12 @@ pull_attempts_max = {pull_attempts_max}
     }
 }
 
-/// Draws from a seed.
+/// Random numbers from a seed.
 #[derive(Debug)]
 pub(crate) struct Dice(pub(crate) Keyed);
 
 impl Dice {
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.0.next_u64() % (high - low + 1)
     }
@@ -506,12 +520,12 @@ impl Dice {
         self.range(1, count) == 1
     }
 
-    /// Whether what has this chance happens.
+    /// Returns true with this chance.
     pub(crate) fn happens(&mut self, chance: f32) -> bool {
         self.0.next_f32() < chance
     }
 
-    /// A chance for the whole run: none in every third, otherwise anything up to `highest`.
+    /// Returns a chance for the whole run: zero in every third, otherwise up to `highest`.
     fn chance(&mut self, highest: f32) -> f32 {
         if self.one_in(3) { 0.0 } else { highest * self.range(1, 100) as f32 / 100.0 }
     }

@@ -1,4 +1,4 @@
-//! One run, from its seed to what it ended with, checked.
+//! One run from its seed to its checked outcome.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,28 +23,28 @@ use crate::plan::Plan;
 use crate::store::Published;
 use crate::{ambient, checks, serial};
 
-/// Simulated time that a job may take after the last fault, beside what its computing takes.
+/// Simulated time that a job may take after the last fault, in addition to its computation.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Between two moments at which faults begin and end; whole ticks.
+/// Time between two moments at which faults begin and end, in whole ticks.
 const FAULTS_MS: u64 = 100;
 
 /// Exit code of a run that broke a promise.
 pub(crate) const BROKEN: i32 = 70;
 
-/// What a run ended with.
+/// Outcome of a run.
 #[derive(Debug, Deserialize, Serialize, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
-    /// Of everything that happened, in order and with its time.
+    /// Digest of all events, in order and with their times.
     pub(crate) digest: u64,
-    /// Of the trained model.
+    /// SHA-256 of the trained model.
     pub(crate) model_sha256: String,
     pub(crate) simulated_ms: u64,
     pub(crate) counts: BTreeMap<String, u64>,
 }
 
-/// The run of a seed, checked. It takes this process over: a broken promise ends it with [`BROKEN`].
+/// Runs and checks a seed. It takes over this process: a broken promise ends it with [`BROKEN`].
 pub(crate) fn run(seed: u64, log: bool) -> Outcome {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -52,13 +52,13 @@ pub(crate) fn run(seed: u64, log: bool) -> Outcome {
         eprintln!("after {:?} of simulated time", ambient::elapsed());
         std::process::exit(BROKEN);
     }));
-    // Its name is drawn while the surroundings are real, and never reaches the cluster.
+    // The name is drawn before the seed is entered, and never reaches the cluster.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let plan = Plan::of(seed);
     let data: String = (0..plan.records).map(|record| format!("{record},0\n")).collect();
     std::fs::write(folder.path().join("data.csv"), data).expect("the data can be written");
     let job = spec::parse(&plan.job(seed), Path::new("/simulated/job.toml"), &[]).expect("a valid job");
-    // A thread of its own: what a thread once drew from its surroundings it keeps.
+    // A thread of its own, because a thread keeps what it once drew from the operating system.
     let beside = plan.beside(seed);
     let beside =
         beside.map(|text| spec::parse(&text, Path::new("/simulated/job.toml"), &[]).expect("a valid job"));
@@ -96,7 +96,7 @@ fn watched(
     Outcome { seed, digest, model_sha256, simulated_ms: ambient::elapsed().as_millis() as u64, counts }
 }
 
-/// The log's time.
+/// Simulated time for the log.
 struct Simulated;
 
 impl FormatTime for Simulated {
@@ -105,7 +105,7 @@ impl FormatTime for Simulated {
     }
 }
 
-/// Threads of this process.
+/// Returns the number of threads of this process.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
@@ -131,7 +131,7 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
     let beside = beside.map(JobSpec::to_json);
     sim.client("other-user", cluster::run_other_user(seed, plan.clone(), beside, seen.clone()));
     sim.client("liar", cluster::run_liar(seed, plan.clone()));
-    // Users speak to the master from beside it.
+    // Users reach the master without faults.
     sim.set_link_fail_rate("user", "master", 0.0);
     sim.set_link_fail_rate("other-user", "master", 0.0);
     for ps in cluster.hosts(&[]).filter(|host| plan.steady_ps && host.starts_with("ps-")) {
@@ -175,12 +175,13 @@ fn simulate(seed: u64, plan: &Plan, job: &JobSpec, beside: Option<&JobSpec>, fol
     cluster::count_leases(&cluster.master);
     let mut seen = std::mem::take(&mut *seen.lock().unwrap());
     seen.published = cluster.disk.take_published();
-    // The end of a process is no part of the run: nothing more is checked, and nothing needs to be closed in order.
+    // The end of the process is no part of the run: nothing more is checked, and nothing needs to
+    // be closed in order.
     std::mem::forget(sim);
     seen
 }
 
-/// The newest version that the job went on from since it was submitted for the last time.
+/// Returns the newest version from which the job resumed since its last submission.
 fn resumed_from(seen: &Seen) -> u64 {
     let version = |event: &proto::pb::Event| match &event.kind {
         Some(Kind::Warning(warning)) => {
@@ -192,7 +193,7 @@ fn resumed_from(seen: &Seen) -> u64 {
     seen.events.iter().filter_map(version).max().unwrap_or(0)
 }
 
-/// What the warnings say.
+/// Returns the texts of the warnings.
 fn warnings(events: &[proto::pb::Event]) -> impl Iterator<Item = &str> {
     events.iter().filter_map(|event| match &event.kind {
         Some(Kind::Warning(warning)) => Some(warning.message.as_str()),
@@ -200,8 +201,9 @@ fn warnings(events: &[proto::pb::Event]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether the job has failed at once, because its ps have stores of their own. It goes on only when no ps could be asked, and says so;
-/// without checkpoints either way.
+/// Returns whether the job has failed at once, because its ps have stores of their own. A job
+/// continues only when no ps could be asked, with a warning, and publishes no checkpoints in either
+/// case.
 fn says_that_stores_are_apart(plan: &Plan, seen: &Seen) -> bool {
     if !plan.apart {
         return false;
@@ -233,9 +235,9 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         let data = tensors.tensor(name).expect("the tensor is there");
         data.data().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
     };
-    // Each epoch applies each record once, as its microbatch's share of its step.
+    // Each epoch applies each record once, with its microbatch's share of its step.
     let mut expected = vec![0.0f64; plan.records as usize];
-    // The part that measures has records of the same file.
+    // The validation part has records of the same file.
     let in_file = data.batch(0..data.len()).expect("all records").records;
     for id in 0..numbers.microbatches() {
         let microbatch = numbers.microbatch(MicrobatchId(id));
@@ -247,14 +249,14 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         }
     }
     for (record, (expected, found)) in expected.iter().zip(floats("counts")).enumerate() {
-        // Others are compared with the serial loop, which canonical runs are.
+        // Other runs are compared with the serial loop, because they are canonical.
         assert!(
             !plan.counts() || (expected - f64::from(found)).abs() < 1e-3,
             "record {record}: {found} where {expected} belongs"
         );
     }
 
-    // What a user is told since training began for the last time. The curve goes back after a rewind only.
+    // Events since the last begin of the training. The loss curve goes back only after a rewind.
     let mut steps = Vec::new();
     let mut evaluations = BTreeMap::new();
     let (mut lives, mut measured) = (1, 0);
@@ -306,7 +308,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     checks::add("ps back with their parts", told("is back with its partitions"));
     if plan.evaluates {
         let ends = (1..=numbers.steps()).filter(|&version| numbers.ends_epoch(Version(version)));
-        // What was measured before the job was submitted again was told then.
+        // Evaluations before the last submission were reported then.
         let begun = if seen.resumed > 0 { resumed_from(seen) } else { 0 };
         let measured_now: Vec<_> = evaluations.keys().copied().filter(|version| *version > begun).collect();
         assert_eq!(measured_now, ends.filter(|version| *version > begun).collect::<Vec<_>>(), "measured");
@@ -321,7 +323,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
                 panic!("of several classes: {:?}", manifest.numerics);
             };
             let version = manifest.version.get() as usize;
-            // Before everything was lost another class may have begun.
+            // Before everything was lost, another class may have begun.
             let same = match numerics.class == class_of(status) {
                 true => &versions[version] == weights,
                 false => &train(&numerics.class)[version] == weights,
@@ -336,7 +338,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     }
 }
 
-/// The numerics class that trained a job in canonical order.
+/// Returns the numerics class that trained a job in canonical order.
 fn class_of(status: &proto::pb::JobStatus) -> &str {
     let [since] = status.numerics.as_slice() else { panic!("one class, found {:?}", status.numerics) };
     &since.numerics.as_ref().expect("a class").class
@@ -346,7 +348,7 @@ fn rewinds(events: &[proto::pb::Event]) -> usize {
     events.iter().filter(|event| matches!(event.kind, Some(Kind::Rewind(_)))).count()
 }
 
-/// A model file has the bits of the serial loop.
+/// Checks that a model file has the bits of the serial loop.
 fn check_bits(serial: &[Values], model: &[u8]) {
     let tensors = safetensors::SafeTensors::deserialize(model).expect("a model file");
     for (name, values) in ["counts", "bits", "running", "seen"].into_iter().zip(serial) {
@@ -355,7 +357,7 @@ fn check_bits(serial: &[Values], model: &[u8]) {
     }
 }
 
-/// The job of the other user, which trains in canonical order.
+/// Checks the job of the other user, which trains in canonical order.
 fn check_beside(plan: &Plan, beside: Option<&JobSpec>, folder: &Path, seen: &Seen) {
     let (Some(job), Some((status, model, events))) = (beside, &seen.beside) else { return };
     assert_eq!(status.state(), proto::pb::JobState::Succeeded, "{}", status.reason);

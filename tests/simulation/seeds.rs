@@ -1,4 +1,4 @@
-//! Many seeds on all cores, each in a process of its own, which is this program again.
+//! Many seeds on all cores, each in a process of this program.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use crate::plan::Plan;
 use crate::run::Outcome;
 
-/// Tells a process of this program which seed it runs.
+/// Environment variable with the seed of a process.
 pub(crate) const ONE: &str = "EBB_SIM_ONE";
 
-/// Tells it to log as well.
+/// Environment variable that switches the log on.
 pub(crate) const LOG: &str = "EBB_SIM_LOG";
 
-/// The test that runs the seed.
+/// Name of the test that runs the seed.
 pub(crate) const ENTRY: &str = "one_seed";
 
-/// What a process that ran a seed prints its outcome after.
+/// Prefix of the line with a seed's outcome.
 const OUTCOME: &str = "outcome ";
 
 /// A seed that broke a promise.
@@ -40,13 +40,13 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Hands an outcome to the process that asked for it.
+/// Prints an outcome for the parent process.
 pub(crate) fn tell(outcome: &Outcome) {
     println!("\n{OUTCOME}{}", serde_json::to_string(outcome).expect("plain numbers"));
 }
 
-/// Runs each of `seeds`, each as often as it is named, on all cores; `each` sees what they end with, in any order. After a
-/// failure no other seed is begun.
+/// Runs each of `seeds`, each as often as it is named, on all cores. `each` gets the outcomes in
+/// any order. After a failure no other seed is begun.
 pub(crate) fn run(seeds: impl IntoIterator<Item = u64>, mut each: impl FnMut(Outcome)) -> Result<(), Broken> {
     let queue = Mutex::new(seeds.into_iter().collect::<VecDeque<_>>());
     let (done, outcomes) = mpsc::channel();
@@ -105,7 +105,7 @@ fn process(seed: u64) -> Command {
     command
 }
 
-/// Runs seeds and shows how far it is; then everything that happened in them.
+/// Runs seeds and shows the progress, then the counts of all events.
 pub(crate) fn survey(seeds: impl IntoIterator<Item = u64>) -> Result<(), Broken> {
     let seeds: Vec<_> = seeds.into_iter().collect();
     let (begin, count) = (now(), seeds.len() as u64);
@@ -114,7 +114,7 @@ pub(crate) fn survey(seeds: impl IntoIterator<Item = u64>) -> Result<(), Broken>
     run(seeds, |outcome| {
         done += 1;
         simulated_ms += outcome.simulated_ms;
-        // Seeds end in any order, so theirs must not matter.
+        // Seeds end in any order, so the combination must not depend on it.
         digest ^= outcome.digest.wrapping_mul(2 * outcome.seed + 1);
         for (what, amount) in outcome.counts {
             let (total, seeds) = counts.entry(what).or_default();
@@ -143,7 +143,7 @@ fn progress(done: u64, count: u64, elapsed: Duration) {
     let rate = done as f64 / elapsed.as_secs_f64();
     let left = (count - done) as f64 / rate;
     let end = if std::io::stderr().is_terminal() { "\r" } else { "\n" };
-    // Progress that nobody can read is no reason to stop.
+    // An error of the terminal is no reason to stop.
     let _ = write!(std::io::stderr(), "{done}/{count} seeds, {rate:.1}/s, {left:.0} s left   {end}");
 }
 

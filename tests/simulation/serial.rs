@@ -1,4 +1,5 @@
-//! The serial reference: the same job as a loop, with no cluster in sight. Canonical runs must end with its bits.
+//! The serial reference: the same job as a loop without a cluster. Canonical runs must end with its
+//! bits.
 
 use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::{Model, OwnMemory};
@@ -14,7 +15,8 @@ use proto::tree::Node;
 use crate::model::Oracle;
 use crate::plan::Plan;
 
-/// Every version of the weights of a canonical job with the oracle model, as workers of a numerics class compute it.
+/// Returns every version of the weights of a canonical job with the oracle model, as workers of a
+/// numerics class compute it.
 pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
@@ -63,8 +65,8 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
     versions
 }
 
-/// The update of each parameter, with the norms over the whole model when it needs them. Then every tensor is one chunk, and parameters
-/// come first.
+/// Updates each parameter, with the norms over the whole model if it needs them. In that case every
+/// tensor is one chunk, and parameters come first.
 fn with_norms(
     model: &Oracle,
     update: Update,
@@ -103,14 +105,14 @@ fn reduce(
             sum
         }
     };
-    // The sum of a whole step is what the update takes, not what travels.
+    // The sum of a whole step goes into the update and does not travel.
     if of == 1 || node != Node::root(of) {
         round(spec, model, &mut values);
     }
     values
 }
 
-/// Parameters, to the type that the job exchanges.
+/// Rounds parameters to the type that the job exchanges.
 fn round(spec: &JobSpec, model: &Oracle, values: &mut [Values]) {
     for (tensor, values) in model.tensors().iter().zip(values) {
         if let Some(values) = values.as_f32_mut() {

@@ -1,7 +1,8 @@
-//! The store of checkpoints: files in memory that outlive every process, on a disk that is slow, full, away, and tears what it writes.
+//! The store of checkpoints: files in memory that outlive every process, on a disk that is slow,
+//! sometimes full or unreachable, and tears writes.
 //!
-//! A call takes its time before and after what it does, so that a process may crash in between: with half a file written, or with all
-//! of it and nobody who knows.
+//! A call takes time before and after its effect, so that a process may crash in between: with half
+//! a file written, or with a whole file and no answer.
 
 use std::fmt;
 use std::io;
@@ -30,23 +31,23 @@ use store::found::Found;
 use crate::checks;
 use crate::plan::{CHECKPOINTS, Dice, JOB, Plan};
 
-/// The store; clones are the same.
+/// The store. Clones are the same store.
 #[derive(Clone)]
 pub(crate) struct Disk {
-    /// What lies on it.
+    /// Files on the store.
     pub(crate) files: Arc<InMemory>,
-    /// Files may be damaged.
+    /// Whether files may be damaged.
     rots: bool,
-    /// No ps writes to this one.
+    /// Whether no ps writes to this store.
     apart: bool,
-    /// Checkpoints that are kept.
+    /// Number of checkpoints to keep.
     keep: u64,
-    /// Every checkpoint that was ever published, as it was then; where nothing rots.
+    /// Every published checkpoint, as it was then. Empty where files may be damaged.
     published: Arc<Mutex<Vec<Published>>>,
     state: Arc<Mutex<State>>,
 }
 
-/// A checkpoint when its manifest was written.
+/// A checkpoint at the moment when its manifest was written.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) manifest: Manifest,
@@ -57,7 +58,8 @@ struct State {
     dice: Dice,
     /// Longest time that one call takes.
     latency_ms: u64,
-    /// Chances of one call: it fails; of a write: it is torn, or it succeeds and the answer is lost.
+    /// Chances that a call fails, that a write is torn, and that a write succeeds and its answer is
+    /// lost.
     fails: f32,
     torn: f32,
     unheard: f32,
@@ -65,13 +67,13 @@ struct State {
     away: bool,
 }
 
-/// What becomes of a write.
+/// Effect of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Write {
     Whole,
-    /// Half of it lies there until the rest is written, or for ever.
+    /// Half of the file exists until the rest is written, or forever.
     Torn,
-    /// It is written, and an error is told.
+    /// The file is written, and the writer gets an error.
     Unheard,
 }
 
@@ -96,24 +98,24 @@ impl Disk {
         }
     }
 
-    /// From now on there is no room, or again.
+    /// Sets whether the disk is full from now on.
     pub(crate) fn fill(&self, full: bool) {
         self.state().full = full;
     }
 
-    /// From now on nobody reaches it, or again.
+    /// Sets whether the store is unreachable from now on.
     pub(crate) fn cut(&self, away: bool) {
         self.state().away = away;
     }
 
-    /// It works, if not faster, from now on.
+    /// Ends all faults. The store stays slow.
     pub(crate) fn heal(&self) {
         let mut state = self.state();
         (state.full, state.away) = (false, false);
         (state.fails, state.torn, state.unheard) = (0.0, 0.0, 0.0);
     }
 
-    /// Somebody clears it up. What is on its way is not there yet, so nothing is waited for.
+    /// Removes all files. Writes in flight have not created theirs yet, so nothing is awaited.
     pub(crate) fn clear(&self) {
         let files = self.files.list(None).try_collect::<Vec<_>>().now_or_never().expect("at once").unwrap();
         for file in files {
@@ -125,8 +127,8 @@ impl Disk {
         self.state.lock().unwrap()
     }
 
-    /// Every checkpoint that has a manifest is whole: what has one was published, and what was published restores for as long as it is
-    /// kept. Where nothing rots.
+    /// Checks that every checkpoint with a manifest was published, and that each published one can
+    /// be restored for as long as it is kept. It needs a store without damage.
     pub(crate) fn check_manifests(&self) {
         let folder = Stores::only(self.files.clone()).open(CHECKPOINTS).expect("a folder").below(JOB);
         let found = Found::look(&folder).now_or_never().expect("at once").expect("it can be read");
@@ -141,12 +143,12 @@ impl Disk {
         }
     }
 
-    /// What was ever published. Nothing is afterwards.
+    /// Takes the published checkpoints. None is published afterwards.
     pub(crate) fn take_published(&self) -> Vec<Published> {
         std::mem::take(&mut self.published.lock().unwrap())
     }
 
-    /// A manifest was written: what it names is there and whole, or it should not have been written.
+    /// Notes that a manifest was written, and checks that the files that it names are complete.
     fn publish(&self, path: &Path) {
         assert!(!self.apart, "{path} was published, and no ps writes to this store");
         if self.rots {
@@ -164,7 +166,7 @@ impl Disk {
         self.published.lock().unwrap().push(Published { manifest, weights });
     }
 
-    /// A manifest was removed: there are as many as shall be kept without it.
+    /// Checks after the removal of a manifest that enough of them are left.
     fn check_kept(&self) {
         let files = self.files.list(None).try_collect::<Vec<_>>().now_or_never().expect("at once").unwrap();
         let left = files.iter().filter(|file| file.location.filename() == Some(MANIFEST)).count();
@@ -175,7 +177,7 @@ impl Disk {
         );
     }
 
-    /// Half of the time that a call takes.
+    /// Waits for half of the time that a call takes.
     async fn wait(&self) {
         let ms = {
             let mut state = self.state();
@@ -187,7 +189,7 @@ impl Disk {
         }
     }
 
-    /// Whether it can be used now.
+    /// Returns an error if the store cannot be used now.
     fn reached(&self) -> Result<()> {
         let mut state = self.state();
         let fails = state.fails;
@@ -213,7 +215,7 @@ impl Disk {
         })
     }
 
-    /// Writes a file as luck has it.
+    /// Writes a file with random faults.
     async fn put(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.wait().await;
         let write = self.writes()?;

@@ -1,4 +1,5 @@
-//! What a user gets wrong is answered with what, where, expected against found, and what to do; and nothing is lost.
+//! A user's mistakes get an answer that says what, where, expected against found, and what to do;
+//! and nothing is lost.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -56,7 +57,7 @@ impl Job {
         self.write("job.toml", text.replace(from, to).as_bytes());
     }
 
-    /// Runs the job, which must fail, and answers what it said.
+    /// Runs the job, which must fail, and returns its output.
     fn error(&self) -> String {
         fail([Path::new("run"), &self.path("job.toml"), Path::new("--out"), &self.path("out")])
     }
@@ -70,7 +71,7 @@ impl Job {
     }
 }
 
-/// An idx file of unsigned bytes.
+/// Returns an idx file of unsigned bytes.
 fn idx(shape: &[u32], values: &[u8]) -> Vec<u8> {
     let mut file = vec![0, 0, 8, shape.len() as u8];
     shape.iter().for_each(|size| file.extend(size.to_be_bytes()));
@@ -240,7 +241,7 @@ fn an_output_folder_that_cannot_be_written_is_found_before_training() {
 
 #[test]
 fn a_master_that_is_not_there_is_named_after_visible_retries() {
-    // Nobody listens there, and nobody will.
+    // No process listens there.
     let reserved = harness::machine::Reserved::local();
     let url = format!("http://{}", reserved.address);
     let said = fail(["status", "1", "--master", &url, "--master-timeout", "1s"]);
@@ -269,7 +270,7 @@ fn ctrl_c_leaves_cleanly_and_keeps_what_is_trained() {
     assert!(!model(&out).is_empty());
 }
 
-/// Waits for a state that must come; the test runner's limit is the deadline.
+/// Waits for a state that must come. The test runner's limit is the deadline.
 fn until(mut state: impl FnMut() -> bool) {
     while !state() {
         std::thread::park_timeout(Duration::from_millis(20));

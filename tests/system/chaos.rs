@@ -1,10 +1,13 @@
-//! Both promises with real processes: workers are killed, stopped, drained and added at random while a job runs.
+//! Both promises with real processes: workers are killed, stopped, drained and added at random
+//! while a job runs.
 //!
-//! What must hold is checked in every run. Whether the faults met the job's work is the machine's choice: if they did not, the job was too
-//! short, and the scenario runs again with one that is twice as long.
+//! Every run checks what must hold. The machine's speed decides whether the faults met the job's
+//! work. If they did not, the job was too short, and the scenario runs again with one that is twice
+//! as long.
 //!
-//! `cargo xtask test` runs one scenario of each mode, `cargo xtask soak --only chaos` all of {sync, pipelined} x {3, 5 workers} x
-//! {1, 2, 3 ps} and longer. The bits are those of MNIST's script model where there is libtorch and the data, else of digits' MLP.
+//! `cargo xtask test` runs one scenario of each mode. `cargo xtask soak --only chaos` runs all of
+//! {sync, pipelined} x {3, 5 workers} x {1, 2, 3 ps}, and longer. The bits are those of MNIST's
+//! script model where libtorch and the data exist, else of digits' MLP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -26,7 +29,7 @@ const fn scenario(mode: &'static str, workers: usize, ps: usize) -> Scenario {
     Scenario { mode, workers, ps }
 }
 
-/// What is asked of this run of the tests.
+/// Settings of this run of the tests.
 struct Asked {
     whole: bool,
     seed: u64,
@@ -39,23 +42,24 @@ impl Asked {
         Self { whole: std::env::var_os("EBB_CHAOS_WHOLE").is_some(), seed }
     }
 
-    /// The whole matrix of a mode, or the one scenario that stands for it.
+    /// Returns the whole matrix of a mode, or only the scenario `one`.
     fn scenarios(&self, one: Scenario) -> Vec<Scenario> {
         let all = [3, 5].into_iter().flat_map(|workers| [1, 2, 3].map(|ps| scenario(one.mode, workers, ps)));
         if self.whole { all.collect() } else { vec![one] }
     }
 
-    /// A job lasts 10 to 20 s on two cores that have nothing else to do, and 30 to 60 s in the whole matrix.
+    /// Returns the epochs of a job. It lasts 10 to 20 s on two idle cores, and 30 to 60 s in the
+    /// whole matrix.
     const fn epochs(&self, short: u64) -> u64 {
         if self.whole { 3 * short } else { short }
     }
 
-    /// Faults that a run must have seen, or it was too short to show anything.
+    /// Returns the fewest faults of a run. With fewer it was too short to show anything.
     const fn faults_min(&self) -> u32 {
         if self.whole { 10 } else { 4 }
     }
 
-    /// Whether the faults of these runs met work, each run's and all of them together.
+    /// Returns whether the faults met work: those of each run, and those of all runs together.
     fn is_met(&self, runs: &[Met]) -> bool {
         let sum = |count: fn(&Met) -> u64| runs.iter().map(count).sum::<u64>();
         runs.iter().all(|met| met.faults >= self.faults_min())
@@ -65,7 +69,7 @@ impl Asked {
     }
 }
 
-/// How much a job noticed of the faults.
+/// Effects of the faults on a job.
 #[derive(Clone, Copy, Debug)]
 struct Met {
     faults: u32,
@@ -88,7 +92,7 @@ impl Met {
     }
 }
 
-/// Runs with the usual number of epochs, and with twice as many until the faults met work.
+/// Runs with the usual number of epochs, and doubles it until the faults met work.
 fn until_met(asked: &Asked, epochs: u64, mut run: impl FnMut(u64) -> Vec<Met>) {
     for factor in [1, 2, 4, 8, 16] {
         let met = run(factor * epochs);
@@ -101,7 +105,8 @@ fn until_met(asked: &Asked, epochs: u64, mut run: impl FnMut(u64) -> Vec<Met>) {
 }
 
 impl Scenario {
-    /// Runs a job under chaos, checks what holds of every job, prints a line of the table and answers the job's folder.
+    /// Runs a job under chaos, checks what must hold for every job, and prints a line of the table.
+    /// Returns the script and the job's folder.
     fn run(&self, asked: &Asked, program: &Path, job: &Path, sets: &[String]) -> (Chaos, PathBuf) {
         let Self { mode, workers, ps } = *self;
         let mut chaos = Chaos::new(asked.seed, Cluster::of(program, ps, workers));
@@ -120,7 +125,7 @@ impl Scenario {
         (chaos, out)
     }
 
-    /// Trains calmly with one worker and one ps, and under chaos: the bits are the same.
+    /// Trains without faults on one worker and one ps, and under chaos, and compares the bits.
     fn has_bits_of_calm(&self, asked: &Asked, job: &Path, sets: &[String]) -> Met {
         let calm = tempfile::tempdir().unwrap();
         let calm = calm.path().join("out");
@@ -159,7 +164,8 @@ impl Scenario {
     }
 }
 
-/// The model of an undisturbed run with one worker and one ps is the model of every run under chaos.
+/// Checks that every run under chaos ends with the model of an undisturbed run with one worker and
+/// one ps.
 fn same_bits(one: Scenario) {
     let asked = Asked::read();
     let torch = cfg!(feature = "torch").then(mnist).flatten();
@@ -185,7 +191,7 @@ fn same_bits(one: Scenario) {
             vec![scenario.has_bits_of_calm(&asked, &job, &sets)]
         });
     }
-    // Again, where whoever waited half an hour looks.
+    // Repeated at the end of a long run, where people look.
     if instead {
         say_instead();
     }
@@ -204,7 +210,7 @@ fn killed_stopped_drained_and_added_workers_do_not_change_the_model_in_pipelined
 #[test]
 fn every_record_is_counted_once_an_epoch_in_all_modes() {
     let asked = Asked::read();
-    // 4 ms for each of 128 microbatches an epoch: about 5 epochs a second with 3 workers.
+    // 4 ms for each of 128 microbatches of an epoch: about 5 epochs a second with 3 workers.
     let scenarios = [
         scenario("sync", 3, 1),
         scenario("pipelined", 5, 2),

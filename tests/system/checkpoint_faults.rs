@@ -1,5 +1,5 @@
-//! Spoilt checkpoints and a full disk, with real processes: what is wrong is named, training goes on or goes back to the newest
-//! checkpoint that is intact, and nothing valid is removed.
+//! Damaged checkpoints and a full disk, with real processes. The damage is named, training
+//! continues or goes back to the newest intact checkpoint, and nothing valid is removed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -13,10 +13,11 @@ use crate::harness::tmpfs::Tmpfs;
 use crate::harness::{Cluster, ebb, events, fail, model, root, succeed, text};
 use tempfile::TempDir;
 
-/// Far more than anything here takes.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long the job trains, and where it saves how often.
+/// Returns the settings for the length of the job, and for the place and frequency of its
+/// checkpoints.
 fn sets(url: &Path, epochs: u32, steps: u64) -> Vec<String> {
     let (epochs, keep) = (format!("epochs={epochs}"), "checkpoint.keep=1000".to_owned());
     let url = format!("checkpoint.url={}", url.display());
@@ -32,14 +33,15 @@ const EPOCHS: u32 = 12;
 /// Steps between its checkpoints. Each third of the epochs has one: version 85, 170, 255.
 const EVERY: u64 = 85;
 
-/// What the job left: three checkpoints and its model.
+/// Results of the job: three checkpoints and its model.
 struct Saved {
     dir: TempDir,
     bits: Vec<u8>,
 }
 
 impl Saved {
-    /// Each third of the epochs is a run of its own: a ps skips a checkpoint that is due while it still writes the one before.
+    /// Trains each third of the epochs in a run of its own, because a ps skips a checkpoint that is
+    /// due while it still writes the one before.
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (url, out) = (dir.path().join("checkpoints"), |epochs| dir.path().join(format!("out-{epochs}")));
@@ -50,7 +52,7 @@ impl Saved {
         Self { bits: model(&out(EPOCHS)), dir }
     }
 
-    /// Its checkpoints in a folder of their own, to be spoilt.
+    /// Copies the checkpoints into a folder of their own, to be damaged.
     fn copy(&self, name: &str) -> Copied {
         let (from, to) = (self.dir.path().join("checkpoints/digits"), self.dir.path().join(name));
         let versions: Vec<_> =
@@ -79,7 +81,7 @@ impl Copied {
         self.url.join("digits")
     }
 
-    /// A data file of a checkpoint.
+    /// Returns the path of a data file of a checkpoint.
     fn data(&self, folder: &str) -> PathBuf {
         let mut names = files(&self.job()).into_keys();
         let of = |name: &String| name.starts_with(folder) && name.ends_with(".safetensors");
@@ -89,13 +91,13 @@ impl Copied {
 
 fn run(url: &Path, out: &Path, epochs: u32, more: &[&str]) -> std::process::Output {
     let mut command = ebb(["run", "--workers", "1", "--ps", "2", "--out"]);
-    // The learning rate of a step is that of the whole job.
+    // The learning rate of a step depends on the length of the whole job.
     let schedule = format!("optimizer.schedule.total_steps={}", EPOCHS * 23);
     command.arg(out).args(sets(url, epochs, EVERY)).args(["--set", &schedule]).args(more);
     command.arg(root().join("examples/digits/job.toml")).output().unwrap()
 }
 
-/// Every file below a folder, by its path in it.
+/// Returns every file below a folder, by its path in it.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -130,7 +132,7 @@ fn assert_says(said: &str, parts: &[&str]) {
 
 type Fault = (&'static str, fn(&Path, &Path), &'static [&'static str]);
 
-/// What happens to a data file or to the manifest, and the words for it.
+/// Damage of a data file or of the manifest, and the words for it.
 const FAULTS: [Fault; 5] = [
     (
         "flipped",
@@ -188,7 +190,7 @@ fn what_is_wrong_with_the_newest_checkpoint_is_named_and_the_one_before_is_taken
         assert!(model(&out) == saved.bits, "{name}: other bits than an undisturbed run");
         let first = events(&out, "train")[0]["step"].as_u64().unwrap();
         assert!(first >= number(previous), "{name}: step {first} was trained again");
-        // The spoilt one may be saved again; all others are as they were.
+        // The damaged checkpoint may be saved again. All others are unchanged.
         let after = files(&copied.job());
         for (file, bytes) in before.iter().filter(|(file, _)| !file.starts_with(newest)) {
             assert!(after.get(file) == Some(bytes), "{name}: {file} is gone or changed");
@@ -273,7 +275,7 @@ fn on_a_full_disk_training_goes_on_and_saves_again_when_there_is_room() {
     let url = disk.path().join("checkpoints");
     let cluster = Cluster::start(2, 1);
     let (out, log) = (cluster.dir.path().join("out"), cluster.dir.path().join("submit.log"));
-    // Longer than any of this takes, with few checkpoints kept.
+    // Longer than the test needs, with few checkpoints kept.
     let mut sets = sets(&url, 100_000, 50);
     sets.extend(["--set", "checkpoint.keep=2"].map(str::to_owned));
     let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
@@ -293,7 +295,7 @@ fn on_a_full_disk_training_goes_on_and_saves_again_when_there_is_room() {
     wait("a checkpoint", &mut || count("checkpoint") > 0);
     let trained = count("train");
     let full = "o space left on device";
-    // Again and again: what a failed attempt gives back would be room for the next.
+    // Repeated, because a failed attempt frees room for the next.
     wait("the full disk is named", &mut || {
         disk.fill();
         fs::read_to_string(&log).unwrap().contains(full)
@@ -313,7 +315,7 @@ fn on_a_full_disk_training_goes_on_and_saves_again_when_there_is_room() {
     succeed(["cancel", "1", "--force", "--master", &cluster.url]);
     let _ = child.wait();
     assert_says(&succeed(verify), &["intact"]);
-    // What an attempt that failed has begun is removed in the background.
+    // Files of a failed attempt are removed in the background.
     let torn = || {
         files(&url)
             .into_keys()

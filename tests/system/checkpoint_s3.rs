@@ -1,5 +1,6 @@
-//! Checkpoints on S3, with real processes and a real server that is busy, drops answers and goes away between: training goes on, what
-//! was not saved is reported or saved later, and a job that must go back waits for the store and takes what is intact.
+//! Checkpoints on S3, with real processes and a real server that is busy, drops answers and becomes
+//! unreachable. Training goes on, and what was not saved is reported or saved later. A job that
+//! must go back waits for the store and takes an intact checkpoint.
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,7 +11,8 @@ use std::time::Duration;
 use crate::harness::s3::{Fault, Proxy, S3};
 use crate::harness::{self, Cluster, ebb, model, program, root, succeed, summary, text};
 
-/// What the job is told: it ends when it is stopped, and `millis` is how long one of its microbatches takes.
+/// Returns the settings of the job. It runs until it is stopped, and each microbatch takes
+/// `millis`.
 fn sets(url: &str, steps: u64, millis: u64) -> Vec<String> {
     let options = format!(r#"model.options={{ of = "mlp", millis = {millis}, hidden = [128] }}"#);
     let (url, steps) = (format!("checkpoint.url={url}"), format!("checkpoint.every_steps={steps}"));
@@ -18,7 +20,7 @@ fn sets(url: &str, steps: u64, millis: u64) -> Vec<String> {
     sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
 }
 
-/// The weights of a version, as one worker makes them that nothing happens to.
+/// Returns the weights of a version from an undisturbed worker.
 fn undisturbed(version: u64) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let (out, url) = (folder.path().join("out"), folder.path().join("checkpoints").display().to_string());
@@ -79,7 +81,7 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
     let said = |words: &str| fs::read_to_string(&log).unwrap().contains(words);
     wait("it saves on S3", &|| count("checkpoint") >= 2);
 
-    // Busy for so long that it is told.
+    // Busy for so long that it is reported.
     proxy.set(Fault::Busy);
     let busy = || {
         let log = fs::read_to_string(&log).unwrap();
@@ -92,7 +94,7 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
     }
     for fault in [Fault::Busy, Fault::Drops, Fault::Away, Fault::Stalls] {
         proxy.set(fault);
-        // Who stands still meets it once.
+        // A stalled connection meets the fault once.
         let often = if fault == Fault::Stalls { 1 } else { 3 };
         wait("the fault is met", &|| proxy.met() >= often);
         let trained = count("train");
@@ -102,7 +104,8 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
         wait("it is saved later", &|| count("checkpoint") > saved + 1);
     }
 
-    // Without a master no checkpoint is completed any more. The newest is spoilt, and the store is away while they come back.
+    // Without a master no checkpoint is completed any more. The newest is damaged, and the store is
+    // unreachable while the processes come back.
     cluster.master.signal("KILL");
     cluster.ps[1].signal("KILL");
     let _ = cluster.master.child.wait();
@@ -126,7 +129,7 @@ fn checkpoints_on_s3_survive_a_server_that_is_busy_drops_answers_and_goes_away()
     assert!(said(&refused) && said("is damaged: checksum"), "{}", fs::read_to_string(&log).unwrap());
     let saved = count("checkpoint");
     wait("it saves again", &|| count("checkpoint") > saved);
-    // It is saved where it stands, and ends.
+    // A checkpoint is saved at the current version, and the job ends.
     succeed(["cancel", "1", "--master", &cluster.url]);
     let _ = child.wait();
     let version = summary(&out)["steps"].as_u64().unwrap();

@@ -1,11 +1,11 @@
-//! What users do with checkpoints: list, verify, export, and begin another job with their weights.
+//! Commands on checkpoints: list, verify, export, and begin another job with their weights.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
 
 use crate::harness::{Cluster, ebb, events, fail, model, root, succeed, text};
 
-/// Runs digits with these arguments and settings; answers what it said.
+/// Runs digits with these arguments and settings, and returns its output.
 fn run(out: &Path, more: &[&str], sets: &[String]) -> String {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let job = root().join("examples/digits/job.toml");
@@ -15,13 +15,13 @@ fn run(out: &Path, more: &[&str], sets: &[String]) -> String {
     text(&output)
 }
 
-/// The results of the run that trained this epoch.
+/// Returns the folder with the results of the run that trained this epoch.
 fn out_of(folder: &Path, epoch: u32) -> PathBuf {
     folder.join(format!("out-{epoch}"))
 }
 
-/// Trains as many epochs, with a checkpoint after each in `folder/checkpoints`. Each epoch is a run of its own: a ps skips a
-/// checkpoint that is due while it still writes the one before.
+/// Trains as many epochs, with a checkpoint after each in `folder/checkpoints`. Each epoch is a run
+/// of its own, because a ps skips a checkpoint that is due while it still writes the one before.
 fn trained(folder: &Path, epochs: u32) -> PathBuf {
     let checkpoints = folder.join("checkpoints");
     let place = format!("checkpoint.url={}", checkpoints.display());
@@ -58,14 +58,14 @@ fn checkpoints_are_listed_verified_and_exported() {
     assert_eq!(told, versions.iter().copied().map(Some).collect::<Vec<_>>());
     assert_eq!(succeed(["checkpoint", "verify", place]).matches("intact").count(), 3);
 
-    // The last checkpoint is of the trained model.
+    // The last checkpoint has the trained model.
     let exported = folder.path().join("exported.safetensors");
     succeed(["checkpoint", "export", place, "--out", exported.to_str().unwrap()]);
     assert!(std::fs::read(&exported).unwrap() == model(&out));
 
     let damaged = some_file(&checkpoints, &format!("v{:010}", versions[2]));
     let mut bytes = std::fs::read(&damaged).unwrap();
-    // The first weight: after the header, whose length comes first.
+    // The first weight lies after the header, whose length comes first.
     let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[8 + header] ^= 1;
     std::fs::write(&damaged, bytes).unwrap();
@@ -97,7 +97,7 @@ fn another_job_begins_with_the_weights_of_a_checkpoint_or_a_file_where_they_fit(
     let checkpoints = trained(folder.path(), 1);
     let trained = model(&out_of(folder.path(), 1));
     let exported = out_of(folder.path(), 1).join("model.safetensors");
-    // So small a rate that no weight changes.
+    // This rate is so small that no weight changes.
     let still = ["epochs=1", "optimizer.kind=sgd", "optimizer.learning_rate=1e-30"].map(str::to_owned);
     for (name, initial) in [("folder", checkpoints.display()), ("file", exported.display())] {
         let out = folder.path().join(name);
@@ -115,7 +115,8 @@ fn another_job_begins_with_the_weights_of_a_checkpoint_or_a_file_where_they_fit(
     assert!(said.contains("model.initial"), "{said}");
 }
 
-/// A job with a TorchScript module; answers its file. 96 images of 8 x 8 in 3 classes, 12 steps an epoch.
+/// Writes a job with a TorchScript module, and returns its path. It has 96 images of 8 x 8 in 3
+/// classes, and 12 steps in each epoch.
 #[cfg(feature = "torch")]
 fn scripted(folder: &Path) -> PathBuf {
     let idx = |sizes: &[u32], bytes: Vec<u8>| {
@@ -167,12 +168,12 @@ fn a_scripts_checkpoint_is_exported_as_the_module_that_the_job_left() {
     );
     let module = std::fs::read(folder.path().join("exported.pt")).unwrap();
     assert!(module == std::fs::read(out.join("model.pt")).unwrap(), "another module than the job's own");
-    // Once for all versions.
+    // The module is stored once for all versions.
     let scripts = std::fs::read_dir(folder.path().join("checkpoints/scripted")).unwrap();
     let is_script = |name: &std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("script-"));
     assert_eq!(scripts.map(|entry| entry.unwrap().file_name()).filter(is_script).count(), 1);
 
-    // Where the job's own module lies, nothing of it is lost.
+    // A file of the job is not overwritten.
     let said = fail(export(&folder.path().join("model.safetensors")));
     assert!(said.contains("was submitted with") && said.contains("--out"), "{said}");
     assert!(!folder.path().join("model.safetensors").exists());
@@ -214,7 +215,7 @@ fn without_libtorch_a_scripts_weights_are_exported_and_what_is_missing_is_said()
 
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = trained(folder.path(), 1);
-    // As a job with a module leaves it, which this program cannot train.
+    // A manifest of a job with a module, which this program cannot train.
     let mut versions = std::fs::read_dir(checkpoints.join("digits")).unwrap();
     let path = versions.next().unwrap().unwrap().path().join("manifest.json");
     let mut manifest = Manifest::decode("m", &std::fs::read(&path).unwrap()).unwrap();
@@ -236,7 +237,7 @@ fn without_libtorch_a_scripts_weights_are_exported_and_what_is_missing_is_said()
 
 #[test]
 fn ps_that_have_disks_of_their_own_are_named_before_anything_is_trained() {
-    /// A ps whose working folder is its own.
+    /// A ps with a working folder of its own.
     struct Ps(std::process::Child);
     impl Drop for Ps {
         fn drop(&mut self) {
@@ -252,7 +253,7 @@ fn ps_that_have_disks_of_their_own_are_named_before_anything_is_trained() {
         let (out, log) = (std::process::Stdio::null(), std::process::Stdio::null());
         Ps(command.current_dir(home).stdout(out).stderr(log).spawn().unwrap())
     });
-    // One URL that leads each process somewhere else, as a path on disks of their own does.
+    // One URL that leads each process to another place, like a path on disks of their own.
     let sets = ["checkpoint.url=/proc/self/cwd/own", "checkpoint.every_steps=10"];
     let sets: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let out = cluster.dir.path().join("out");

@@ -1,9 +1,10 @@
-//! Containers on networks of their own: they are killed, paused and cut off while a job trains, workers come and go, and the
-//! trained bits stay those of an undisturbed run.
+//! Containers on networks of their own. They are killed, paused and cut off while a job trains, and
+//! workers come and go. The trained bits stay those of an undisturbed run.
 //!
-//! Needs a Docker engine, Compose, and an image to start from: `ebbflow-base:bookworm` (made by `deploy/docker/base.sh`; the
-//! test makes it where root and debootstrap are) or the one that `EBB_BASE_IMAGE` names. Skips loudly where one of them is missing.
-//! Tried with the build without libtorch, which is what the image of the control plane is made of.
+//! The test needs a Docker engine, Compose, and a base image: `ebbflow-base:bookworm` (from
+//! `deploy/docker/base.sh`, which the test runs where it finds root and debootstrap) or the one
+//! that `EBB_BASE_IMAGE` names. It reports a skip if one is missing. It uses the build without
+//! libtorch, like the image of the control plane.
 #![cfg(not(feature = "torch"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(
@@ -22,18 +23,19 @@ use crate::harness::machine::{Reserved, answers, docker_compose, until};
 use crate::harness::{self, Lacks, ebb, ebb_path, events, model, root, skipped, summary, text};
 use ebbflow::random::Keyed;
 
-/// All runs.
+/// Settings of all runs.
 const SETTINGS: [&str; 4] = ["--set", "consistency.mode=pipelined", "--set", "fleet.workers.max=8"];
 
-/// How long the job would take if nothing happened to it, and the range of its epochs.
+/// Time of an undisturbed job, and the range of its epochs.
 const UNDISTURBED_SECS: f64 = 75.0;
 const EPOCHS: (f64, f64) = (60.0, 6000.0);
 
-/// On the volume that master and ps share, so that a ps that is killed costs little.
+/// Settings for checkpoints on the volume that master and ps share, so that the loss of a ps costs
+/// little.
 const CHECKPOINTS: [&str; 4] =
     ["--set", "checkpoint.url=file:///checkpoints", "--set", "checkpoint.every_seconds=1"];
 
-/// What happens to the containers, each at least once; the order and whom it meets is the seed's choice.
+/// Faults of the containers, each at least once. The seed decides the order and the targets.
 const FAULTS: [Fault; 10] = [
     Fault::KillWorker,
     Fault::PauseWorker,
@@ -50,20 +52,20 @@ const FAULTS: [Fault; 10] = [
 /// Longer than the master waits for a silent worker (5 s), so that its leases are given away.
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// Far more than the job takes.
+/// Deadline of the job, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Longest that one command of Docker may take, in seconds.
+/// Longest time of one Docker command, in seconds.
 const COMMAND_SECS: &str = "120";
 
-/// What the projects of this test are called, before the number of its process.
+/// Prefix of this test's projects, before the id of its process.
 const PROJECT: &str = "ebb-test-";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     KillWorker,
     PauseWorker,
-    /// From one of the two networks, and back.
+    /// Cut off from one of the two networks, and back.
     CutWorker(&'static str),
     Scale(usize),
     KillMaster,
@@ -72,7 +74,7 @@ enum Fault {
     CutPs(&'static str),
 }
 
-/// A cluster of containers and its images, gone with their handle.
+/// A cluster of containers and its images. They are removed with their handle.
 struct Compose {
     project: String,
     publish: String,
@@ -83,7 +85,7 @@ impl Compose {
         Self { project: format!("{PROJECT}{}", std::process::id()), publish: Reserved::local().address }
     }
 
-    /// The images of this test, by their targets in the Dockerfile.
+    /// Returns the name of an image of this test, by its target in the Dockerfile.
     fn image(&self, target: &str) -> String {
         format!("ebbflow-{target}:{}", self.project)
     }
@@ -103,7 +105,7 @@ impl Compose {
         self.command_with(None, args)
     }
 
-    /// With the overlay for keys, of the files in `certs`.
+    /// Returns a Compose command. With `certs` it has the overlay for keys.
     fn command_with(&self, certs: Option<&Path>, args: &[&str]) -> Command {
         let compose = docker_compose().unwrap();
         let mut command = Command::new("timeout");
@@ -111,7 +113,7 @@ impl Compose {
         command.args(["--project-name", &self.project, "--file"]).arg(root().join("deploy/compose.yaml"));
         if let Some(certs) = certs {
             command.arg("--file").arg(root().join("deploy/compose.keys.yaml")).env("EBB_CERTS", certs);
-            // That of what was just made there.
+            // The group that owns the new files.
             command.env("EBB_CERTS_GROUP", fs::metadata(certs).unwrap().gid().to_string());
         }
         command.args(args).env("EBB_PUBLISH", &self.publish).env("EBB_DATA", root().join("examples/digits"));
@@ -120,14 +122,14 @@ impl Compose {
         command
     }
 
-    /// With so many workers. What is there already stays as it is.
+    /// Starts the cluster with so many workers. Existing containers stay as they are.
     fn up(&self, workers: usize) {
         let scale = format!("worker={workers}");
         let output = self.command(&["up", "--detach", "--no-recreate", "--scale", &scale]).output().unwrap();
         assert!(output.status.success(), "up with {scale}: {}", text(&output));
     }
 
-    /// Running containers of a service.
+    /// Returns the running containers of a service.
     fn containers(&self, service: &str) -> Vec<String> {
         let project = format!("label=com.docker.compose.project={}", self.project);
         let service = format!("label=com.docker.compose.service={service}");
@@ -171,7 +173,7 @@ impl Compose {
         }
     }
 
-    /// Takes a container off a network for a while.
+    /// Cuts a container off from a network for a while.
     fn cut(&self, network: &str, name: &str, options: &[&str]) {
         let network = format!("{}_{network}", self.project);
         docker(&["network", "disconnect", "--force", &network, name]);
@@ -185,14 +187,15 @@ impl Drop for Compose {
         if std::thread::panicking() {
             let _ = self.command(&["logs", "--no-color", "--tail", "60"]).status();
         }
-        // Whatever is left of it. Nothing here may panic a second time.
+        // Removes what is left of the cluster. Nothing here may panic a second time.
         let _ = self.command(&["down", "--volumes", "--timeout", "2", "--remove-orphans"]).output();
         let images = ["control", "worker"].map(|target| self.image(target));
         let _ = Command::new("docker").args(["image", "rm", "--force"]).args(images).output();
     }
 }
 
-/// Removes what tests left that were killed before their end: their containers are started again for ever otherwise.
+/// Removes the containers, networks and volumes of tests that were killed. Docker would restart the
+/// containers forever.
 fn sweep() {
     let label = "com.docker.compose.project";
     for kind in ["container", "network", "volume"] {
@@ -213,7 +216,8 @@ fn sweep() {
     }
 }
 
-/// A crash: the process gets no word in. An operator's `docker kill` is not undone by the restart policy, hence the start.
+/// Kills a container without warning. Docker's restart policy ignores an operator's `docker kill`,
+/// hence the start.
 fn kill(name: &str) {
     docker(&["kill", name]);
     docker(&["start", name]);
@@ -229,14 +233,14 @@ fn docker_output(args: &[&str]) -> Output {
     Command::new("timeout").args([COMMAND_SECS, "docker"]).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs `docker` and expects success; answers what it printed.
+/// Runs `docker`, expects success, and returns its output.
 fn docker(args: &[&str]) -> String {
     let output = docker_output(args);
     assert!(output.status.success(), "docker {args:?}: {}", text(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The image to start from, or why there is none.
+/// Returns the base image, or the reason why there is none.
 fn base() -> Result<String, (Lacks, String)> {
     if !answers(Command::new("timeout").args(["60", "docker", "version"])) {
         let why = "no Docker engine answers; nothing of deploy/compose.yaml is tried";
@@ -250,7 +254,7 @@ fn base() -> Result<String, (Lacks, String)> {
     if answers(Command::new("docker").args(["image", "inspect", &base])) {
         return Ok(base);
     }
-    // A fresh machine pays some minutes for it once.
+    // A new machine builds it once, which takes some minutes.
     let output = Command::new(root().join("deploy/docker/base.sh")).arg(&base).output();
     match output {
         Ok(output) if output.status.success() => Ok(base),
@@ -268,7 +272,7 @@ fn job() -> PathBuf {
     root().join("examples/digits/job.toml")
 }
 
-/// The same faults in another order for another `EBB_CHAOS_SEED`.
+/// Returns the seed and the faults in its order. `EBB_CHAOS_SEED` sets another seed.
 fn script() -> (u64, Keyed, [Fault; 10]) {
     let seed = std::env::var("EBB_CHAOS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut keyed = Keyed::new(seed, "compose", 0);
@@ -292,14 +296,14 @@ fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
     cluster.build(&base);
     cluster.up(4);
 
-    // A machine's speed decides how many epochs all of this takes.
+    // A machine's speed decides how many epochs the faults need.
     let pace = [&SETTINGS[..], &["--set", "epochs=30", "--set", "name=pace"]].concat();
     let paced = cluster.submit(&at("paced"), &pace).output().unwrap();
     assert!(paced.status.success(), "{}", text(&paced));
     let seconds = summary(&at("paced"))["wall_seconds"].as_f64().unwrap();
     let mut epochs = (30.0 * UNDISTURBED_SECS / seconds).clamp(EPOCHS.0, EPOCHS.1).round();
     eprintln!("30 epochs took {seconds:.1} s; the job has {epochs}");
-    // The machine may have been slow while that was measured.
+    // The machine may have been slow during the measurement.
     while !keeps_its_bits(&cluster, folder.path(), epochs) {
         epochs *= 2.0;
         eprintln!("the job ended before all faults; the next one has {epochs} epochs");
@@ -309,7 +313,8 @@ fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
     keys_are_one_command_and_an_overlay(&cluster, folder.path());
 }
 
-/// Trains while everything in [`FAULTS`] happens, and compares with an undisturbed run. False if the job ended before.
+/// Trains while everything in [`FAULTS`] happens, and compares with an undisturbed run. Returns
+/// false if the job ended before.
 fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     let at = |what: &str| folder.join(format!("{what}-{epochs}"));
     let (name, epochs) = (format!("name=digits-{epochs}"), format!("epochs={epochs}"));
@@ -320,7 +325,7 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     let said = fs::File::create(at("said")).unwrap();
     let mut submission = cluster.submit(&out, &settings);
     let mut submission = submission.args(CHECKPOINTS).stdout(Stdio::null()).stderr(said).spawn().unwrap();
-    // Beside it, in one process and with one worker.
+    // Runs at the same time, in one process and with one worker.
     let mut calm = ebb(["run", "--workers", "1", "--ps", "1", "--device", "cpu", "--out"]);
     let calm = calm.arg(at("calm")).args(&settings).arg(job());
     let mut calm =
@@ -328,7 +333,7 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     let begin = Instant::now();
     let mut done = BTreeSet::new();
     for fault in faults {
-        // Something was trained since the last one.
+        // Some steps were trained since the last fault.
         let told = || if out.join("metrics.jsonl").exists() { events(&out, "train").len() } else { 0 };
         let before = told();
         while told() <= before && begin.elapsed() < PATIENCE && submission.try_wait().unwrap().is_none() {
@@ -363,7 +368,7 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     true
 }
 
-/// The same cluster once more, with what compose.keys.yaml says: certificates and tokens for all.
+/// Starts the same cluster again with compose.keys.yaml: certificates and tokens for all.
 fn keys_are_one_command_and_an_overlay(cluster: &Compose, folder: &Path) {
     let certs = folder.join("certs");
     let hosts = ["master.fleet", "ps-0.parameters", "ps-1.parameters"].map(|host| format!("--host={host}"));
@@ -386,7 +391,8 @@ fn keys_are_one_command_and_an_overlay(cluster: &Compose, folder: &Path) {
     }
 }
 
-/// Everybody is alive and takes part, by the image's own health check; nobody is root or can write to its image; and a stop is a drain.
+/// Checks that all processes are alive and ready by the image's own health check, that none is root
+/// or can write to its image, and that a stop is a drain.
 fn images_keep_what_the_readme_says(cluster: &Compose) {
     for service in ["master", "ps-0", "ps-1", "worker"] {
         for name in cluster.containers(service) {

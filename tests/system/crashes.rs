@@ -1,4 +1,5 @@
-//! Both promises with checkpoints, with real processes: a ps, the master, both, or everything is killed at random moments.
+//! Both promises with checkpoints and real processes: a ps, the master, both, or everything is
+//! killed at random moments.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -9,10 +10,10 @@ use crate::harness::oracle::Oracle;
 use crate::harness::{self, Cluster, ebb, events, fail, model, root, summary, text};
 use ebbflow::random::Keyed;
 
-/// Training events between two crashes at least; some come on top.
+/// Fewest training events between two crashes. Some more are drawn.
 const BETWEEN: usize = 30;
 
-/// What is killed, and started again without what it had in memory.
+/// Processes that are killed, and started again without their memory.
 #[derive(Clone, Copy, Debug)]
 enum Crash {
     Ps,
@@ -39,7 +40,7 @@ impl Disturbed {
         Self { cluster, out, child, dice: Keyed::new(seed, "crashes", 0), told: 0 }
     }
 
-    /// Waits for a checkpoint, or for more checkpoints than there are, and for some steps after it.
+    /// Waits for a new checkpoint, and for some steps after it.
     fn wait(&mut self) {
         let more = BETWEEN + (self.dice.next_u64() % 40) as usize;
         let saved = match self.out.join("metrics.jsonl").exists() {
@@ -61,7 +62,8 @@ impl Disturbed {
             std::thread::park_timeout(Duration::from_millis(5));
         }
         self.told = events(&self.out, "train").len();
-        // Anywhere in a step or a write, and not so long that the job could end.
+        // The crash may hit any part of a step or a write. The wait is so short that the job cannot
+        // end.
         std::thread::park_timeout(Duration::from_millis(self.dice.next_u64() % 30));
     }
 
@@ -79,7 +81,7 @@ impl Disturbed {
         }
     }
 
-    /// Its folder, once it has succeeded.
+    /// Waits until the job has succeeded. Returns its cluster and folder.
     fn end(mut self) -> (Cluster, PathBuf) {
         let status = self.child.wait().unwrap();
         let mut said = String::new();
@@ -90,13 +92,13 @@ impl Disturbed {
     }
 }
 
-/// The settings of a job that saves every `steps`.
+/// Returns the settings of a job that saves every `steps`.
 fn saving(folder: &Path, steps: u64) -> Vec<String> {
     let url = folder.join("checkpoints").display().to_string();
     vec![format!("checkpoint.url={url}"), format!("checkpoint.every_steps={steps}")]
 }
 
-/// An undisturbed run with one worker and one ps.
+/// Runs the job without faults on one worker and one ps.
 fn calm(job: &Path, sets: &[String]) -> (Vec<u8>, serde_json::Value) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
@@ -191,7 +193,7 @@ fn an_interrupted_run_resumes_with_any_number_of_ps_and_the_same_bits() {
 
     let saved = folder.path().join("checkpoints");
     for ps in ["1", "2", "5"] {
-        // Each goes on from the same checkpoint, not from that of the one before.
+        // Each run resumes from the same checkpoint, not from that of the run before.
         let kept = folder.path().join("kept");
         if ps == "1" {
             copy(&saved, &kept);

@@ -1,4 +1,5 @@
-//! The example program with a network of its own: the same commands, and it learns what it says it does.
+//! The example program with a network of its own: it has the same commands, and reaches the loss
+//! that it names.
 
 use std::process::Command;
 

@@ -1,7 +1,9 @@
-//! What lies in `deploy/`: scripts that a linter accepts, manifests that fit their schemas, and commands that `ebb` knows.
+//! Files in `deploy/`: scripts that a linter accepts, manifests that fit their schemas, and
+//! commands that `ebb` knows.
 //!
-//! Each check skips loudly where its tool is missing: shellcheck, docker-compose, kubectl, promtool, `kubernetes-validate` (from PyPI; on PATH or
-//! named by `EBB_KUBERNETES_VALIDATE`), systemd-analyze.
+//! Each check reports a skip if its tool is missing: shellcheck, docker-compose, kubectl, promtool,
+//! `kubernetes-validate` (from PyPI; on PATH or named by `EBB_KUBERNETES_VALIDATE`),
+//! systemd-analyze.
 #![cfg(not(feature = "torch"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "finds a tool through the environment")]
@@ -14,7 +16,7 @@ use std::process::{Command, Output};
 use crate::harness::machine::{docker_compose, find, tool};
 use crate::harness::{Lacks, ebb, ebb_path, root, skipped, text};
 
-/// All files below `deploy/` whose name ends so.
+/// Returns all files below `deploy/` with this ending.
 fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("deploy")];
@@ -63,12 +65,12 @@ fn compose_files_are_valid_alone_and_with_their_overlays() {
         let output = command.envs(secrets.map(|secret| (secret, "10001"))).output().unwrap();
         assert!(output.status.success(), "{overlays:?}: {}", text(&output));
     }
-    // A secret that was forgotten is an error, not an empty one.
+    // A missing secret is an error, not an empty one.
     let output = config(&["s3"]).unwrap().output().unwrap();
     assert!(!output.status.success() && text(&output).contains("set EBB_S3_KEY"), "{}", text(&output));
 }
 
-/// The rules that say when a person must look.
+/// Rules of the alarms.
 const ALERTS: &str = "deploy/observability/alerts.yaml";
 
 #[test]
@@ -106,10 +108,10 @@ fn alarms_are_rules_of_prometheus_on_numbers_that_the_roles_have() {
     }
 }
 
-/// The first kubectl whose Kustomize has components.
+/// Minor version of the first kubectl whose Kustomize has components.
 const KUBECTL_MINOR: u32 = 22;
 
-/// The validator's answer on manifests, or none where there is no validator.
+/// Runs the validator on manifests. Returns `None` if it is missing.
 fn validate(folder: &Path, manifests: &str) -> Option<Output> {
     let program =
         std::env::var("EBB_KUBERNETES_VALIDATE").unwrap_or_else(|_| "kubernetes-validate".to_owned());
@@ -124,7 +126,7 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
     let folder = tempfile::tempdir().unwrap();
     let mut kubectl = Command::new("kubectl");
     let what = "deploy/kubernetes; install kubectl 1.22 or newer";
-    // No distribution that this is tested on brings one that is new enough.
+    // The distributions of the test machines have no kubectl that is new enough.
     if find("kubectl").is_none() {
         return skipped(Lacks::Machine, &format!("no kubectl; NOT checked: {what}"));
     }
@@ -140,13 +142,13 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
         let rendered = Command::new("kubectl").arg("kustomize").arg(&place).output().unwrap();
         assert!(rendered.status.success(), "{name}: {}", text(&rendered));
         let rendered = String::from_utf8(rendered.stdout).unwrap();
-        // The operator's own kinds are none of Kubernetes.
+        // Kubernetes' schemas lack the operator's own kinds.
         let known =
             rendered.split("---\n").filter(|part| !part.contains("apiVersion: monitoring.coreos.com/"));
         let known = known.collect::<Vec<_>>().join("---\n");
         let Some(output) = validate(folder.path(), &known) else { return };
         assert!(output.status.success(), "{name}: {}", text(&output));
-        // A validator that accepts everything would have been no check.
+        // A validator that accepts everything would be no check.
         for (right, wrong) in
             [("terminationGracePeriodSeconds:", "terminationGraceSeconds:"), ("port: 4700", "port: [4700]")]
         {
@@ -170,7 +172,7 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
         for part in keys.iter().map(String::as_str).chain(expected.iter().copied()) {
             assert!(rendered.contains(part), "{name} has no `{part}`:\n{rendered}");
         }
-        // The ports of master and ps, at which nobody is called without certificates.
+        // The ports of master and ps, where calls need certificates.
         let open = rendered.lines().find(|line| line.contains("http://") && line.contains(":470"));
         assert_eq!(open, None, "{name}");
     }
@@ -203,7 +205,8 @@ fn every_command_of_a_manifest_is_one_that_ebb_has() {
     for path in sources.concat() {
         let source = fs::read_to_string(&path).unwrap();
         let lines = source.lines().filter(|line| !line.trim_start().starts_with('#'));
-        // One command may go on over several lines: with a backslash in a script, after a comma in a list of arguments.
+        // A command may continue on the next line: after a backslash in a script, after a comma in
+        // a list of arguments.
         let joined = lines.map(str::trim).collect::<Vec<_>>().join("\n");
         let joined = joined.replace("\\\n", " ").replace(",\n", ", ").replace("[\n", "[");
         for line in joined.lines() {

@@ -1,5 +1,6 @@
-//! A journal that cannot be written, with real processes: the disk under the master's data folder is full, or etcd's quota is used up.
-//! Training goes on, who watches the master hears of it, and once there is room the journal goes on by itself.
+//! A journal that cannot be written, with real processes: the disk under the master's data folder
+//! is full, or etcd's quota is used up. Training goes on, watchers of the master see the fault, and
+//! the journal continues by itself once there is room.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::{Read as _, Write as _};
@@ -13,16 +14,16 @@ use crate::harness::machine::until;
 use crate::harness::tmpfs::Tmpfs;
 use crate::harness::{self, Cluster, ebb, events, fail, root, succeed, text};
 
-/// Far more than any of this takes.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Any free port of this machine.
+/// Setting for metrics at any free port of this machine.
 const METRICS: (&str, &str) = ("EBB_METRICS", "127.0.0.1:0");
 
-/// Longer than any of this takes.
+/// Settings of a job that outlasts the test.
 const SETS: [&str; 4] = ["--set", "epochs=100000", "--set", "batch.micro=8"];
 
-/// A number of the role that shows its numbers there.
+/// Reads a metric of the role at the URL `metrics`.
 fn number(metrics: &str, name: &str) -> f64 {
     let host = metrics.trim_start_matches("http://").trim_end_matches("/metrics");
     let mut stream = TcpStream::connect(host).unwrap();
@@ -33,7 +34,7 @@ fn number(metrics: &str, name: &str) -> f64 {
     line.unwrap_or_else(|| panic!("no {name} in:\n{answer}")).trim().parse().unwrap()
 }
 
-/// Steps of the job that all ps have applied, as the master knows.
+/// Returns the steps of the job that all ps have applied, as the master knows.
 fn steps(url: &str) -> u64 {
     let status = succeed(["status", "--json", "1", "--master", url]);
     let status: serde_json::Value = serde_json::from_str(status.trim()).unwrap();
@@ -44,12 +45,12 @@ fn is_ready(url: &str) -> bool {
     ebb(["health", url, "--ready"]).output().unwrap().status.success()
 }
 
-/// Steps that the user was told of; these are durable.
+/// Returns the number of steps in the user's events, which are durable.
 fn told(out: &Path) -> usize {
     if out.join("metrics.jsonl").exists() { events(out, "train").len() } else { 0 }
 }
 
-/// A job that trains, and the user's command that follows it.
+/// Submits a job, and returns the user's command that follows it.
 fn submitted(cluster: &Cluster, out: &Path) -> Child {
     let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), out, &SETS);
     submission.args(["--master-timeout", "5m"]);
@@ -58,7 +59,7 @@ fn submitted(cluster: &Cluster, out: &Path) -> Child {
     child
 }
 
-/// What must be so while the journal cannot be written, `keep` keeping it so.
+/// Checks what must hold while the journal cannot be written. `keep` keeps it in this state.
 fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep: &mut dyn FnMut()) {
     until("the master says that its journal is overdue", PATIENCE, || {
         keep();
@@ -83,7 +84,7 @@ fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep
     assert!(refused.contains("the master refused the job"), "{refused}");
 }
 
-/// What must be so once there is room.
+/// Checks what must hold once there is room.
 fn is_forgotten(cluster: &Cluster, metrics: &str, out: &Path) {
     until("the master is ready", PATIENCE, || is_ready(&cluster.url));
     assert!(number(metrics, "ebb_master_journal_overdue_seconds") < 5.0);
@@ -91,7 +92,7 @@ fn is_forgotten(cluster: &Cluster, metrics: &str, out: &Path) {
     until("the user hears of more steps", PATIENCE, || told(out) > before + 20);
 }
 
-/// The steps that the user was told of are whole and in order, over everything that happened.
+/// Checks that the steps in the user's events are complete and in order, over all faults.
 fn ended(cluster: &Cluster, mut child: Child, out: &Path) {
     succeed(["cancel", "1", "--force", "--master", &cluster.url]);
     let _ = child.wait();
@@ -108,11 +109,11 @@ fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_i
     let mut cluster = Cluster::with_data(&program, Some(&data), 2, 1, &[METRICS]);
     let (metrics, out) = (cluster.master.metrics_url(), cluster.dir.path().join("out"));
     let child = submitted(&cluster, &out);
-    // Again and again: what a failed write gives back would be room for the next.
+    // Repeated, because a failed write frees room for the next.
     goes_on_without_a_journal(&cluster, &metrics, "No space left on device", &mut || disk.fill());
     disk.free();
     is_forgotten(&cluster, &metrics, &out);
-    // What was written after that is there for the next start.
+    // The next start has what was written after that.
     cluster.restart_master();
     let before = told(&out);
     until("the next start goes on", PATIENCE, || told(&out) > before + 20);
@@ -128,7 +129,7 @@ fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     cluster.url = cluster.url.split(',').next().unwrap().to_owned();
     let out = cluster.dir.path().join("out");
     let child = submitted(&cluster, &out);
-    // base64 of 768 KiB under the key `x`; each write takes as much again.
+    // base64 of 768 KiB under the key `x`. Each write takes as much again.
     let put = format!(r#"{{"key":"eA==","value":"{}"}}"#, "AAAA".repeat(256 << 10));
     while !etcd.call("/v3/kv/put", &put).contains("database space exceeded") {}
     goes_on_without_a_journal(&cluster, &metrics, "database space exceeded", &mut || ());
@@ -137,7 +138,7 @@ fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     let compaction = format!(r#"{{"revision":"{}","physical":true}}"#, revision.expect("a revision"));
     etcd.call("/v3/kv/compaction", &compaction);
     etcd.call("/v3/maintenance/defragment", "{}");
-    // An alarm is of a member, and taken back by its id.
+    // An alarm belongs to a member, and is disarmed by its id.
     let alarms = etcd.call("/v3/maintenance/alarm", r#"{"action":"GET"}"#);
     let member = alarms.split(r#""memberID":""#).nth(1).and_then(|rest| rest.split('"').next());
     let member = member.unwrap_or_else(|| panic!("no alarm in {alarms}"));

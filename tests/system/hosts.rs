@@ -1,6 +1,7 @@
-//! `deploy/hosts/cluster.sh` over a real ssh: an sshd of this test on a free port, a key of its own, up, a job, down.
+//! `deploy/hosts/cluster.sh` over a real ssh: an sshd of this test on a free port, a key of its
+//! own, up, a job, down.
 //!
-//! Needs OpenSSH's server (Debian's openssh-server). Skips loudly without it.
+//! The test needs OpenSSH's server (Debian's openssh-server). It reports a skip without it.
 #![cfg(not(feature = "torch"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 use crate::harness::machine::{Reserved, find, has, until};
 use crate::harness::{self, ebb, ebb_path, root, summary, text};
 
-/// An sshd that knows one key, and the command that reaches it; gone with its handle.
+/// An sshd that knows one key, and the command that reaches it. It ends with its handle.
 struct Sshd {
     child: Child,
     ssh: String,
@@ -43,9 +44,10 @@ impl Sshd {
             at("sshd.pid"),
         );
         fs::write(dir.join("config"), config).unwrap();
-        // The folder into which sshd locks itself away before it knows who is there; a system's own start makes it.
+        // The folder into which sshd changes its root before authentication. A system service would
+        // create it.
         let _ = fs::create_dir_all("/run/sshd");
-        // It starts itself again for each connection, and wants to know where it lies.
+        // sshd starts itself again for each connection, and needs its absolute path.
         let mut command = Command::new(find("sshd").unwrap());
         let child =
             command.args(["-D", "-e", "-f"]).arg(dir.join("config")).stderr(Stdio::null()).spawn().unwrap();
@@ -67,7 +69,7 @@ impl Drop for Sshd {
     }
 }
 
-/// The script and its hosts; whatever happens, it is down in the end.
+/// The script and its hosts. The cluster is down in the end in any case.
 struct Hosts {
     sshd: Sshd,
     hosts: PathBuf,

@@ -1,4 +1,5 @@
-//! SIGTERM with real processes: a ps that is told to leave, and a run in one process, save where their jobs stand first.
+//! SIGTERM with real processes: a ps that is told to leave, and a run in one process, first save
+//! the state of their jobs.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
@@ -7,10 +8,11 @@ use std::time::Duration;
 
 use crate::harness::{Cluster, ebb, events, model, root, summary, text};
 
-/// Steps that are told before somebody is told to leave.
+/// Steps in the user's events before a process is told to leave.
 const BEFORE: usize = 60;
 
-/// Checkpoints that no step is due for: what is saved was asked for.
+/// Returns the settings of a job whose steps never trigger a checkpoint, so that each one was saved
+/// on request.
 fn sets(folder: &Path, mode: &str) -> Vec<String> {
     let url = format!("checkpoint.url={}", folder.join("checkpoints").display());
     let sets = ["epochs=60".to_owned(), mode.to_owned(), url, "checkpoint.every_steps=1000000".to_owned()];
@@ -30,7 +32,7 @@ fn undisturbed(mode: &str) -> Vec<u8> {
     model(&out)
 }
 
-/// Waits until it has told more steps than before.
+/// Waits until the events have more steps than before.
 fn train(child: &mut Child, out: &Path) {
     let told = || if out.join("metrics.jsonl").exists() { events(out, "train").len() } else { 0 };
     let before = told();

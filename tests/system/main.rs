@@ -1,7 +1,7 @@
 //! Tests that start real processes on loopback, and checks of the repository's own files.
 //!
-//! They are one program, so that cargo compiles the harness once and links once. `cargo xtask test` runs each module as a process of
-//! its own, under the module's name.
+//! They are one program, so that cargo compiles the harness once and links once. `cargo xtask test`
+//! runs each module as a process of its own, under the module's name.
 
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -1,4 +1,5 @@
-//! Both promises with real processes when the master dies: it is killed while a job trains, and started again with its folder.
+//! Both promises with real processes when the master dies: it is killed while a job trains, and
+//! started again with its folder.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::process::Stdio;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crate::harness::slow_disk::SlowDisk;
 use crate::harness::{Cluster, ebb, events, model, root, succeed, summary, text};
 
-/// Steps that are told before each time the master is killed.
+/// Steps in the user's events before each kill of the master.
 const BETWEEN: usize = 40;
 
 #[test]
@@ -40,7 +41,7 @@ fn a_master_that_dies_rewinds_nothing_and_does_not_change_the_model() {
         assert!(told.is_sorted_by(|one, next| one < next), "{mode}: steps were trained again: {told:?}");
         assert_eq!(summary(&out)["samples_applied"], summary(&calm_out)["samples_applied"]);
 
-        // What ended is still there after another restart.
+        // A job that ended is still known after another restart.
         cluster.restart_master();
         let listed = succeed(["jobs", "--json", "--master", &cluster.url]);
         assert!(listed.contains(r#""status":"succeeded""#), "{listed}");
@@ -70,7 +71,7 @@ fn a_master_that_stood_still_listens_before_it_declares_anybody_dead() {
     until("it trains", &mut || events(&out, "train").len() >= BETWEEN);
     let before = events(&out, "train").len();
     cluster.master.signal("STOP");
-    // Not to wait for a state: it is how long the master stands still.
+    // A fixed wait, not one for a state: the master stands still this long.
     let (_sender, never) = std::sync::mpsc::channel::<()>();
     assert!(never.recv_timeout(STOPPED).is_err());
     cluster.master.signal("CONT");
@@ -89,7 +90,7 @@ fn a_master_that_stood_still_listens_before_it_declares_anybody_dead() {
 #[test]
 fn a_disk_that_does_not_answer_holds_up_nobody_but_who_waits_for_it() {
     let folder = tempfile::tempdir().unwrap();
-    // Where files are moved when a job is submitted, and when its model comes.
+    // Folders into which files are moved when a job is submitted, and when its model arrives.
     let Some(disk) = SlowDisk::new(folder.path(), &["input", "output"]) else { return };
     let program = &crate::harness::ebb_path();
     let cluster = Cluster::with_environment(program, 2, 1, &disk.environment());
@@ -98,7 +99,8 @@ fn a_disk_that_does_not_answer_holds_up_nobody_but_who_waits_for_it() {
     let child = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     for name in ["input", "output"] {
         disk.wait_for(name);
-        // Answered while the folder is still not there: it takes the lock that heartbeats take.
+        // Answered while the folder does not exist yet. The call takes the lock that heartbeats
+        // take.
         succeed(["jobs", "--master", &cluster.url]);
         disk.open(name);
     }

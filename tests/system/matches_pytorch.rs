@@ -1,6 +1,8 @@
-//! The same 50 steps as plain PyTorch, to 1e-4 of the loss at each: same initial weights, record order, hyperparameters.
-//! `golden/training.py` rebuilds all of them from their definitions and writes the losses; `golden/torch_steps.py` trains a
-//! TorchScript module with BatchNorm.
+//! Ebbflow makes the same 50 steps as plain PyTorch, to 1e-4 of the loss at each, with equal
+//! initial weights, record order and hyperparameters.
+//!
+//! `golden/training.py` rebuilds all of them from their definitions and writes the losses.
+//! `golden/torch_steps.py` trains a TorchScript module with BatchNorm.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use crate::harness::{events, root, succeed};

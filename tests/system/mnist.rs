@@ -1,4 +1,4 @@
-//! The MNIST example through separate processes: it learns, and its file is what PyTorch loads.
+//! The MNIST example through separate processes: it learns, and PyTorch loads its file.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "torch")]
 
@@ -41,7 +41,7 @@ fn one_worker_and_one_ps_give_the_same_script_model() {
     assert!(reference == alone, "1 worker and 1 ps: other bits than 3 and 3");
 }
 
-/// Runs the example's check, where there is a PyTorch.
+/// Runs the example's check, where PyTorch is installed.
 fn pytorch_agrees(data: &Path, out: &Path, accuracy: f64) {
     let Some(python) = harness::python_with_torch() else { return };
     let output = Command::new(&python)

@@ -1,4 +1,5 @@
-//! Workers whose arithmetic rounds in different ways: those of one numerics class compute, the others stand by and users see why.
+//! Workers whose arithmetic rounds in different ways: those of one numerics class compute, and the
+//! others stand by with a visible reason.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(all(feature = "torch", target_arch = "x86_64"))]
 
@@ -20,7 +21,7 @@ fn job() -> std::path::PathBuf {
     root().join("examples/digits/job.toml")
 }
 
-/// The model of one worker in one process.
+/// Returns the model of one worker in one process.
 fn alone(dir: &Path, arguments: &[&str], more: &[&str]) -> Vec<u8> {
     let out = dir.join("alone");
     let output = ebb(["run", "--device", "cpu", "--out"])
@@ -40,7 +41,7 @@ fn status(cluster: &Cluster) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Asks until the status is such. The job may be on its way to the master.
+/// Asks until the status is as wanted. The job may be on its way to the master.
 fn wait_for(cluster: &Cluster, is_such: impl Fn(&Value) -> bool) -> Value {
     loop {
         let output = ebb(["status", "--json", "--master", &cluster.url, "digits"]).output().unwrap();
@@ -65,7 +66,7 @@ fn workers_with_other_instructions_or_threads_stand_by_and_the_bits_are_right() 
     let reference = alone(cluster.dir.path(), &[], &["epochs=2"]);
     join(&mut cluster, &[], &[]);
     join(&mut cluster, &[], &[]);
-    // What each of these libraries may be told everywhere and is nowhere by itself.
+    // Settings that each of these libraries accepts everywhere and that are nowhere the default.
     join(&mut cluster, &[], &[("ATEN_CPU_CAPABILITY", "default")]);
     join(&mut cluster, &[], &[("ONEDNN_MAX_CPU_ISA", "SSE41")]);
     join(&mut cluster, &[], &[("MKL_CBWR", "COMPATIBLE")]);

@@ -1,4 +1,4 @@
-//! What people who run a fleet see of it: the numbers of each role, by Prometheus and its tools.
+//! The metrics of each role, as operators see them with Prometheus and its tools.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::harness::machine::Reserved;
 use crate::harness::{self, Cluster, Lacks, Process, root, summary, text};
 
-/// As many as the example's job asks for.
+/// Ps of the example's job.
 const PS: usize = 2;
 
-/// Any free port of this machine.
+/// Setting for metrics at any free port of this machine.
 const METRICS: (&str, &str) = ("EBB_METRICS", "127.0.0.1:0");
 
 fn get(url: &str) -> std::io::Result<String> {
@@ -39,7 +39,7 @@ fn numbers(url: &str) -> BTreeMap<String, f64> {
     pairs.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
 }
 
-/// Whether a program is there; says loudly what is skipped without it.
+/// Returns whether a program is installed. It reports a skip without it.
 fn has(program: &str, package: &str) -> bool {
     let there = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if there.is_err() {
@@ -49,7 +49,7 @@ fn has(program: &str, package: &str) -> bool {
     there.is_ok()
 }
 
-/// Nothing that `promtool` has to say.
+/// Checks that `promtool` has no complaints.
 fn check_with_promtool(exposition: &str) {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -60,7 +60,7 @@ fn check_with_promtool(exposition: &str) {
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", text(&output));
 }
 
-/// A real Prometheus; it ends with its handle.
+/// A real Prometheus. It ends with its handle.
 struct Prometheus {
     child: Child,
     url: String,
@@ -80,7 +80,7 @@ impl Prometheus {
         );
         let file = folder.join("prometheus.yml");
         std::fs::write(&file, config).unwrap();
-        // It takes no port 0.
+        // Prometheus does not accept port 0.
         let reserved = Reserved::local();
         let address = &reserved.address;
         let mut command = Command::new("prometheus");
@@ -92,7 +92,7 @@ impl Prometheus {
         Self { child, url: format!("http://{address}"), _address: reserved }
     }
 
-    /// The values of a query, once there are `count` of them and all are above zero.
+    /// Waits until a query has `count` values, all above zero, and returns them.
     fn wait_for(&mut self, query: &str, count: usize) {
         loop {
             assert!(self.child.try_wait().unwrap().is_none(), "prometheus ended");

@@ -1,4 +1,5 @@
-//! Both promises with real processes when a ps dies: it is killed while a job trains, and one of its name starts without its data.
+//! Both promises with real processes when a ps dies: it is killed while a job trains, and a ps with
+//! its name starts without its data.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -8,10 +9,11 @@ use std::time::Duration;
 use crate::harness::oracle::Oracle;
 use crate::harness::{self, Cluster, events, model, root, summary, text};
 
-/// Steps that are told before the ps is killed.
+/// Steps in the user's events before the ps is killed.
 const BEFORE: usize = 60;
 
-/// Runs a job; once it trains, ps 1 is killed and started again at another port. Answers the job's folder.
+/// Runs a job. Once it trains, ps 1 is killed and started again at another port. Returns the job's
+/// folder.
 fn run_with_a_loss(cluster: &mut Cluster, job: &Path, sets: &[&str]) -> PathBuf {
     let out = cluster.dir.path().join("out");
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();

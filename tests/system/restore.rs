@@ -1,5 +1,6 @@
-//! The back-up of docs/operating.md: a master's folder is copied while a job trains, and put back after all was lost. The job goes on
-//! from a checkpoint that the copy does not know, and ends with the bits of an undisturbed run.
+//! The back-up of docs/operating.md: a master's folder is copied while a job trains, and put back
+//! after everything was lost. The job goes on from a checkpoint that the copy does not know, and
+//! ends with the bits of an undisturbed run.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use crate::harness::machine::until;
 use crate::harness::{Cluster, model, root, succeed};
 
-/// Far more than anything here takes.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(200);
 
 fn copy(from: &Path, to: &Path) {
@@ -19,7 +20,7 @@ fn copy(from: &Path, to: &Path) {
 fn steps_done(url: &str) -> u64 {
     let status = succeed(["status", "digits", "--json", "--master", url]);
     let status: serde_json::Value = serde_json::from_str(status.lines().next().unwrap()).unwrap();
-    // It has 4600 steps, and nobody lets it come near its end.
+    // The job has 4600 steps, and the test ends long before the last.
     assert!(!["succeeded", "failed", "cancelled"].map(Into::into).contains(&status["status"]), "{status}");
     status["steps_done"].as_u64().unwrap()
 }
@@ -39,9 +40,9 @@ fn a_fleet_that_starts_anew_with_an_older_journal_ends_with_the_same_bits() {
     let saves = ["--set", &saves, "--set", "checkpoint.every_steps=50"];
     succeed([&["submit", "--master", &url, &job][..], &settings, &saves].concat());
     until("a checkpoint is there", PATIENCE, || steps_done(&url) > 150);
-    // Nobody is asked to stop for it.
+    // No process is stopped for the copy.
     copy(&at(&cluster, "data"), &at(&cluster, "copy"));
-    // The copy knows neither the era that this begins nor the checkpoints that follow.
+    // The restart begins an era. The copy knows neither that era nor the checkpoints that follow.
     cluster.restart_ps(0);
     let copied = steps_done(&url);
     until("training after the loss", PATIENCE, || steps_done(&url) > copied + 200);

@@ -1,4 +1,5 @@
-//! What `--resume` asks of the job: the seed, the order and the records that its checkpoint was trained with.
+//! Requirements of `--resume` on the job: the seed, the order and the records with which its
+//! checkpoint was trained.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -6,21 +7,21 @@ use std::path::{Path, PathBuf};
 use crate::harness::{Cluster, ebb, model, text};
 use proto::checkpoint::manifest::Manifest;
 
-/// Records of the job: 12 steps an epoch.
+/// Records of the job: 12 steps in each epoch.
 const RECORDS: u32 = 96;
 
-/// The version of a checkpoint within the first epoch. It is the only one of a first run, so that none can be skipped because the one
-/// before is still being written.
+/// Version of a checkpoint within the first epoch. It is the only one of a first run, so that none
+/// can be skipped because the one before is still being written.
 const WITHIN: u64 = 8;
 
-/// The version that ends the first epoch.
+/// Version that ends the first epoch.
 const ENDS: u64 = 12;
 
 /// A folder with a job on two files of 48 records each.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// With a checkpoint at the multiples of this version.
+    /// Creates the folder. The job saves a checkpoint at each multiple of `every_steps`.
     fn new(every_steps: u64) -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
         let half = RECORDS / 2;
@@ -44,7 +45,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// Runs the job with its results in `out`; answers whether it succeeded, and what it said.
+    /// Runs the job with its results in `out`. Returns whether it succeeded, and its output.
     fn run(&self, out: &str, more: &[&str]) -> (bool, String) {
         let mut command = ebb(["run", "--workers", "2", "--ps", "2", "--out"]);
         let output = command.arg(self.path(out)).args(more).arg(self.path("job.toml")).output().unwrap();
@@ -58,7 +59,7 @@ impl Folder {
         assert!(self.checkpoint(version).exists(), "no checkpoint of version {version}: {said}");
     }
 
-    /// Goes on for two more epochs, or is to.
+    /// Resumes for two more epochs, which may fail.
     fn resume(&self, out: &str, more: &[&str]) -> (bool, String) {
         self.run(out, &[&["--set", "epochs=3"], more].concat())
     }
@@ -67,7 +68,7 @@ impl Folder {
         self.path("checkpoints/small").join(format!("v{version:010}"))
     }
 
-    /// Removes what a resumed run has left.
+    /// Removes the checkpoints of a resumed run.
     fn forget_after(&self, version: u64) {
         for entry in std::fs::read_dir(self.path("checkpoints/small")).unwrap() {
             let path = entry.unwrap().path();
@@ -120,7 +121,7 @@ fn within_an_epoch_a_run_goes_on_only_with_the_same_records_in_the_same_order() 
     assert!(!succeeded, "it went on with its files in another order:\n{said}");
     assert_says(&said, &["data.train: file 0", "`a.csv`", "`b.csv`"]);
 
-    // The same records elsewhere are the same.
+    // Equal records in another folder are the same.
     let moved = folder.path("moved");
     std::fs::create_dir(&moved).unwrap();
     for file in ["a.csv", "b.csv"] {

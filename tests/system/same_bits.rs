@@ -1,4 +1,5 @@
-//! The second promise, as far as nobody fails: the trained weights do not depend on how many processes trained them.
+//! The second promise without faults: the trained weights do not depend on how many processes
+//! trained them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
@@ -80,7 +81,7 @@ fn a_16_bit_exchange_has_its_own_bits_and_keeps_them() {
         let found = run(workers, ps, &["--set", "exchange.dtype=bf16"]).0;
         assert!(found == bf16, "bf16, {workers} workers, {ps} ps: other bits");
     }
-    // A model that is exported has what the optimizer made, not what travelled.
+    // An exported model has the optimizer's weights, not the rounded ones of the exchange.
     let tensors = safetensors::SafeTensors::deserialize(&bf16).unwrap();
     let upper_half = |value: &[u8; 4]| value[0] == 0 && value[1] == 0;
     for (name, tensor) in tensors.tensors() {
@@ -90,7 +91,8 @@ fn a_16_bit_exchange_has_its_own_bits_and_keeps_them() {
     }
 }
 
-/// Trains with all ways between workers and ps; answers the model, which is the same.
+/// Trains over all kinds of connections between workers and ps. Returns the model, which is always
+/// the same.
 fn every_way(more: &[&str]) -> Vec<u8> {
     let (reference, _) = run("2", "2", more);
     let said = |cluster: &Cluster, worker: usize, what| cluster.workers[worker].log().contains(what);
@@ -102,7 +104,8 @@ fn every_way(more: &[&str]) -> Vec<u8> {
         }
         let sets = ["--set", "epochs=2", "--set", "fleet.ps=2", "--set", "fleet.workers.min=2"];
         let sets = [&sets, more].concat();
-        // One worker may be done with a job before the other has begun: then there is another job.
+        // One worker may finish a job before the other has begun. Then the test submits another
+        // job.
         for attempt in 0.. {
             let out = cluster.dir.path().join(format!("out-{attempt}"));
             let output = cluster.submit(&job(), &out, &sets);

@@ -1,4 +1,5 @@
-//! Users scale, pause and resume a job of real processes, one of which dies on the way; the bits do not notice.
+//! Users scale, pause and resume a job of real processes, one of which dies meanwhile. The bits
+//! stay the same.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::{Duration, Instant};
@@ -6,10 +7,11 @@ use std::time::{Duration, Instant};
 use crate::harness::{Cluster, ebb, example, model, program, root, text};
 use serde_json::Value;
 
-/// Far more than anything here takes.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The settings of both runs. A microbatch takes 2 ms at least, so that no machine is done before the test is.
+/// Settings of both runs. A microbatch takes at least 2 ms, so that no machine finishes before the
+/// test does.
 const SETTINGS: [&str; 10] = [
     "--set",
     "epochs=100",
@@ -36,7 +38,7 @@ impl User {
         user
     }
 
-    /// The facts that a command prints, which must succeed.
+    /// Runs a command, which must succeed, and returns its facts.
     fn ask(&self, verb: &str, more: &[&str]) -> Value {
         let args = [verb, &self.job, "--json", "--master", &self.cluster.url];
         let output = ebb(args).args(more).output().unwrap();
@@ -44,7 +46,7 @@ impl User {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Looks until the job is as it should be.
+    /// Waits until the job is as wanted.
     fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         #[expect(clippy::disallowed_methods, reason = "the deadline of a wait for real processes")]
         let begin = Instant::now();
@@ -59,8 +61,8 @@ impl User {
         }
     }
 
-    /// Lets a paused job train for a moment. What is asked of it in between takes no step from it, so that it is never done
-    /// before the test is.
+    /// Lets a paused job train for a moment. The time of other requests costs it no steps, so that
+    /// it never finishes before the test does.
     fn train_some(&self) {
         let before = self.ask("resume", &[])["steps_done"].as_u64();
         self.until("some training", |status| status["steps_done"].as_u64() > before);
@@ -68,7 +70,7 @@ impl User {
     }
 }
 
-/// How many take part and stand by.
+/// Returns how many workers take part and stand by.
 fn workers(status: &Value) -> (u64, u64) {
     (status["workers"].as_u64().unwrap(), status["workers_standby"].as_u64().unwrap())
 }
@@ -85,7 +87,7 @@ fn scaled_paused_and_resumed_it_trains_the_same_bits() {
 
     let settings = [&SETTINGS[..], &["--set", "fleet.workers.max=2"]].concat();
     let mut user = User::submit(Cluster::of(&paced, 1, 0), &settings);
-    // Before there is a worker, so that nothing is done before everything is looked at.
+    // Before there is a worker, so that nothing is done before the test has looked.
     assert_eq!(user.ask("pause", &[])["status"], "paused");
     user.cluster.add_worker();
     user.until("worker-0 takes part, as the first", |status| workers(status) == (1, 0));
@@ -101,7 +103,7 @@ fn scaled_paused_and_resumed_it_trains_the_same_bits() {
     assert_eq!(workers(&user.ask("scale", &["--workers", "1"])), (1, 2));
     user.train_some();
 
-    // The only one that takes part dies while it trains.
+    // The only worker that takes part dies while it trains.
     let before = user.ask("resume", &[])["steps_done"].as_u64();
     user.cluster.workers[0].signal("KILL");
     let status = user.until("somebody takes over", |status| {
@@ -113,7 +115,7 @@ fn scaled_paused_and_resumed_it_trains_the_same_bits() {
     let watched = ebb(["watch", &user.job, "--master", &user.cluster.url]).output().unwrap();
     assert!(watched.status.success(), "{}", text(&watched));
     let said = text(&watched);
-    // Who stands by is said with the progress, which is told from time to time only.
+    // The progress names workers that stand by, and is printed only from time to time.
     for part in ["paused: a user paused it", "a user scaled the job to 3 workers"] {
         assert!(said.contains(part), "{part} missing in {said}");
     }

@@ -1,4 +1,5 @@
-//! Files of a job on a worker whose temporary folder others share: nobody can redirect, exchange or find them.
+//! Files of a job on a worker whose temporary folder others share: other users cannot redirect,
+//! exchange or find them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(target_os = "linux")]
 
@@ -10,10 +11,10 @@ use std::process::Command;
 
 use crate::harness::{Cluster, ebb, model, root, succeed, text};
 
-/// A user who may do nothing but write to shared folders.
+/// A user who may only write to shared folders.
 const NOBODY: u32 = 65534;
 
-/// What lies in a folder, by name.
+/// Returns the names in a folder.
 fn names(folder: &Path) -> Vec<String> {
     let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
     fs::read_dir(folder).unwrap().map(|entry| name(entry.unwrap())).collect()
@@ -28,7 +29,8 @@ fn files_of_a_job_follow_no_link_have_no_name_and_leave_nothing() {
     fs::write(&victim, "precious").unwrap();
     cluster.add_worker_with(&[("TMPDIR", shared.path().to_str().unwrap())]);
 
-    // Another user is there first, under the name that older versions took; without root it is the same user.
+    // Another user is there first, with the name that older versions used. Without root it is the
+    // same user.
     let squat = format!("ebb-{}-worker-0-1", cluster.workers[0].child.id());
     let folder = shared.path().join(&squat);
     let script = format!(

@@ -1,6 +1,7 @@
-//! PyTorch's own layers as TorchScript modules: each builds, trains two steps, and ends with the same bits for one worker and for three.
+//! PyTorch's own layers as TorchScript modules: each builds, trains two steps, and ends with the
+//! same bits for one worker and for three.
 //!
-//! This runs a few of them, one for each way in which their code is unlike the others'. `scripted/train.py` has every layer of
+//! The test runs a few of them, one for each kind of code. `scripted/train.py` has every layer of
 //! `torch.nn`, and the models of torchvision.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(feature = "torch")]
@@ -9,8 +10,9 @@ use std::process::Command;
 
 use crate::harness::{python_with_torch, root, text};
 
-/// Lists of parameters and masks that are filled in place; running statistics, also of a layer that has them as an option; calls with
-/// packed weights; parameters that are gathered; masks that are drawn; several inputs; loops over modules.
+/// Layers with lists of parameters and masks that are filled in place; running statistics, also
+/// optional ones; calls with packed weights; parameters that are gathered; masks that are drawn;
+/// several inputs; loops over modules.
 const NAMES: [&str; 8] = [
     "TransformerEncoder",
     "MaskedTransformerEncoder",

@@ -1,5 +1,6 @@
-//! The locks, with real processes: who has no key is refused, once in the log and clearly at the client, and jobs do not notice;
-//! with keys they give the same bits as without; keys are replaced while a job runs.
+//! Certificates and tokens, with real processes. A client without keys is refused with a clear
+//! message and one line in the log, and jobs are not disturbed. Keys do not change the bits, and
+//! are replaced while a job runs.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -28,10 +29,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// Connections of the crowd that says nothing.
+/// Number of silent connections.
 const CROWD: u64 = 10_000;
 
-/// No wait for a state that must come is longer.
+/// Deadline of every wait for a state that must come.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const SETS: [&str; 2] = ["--set", "epochs=20"];
@@ -40,7 +41,7 @@ fn job() -> PathBuf {
     root().join("examples/digits/job.toml")
 }
 
-/// The model of a job that nobody disturbs, without any locks.
+/// Returns the model of an undisturbed job without any keys.
 fn undisturbed() -> Vec<u8> {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out");
@@ -56,7 +57,8 @@ fn submission(fortress: &Fortress, out: &Path) -> Command {
     command
 }
 
-/// Jobs one after the other until `attack` is over, each of which must end with the bits of an undisturbed one.
+/// Runs jobs one after the other until `attack` is over. Each must end with the bits of an
+/// undisturbed one.
 fn while_jobs_run<T>(fortress: &Fortress, attack: impl FnOnce() -> T) -> T {
     let expected = undisturbed();
     let over = AtomicBool::new(false);
@@ -72,9 +74,9 @@ fn while_jobs_run<T>(fortress: &Fortress, attack: impl FnOnce() -> T) -> T {
             }
             count
         });
-        // Also when the attack panics: the jobs end, and the test with them.
+        // The jobs end even if the attack panics, and the test with them.
         let running = Over(&over);
-        // The first one is under way.
+        // The first job is under way.
         let metrics = fortress.dir.path().join("out-0/metrics.jsonl");
         until("the job trains", || jobs.is_finished() || metrics.exists());
         let result = attack();
@@ -84,7 +86,7 @@ fn while_jobs_run<T>(fortress: &Fortress, attack: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Set when it is dropped.
+/// Sets the flag when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -102,10 +104,11 @@ fn until(what: &str, mut state: impl FnMut() -> bool) {
     }
 }
 
-/// After this time a server logs the same refusal again; a second for the two clocks that this is told by.
+/// Time after which a server logs the same refusal again, less a second for the difference between
+/// two clocks.
 const AGAIN: Duration = Duration::from_secs(60 - 1);
 
-/// Lines of a log about somebody who was refused, each kind once. Lines of one kind are a minute apart.
+/// Returns the log lines about refusals, each kind once. Lines of one kind are a minute apart.
 fn refusals(process: &Process) -> Vec<String> {
     let mut last = BTreeMap::new();
     let mut firsts = Vec::new();
@@ -124,18 +127,18 @@ fn refusals(process: &Process) -> Vec<String> {
     firsts
 }
 
-/// What somebody tries who may not.
+/// An attempt that must be refused.
 struct Attempt<'a> {
     what: &'a str,
-    /// Tries it; answers what it was told.
+    /// Makes the attempt, and returns the answer.
     tries: Box<dyn Fn() -> String + 'a>,
-    /// Parts of that.
+    /// Parts of the answer.
     told: &'a [&'a str],
     /// Parts of the one line in the server's log.
     logged: &'a [&'a str],
 }
 
-/// What a command that must fail says.
+/// Runs a command that must fail, and returns its output.
 fn failure(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success(), "expected an error, got:\n{}", text(&output));
@@ -286,7 +289,7 @@ fn who_may_not_is_refused_clearly_and_logged_once_while_jobs_give_the_same_bits(
             for part in *logged {
                 assert!(lines[0].contains(part), "{what}: `{part}` missing in the log:\n{}", lines[0]);
             }
-            // Once more is the same answer and no other line.
+            // A repetition gets the same answer and no further line.
             assert_eq!(tries().lines().last(), heard.lines().last(), "{what}: another answer");
         }
     });
@@ -310,7 +313,8 @@ fn within_a_host_tokens_are_asked_for_and_the_kernel_says_of_which_user_a_proces
     let spec = job();
     let submit = ["submit", spec.to_str().unwrap()];
     while_jobs_run(&fortress, || {
-        // A certificate would say that a process belongs to the cluster; here the kernel says that it is of the user who owns the keys.
+        // A certificate would say that a process belongs to the cluster. Here the kernel says that
+        // it belongs to the user who owns the keys.
         let output = with("eve.token", &["jobs"]).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         for (said, parts) in [
@@ -332,14 +336,14 @@ fn within_a_host_tokens_are_asked_for_and_the_kernel_says_of_which_user_a_proces
     }
 }
 
-/// Whoever runs as this user may take the name that belongs to a server which has no Unix socket, or is not up.
+/// Any process of this user may take the name of a server that has no Unix socket, or does not run.
 #[test]
 #[cfg(target_os = "linux")]
 fn who_takes_the_name_of_a_servers_unix_socket_hears_neither_calls_nor_tokens() {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener};
 
-    // Its servers are without Unix sockets, as docs/security.md has it for networks that are shared.
+    // The servers have no Unix sockets, as docs/security.md recommends for shared networks.
     let fortress = Fortress::start(0, 0);
     let name = format!("ebbflow {}", Fortress::address(&fortress.url));
     let squatter = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
@@ -358,7 +362,7 @@ fn who_takes_the_name_of_a_servers_unix_socket_hears_neither_calls_nor_tokens() 
     assert_eq!(heard.first(), Some(&22), "something else than the begin of a TLS handshake: {heard:?}");
 }
 
-/// Connects to the Unix socket of a server as a user who is not the server's: it is closed without a word.
+/// Connects to the Unix socket of a server as another user. The server closes it without an answer.
 fn other_user(address: &str) {
     if !harness::machine::is_root() || harness::machine::find("python3").is_none() {
         let what = "another user needs root and python3; its Unix socket is not tried";
@@ -402,7 +406,7 @@ fn a_token_has_the_jobs_and_bytes_that_its_entry_says() {
     assert!(output.status.success(), "{}", text(&output));
     let refused = failure(&mut fortress.ebb("small", submit));
     assert!(refused.contains("jobs_max") && refused.contains("takes 1"), "{refused}");
-    // Others are not counted.
+    // Other users are not counted.
     let output = fortress.ebb("otto", submit).args(["--set", "name=\"other\""]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let cancelled = fortress.ebb("otto", ["cancel", "1", "--force"]).output().unwrap();
@@ -420,7 +424,8 @@ fn keys_are_replaced_while_a_job_runs_and_the_bits_stay() {
     let next = fortress.dir.path().join("next");
     make(&next);
     while_jobs_run(&fortress, || {
-        // A token: first the servers take the new one too, then workers show it, then the old one goes.
+        // A token: first the servers accept the new one too, then workers show it, then the old one
+        // is removed.
         let args = ["certs", "token", "--name", "worker", "--role", "worker", "--file"];
         let entry = harness::succeed(args.into_iter().chain([new.to_str().unwrap()]));
         let list = read(&certs.join("tokens.toml"));
@@ -434,7 +439,8 @@ fn keys_are_replaced_while_a_job_runs_and_the_bits_stay() {
         let refused = failure(command.env("EBB_TOKEN_FILE", old));
         assert!(refused.contains("does not know the token"), "{refused}");
 
-        // All certificates, by another authority: first both are trusted, then the new ones are shown, then only they are good.
+        // All certificates, from another authority: first both are trusted, then the new ones are
+        // shown, then only the new ones are trusted.
         let both = read(&certs.join("ca.pem")) + &read(&next.join("ca.pem"));
         let old = environment(&certs.canonicalize().unwrap(), "anna");
         fortress.swap(|dir| fs::write(dir.join("ca.pem"), &both).unwrap());
@@ -460,7 +466,7 @@ fn copy(from: &Path, to: &Path) {
     fs::copy(from, to).unwrap();
 }
 
-/// The certificate that a server shows.
+/// Returns the certificate that a server shows.
 fn shown(certs: &Path, url: &str) -> Vec<u8> {
     let config = config(certs, "anna");
     block_on(async {
@@ -480,7 +486,8 @@ fn a_crowd_that_says_nothing_and_streams_that_hardly_move_hold_nobody_up() {
         let output = fortress.ebb("eve", ["jobs"]).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
 
-        // One byte of a handshake at a time, at a ps; everything right but a call; and a submission that stops.
+        // A handshake at a ps, one byte at a time; a valid connection without a call; and a
+        // submission that stops.
         let dripping = std::thread::spawn(move || drip(&ps));
         let silent = {
             let (config, address) = (config(&fortress.certs(), "anna"), address.clone());
@@ -540,7 +547,7 @@ fn a_server_without_locks_stays_on_its_own_machine() {
     }
     let said = failure(&mut ebb(["ps", "--listen", "0.0.0.0:0", "--advertise", "http://10.0.0.1:1"]));
     assert!(said.contains("--insecure"), "{said}");
-    // Nor do its numbers, or a worker's health.
+    // Metrics, and a worker's health, are refused in the same way.
     for flag in ["--metrics", "--health-listen"] {
         let said = failure(&mut ebb(["worker", "--device", "cpu", flag, "0.0.0.0:0"]));
         assert!(
@@ -548,14 +555,14 @@ fn a_server_without_locks_stays_on_its_own_machine() {
             "{said}"
         );
     }
-    // A token is not shown to another machine for everybody to read.
+    // A token is not shown to another machine over a connection that others can read.
     let token = dir.path().join("token");
     fs::write(&token, "a-token-that-is-long-enough").unwrap();
     let said = failure(ebb(["jobs", "--master", "http://192.0.2.1:1"]).env("EBB_TOKEN_FILE", &token));
     assert!(said.contains("for everybody to read"), "{said}");
 }
 
-/// A certificate of the cluster's authority that was good until yesterday: `PATH.pem`, `PATH.key`.
+/// Makes a certificate of the cluster's authority that expired yesterday: `PATH.pem`, `PATH.key`.
 fn expired(certs: &Path, path: &Path) {
     let ca = KeyPair::from_pem(&fs::read_to_string(certs.join("ca.key")).unwrap()).unwrap();
     let mut authority = CertificateParams::default();
@@ -581,7 +588,7 @@ fn client(fortress: &Fortress, name: &str) -> JobsClient<Channel> {
     JobsClient::new(dialer.channel(&fortress.url, Purpose::Control).unwrap())
 }
 
-/// `Jobs/Submit` with exactly this.
+/// Calls `Jobs/Submit` with exactly these parts.
 fn submit_parts(
     fortress: &Fortress,
     name: &str,
@@ -592,12 +599,12 @@ fn submit_parts(
     block_on(async { client(fortress, name).submit(futures::stream::iter(requests)).await.map(drop) })
 }
 
-/// What a call that must fail is told.
+/// Returns the message of a call that must fail.
 fn told(answer: Result<(), tonic::Status>) -> String {
     answer.expect_err("it is refused").message().to_owned()
 }
 
-/// A good specification and a file.
+/// Returns a valid specification and a file.
 fn with_file(artifact: pb::Artifact, content: &[u8]) -> Vec<pb::submit_request::Part> {
     let part = |part| pb::submit_request::Part::Artifact(pb::ArtifactPart { part: Some(part) });
     vec![
@@ -612,7 +619,7 @@ fn spec_json() -> String {
     proto::spec::parse(&text, &job(), &[]).unwrap().to_json()
 }
 
-/// A submission that begins and says nothing more.
+/// Begins a submission and sends nothing more.
 fn stall(fortress: &Fortress) -> Result<(), tonic::Status> {
     use futures::StreamExt as _;
     let part = Some(pb::submit_request::Part::SpecJson(spec_json()));
@@ -621,7 +628,7 @@ fn stall(fortress: &Fortress) -> Result<(), tonic::Status> {
     block_on(async { client(fortress, "anna").submit(requests).await.map(drop) })
 }
 
-/// What TLS needs to connect as `name`.
+/// Returns the TLS settings to connect as `name`.
 fn config(certs: &Path, name: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(certs.join("ca.pem")).unwrap() {
@@ -641,21 +648,22 @@ async fn connect(config: Arc<ClientConfig>, address: &str) -> TlsStream<tokio::n
     TlsConnector::from(config).connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await.unwrap()
 }
 
-/// The handshake and the beginning of HTTP/2, and no call: the server closes it.
+/// Sends the handshake and the first bytes of HTTP/2, and no call. The server closes the
+/// connection.
 async fn say_nothing(config: Arc<ClientConfig>, address: &str) {
     let mut stream = connect(config, address).await;
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut rest = Vec::new();
-    // An error is an end too: TLS misses its goodbye.
+    // An error is an end too: TLS lacks its close message.
     let _ =
         timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("a connection without a call is kept");
 }
 
-/// The beginning of a handshake, byte by byte, until the server has enough of it.
+/// Sends the beginning of a handshake byte by byte, until the server closes the connection.
 fn drip(address: &str) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    // A record of 16 KiB, of which not much comes.
+    // A record of 16 KiB, of which only a part is sent.
     for byte in [0x16, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat_n(1, 500)) {
         if stream.write_all(&[byte]).is_err() || is_closed(stream.read(&mut [0; 64])) {
             return;
@@ -671,7 +679,7 @@ fn is_closed(read: std::io::Result<usize>) -> bool {
     }
 }
 
-/// As many connections as this process may have, at most those that are wanted.
+/// Returns how many connections this process may have, [`CROWD`] at most.
 fn crowd_that_fits() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -1,4 +1,5 @@
-//! Weights and gradients by shared memory, whole and in 16 bits: a worker's client and a ps, each with a memory and a thread of its own.
+//! Weights and gradients by shared memory, whole and in 16 bits: a worker's client and a ps, each
+//! with a memory and a thread of its own.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -40,7 +41,7 @@ const JOB: JobId = JobId(1);
 const ADDRESS: Address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
 /// M of every step.
 const OF: u32 = 4;
-/// Two chunks, and three values that are too few for a region.
+/// Lengths of the tensors: two chunks, and three values, which are too few for a region.
 const LENS: [usize; 2] = [300_000, 3];
 
 fn spec(wire: WireType) -> JobSpec {
@@ -60,7 +61,7 @@ fn tensors() -> Vec<TensorSpec> {
     ["weight", "bias"].into_iter().zip(LENS).map(|(name, len)| TensorSpec::parameter(name, [len])).collect()
 }
 
-/// Values of all tensors that differ from element to element, and by `seed`.
+/// Returns values of all tensors that depend on the element and on `seed`.
 fn values(seed: u32) -> Vec<Values> {
     let value =
         |at: usize| ((at as u32).wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40_503)) as f32 / 1e9;
@@ -71,7 +72,7 @@ fn leaf(step: u64, index: u32) -> Target {
     Target::Node { node: StepNode { step: Step(step), node: Node::leaf(index), of: OF }, samples: 1 }
 }
 
-/// A ps with one partition, which serves in a thread of its own until it is dropped.
+/// A ps with one partition. It serves in a thread of its own until it is dropped.
 struct Served {
     ps: Ps,
     wire: WireType,
@@ -134,7 +135,7 @@ impl Served {
         Partitions::new(connector, JOB, layout, &[address], limits, 1).unwrap().exchanging(self.wire)
     }
 
-    /// Bytes that were pushed and pulled without a socket.
+    /// Returns whether bytes were pushed and pulled without a socket.
     fn shared(&self) -> [bool; 2] {
         let metrics = self.ps.metrics();
         [&metrics.push_bytes_shared, &metrics.pull_bytes_shared].map(|bytes| bytes.get() > 0)
@@ -262,7 +263,7 @@ async fn a_16_bit_exchange_takes_half_of_the_bytes_of_a_connection() {
         let client = served.client_at(&Connector::socket(Dialer::tcp()), &url);
         client.push(Target::Initial, values(0)).await.unwrap();
         let taken = || [0, 1].map(|way| counts[way].swap(0, Ordering::Relaxed));
-        // With frames, headers and what the connection says of itself.
+        // With frames, headers and HTTP/2's own messages.
         let about = |bytes: u64, taken: u64| (bytes..bytes + bytes / 20).contains(&taken);
         let [up, _] = taken();
         assert!(about(whole, up), "{wire}: version 0 takes {up} bytes");
@@ -278,7 +279,7 @@ async fn a_16_bit_exchange_takes_half_of_the_bytes_of_a_connection() {
     }
 }
 
-/// A worker by hand.
+/// Attaches as a worker does.
 async fn attached(served: &Served, memory: &Memory) -> (Channel, Attachment) {
     let channel = served.channel();
     let offer = Offer::new(memory).unwrap();
@@ -332,13 +333,13 @@ async fn regions_that_are_none_are_refused_and_change_nothing() {
     }
     let applied = &served.ps.ledger(JOB).unwrap()[0];
     assert!(applied.version == Some(Version(0)) && applied.ledger.duplicates_dropped() == 0);
-    // The pushes that were refused left nothing behind.
+    // The refused pushes left nothing behind.
     assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
 }
 
 #[tokio::test]
 async fn gradients_in_the_memory_are_lent_without_a_copy_and_come_back() {
-    // No room for copies.
+    // The memory has no room for copies.
     let bytes = 4 * LENS[0];
     let memory = Memory::with_bytes(OF as usize * bytes.next_multiple_of(4 << 10)).unwrap();
     let regions = Regions::new(memory.clone());
@@ -375,7 +376,7 @@ async fn a_push_stays_as_it_is_until_its_sibling_has_come() {
     let client = served.client(&connector);
     client.push(Target::Initial, values(0)).await.unwrap();
     client.push(leaf(0, 0), values(1)).await.unwrap();
-    // Its bits depend on the first push, of which nothing was copied on the way.
+    // The bits depend on the first push, of which nothing was copied on the way.
     for index in 1..OF {
         client.push(leaf(0, index), values(1 + index)).await.unwrap();
     }
@@ -412,7 +413,7 @@ async fn what_a_dead_ps_was_told_of_rests_until_it_is_gone() {
 
 #[tokio::test]
 async fn a_worker_that_reads_for_too_long_pulls_again() {
-    // Time enough for pushes on a machine that is busy.
+    // A busy machine needs this long for pushes.
     let options = Options { push_timeout: Duration::from_secs(2), ..Options::default() };
     let (served, memory) = (Served::with(Some(memory()), options), memory());
     let client = served.client(&Connector::socket(Dialer::tcp()));
@@ -447,7 +448,8 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
     assert_eq!(regions.len(), 2, "three values are not worth a region");
     let before = attachment.read(regions[0]).unwrap().to_vec();
     assert_eq!(before, values(0)[0].bytes()[..1 << 20]);
-    // Versions come and go; the buffers of the first are written to, which the worker was told in time.
+    // Versions come and go. The buffers of the first are written to, and the worker learns it in
+    // time.
     for step in 0..4 {
         for index in 0..OF {
             client.push(leaf(step, index), values(9 + index)).await.unwrap();
@@ -530,7 +532,7 @@ fn a_push_outlives_the_worker_that_leaves() {
             client.push(leaf(0, 0), values(1)).await.unwrap();
         }
     });
-    // As in a worker that drains: what waits for the ps to let go of its memory ends first.
+    // As in a worker that drains: tasks that wait for the ps to release its memory end first.
     drop(leaving);
     let trained = runtime().block_on(async {
         let mut trained = Vec::new();

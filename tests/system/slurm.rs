@@ -1,7 +1,8 @@
-//! A job on a real Slurm of one node, which `deploy/slurm/one-node.sh` starts: tasks of the worker array are cancelled and requeued while it
-//! trains, and it ends with the bits and the accuracy of an undisturbed run.
+//! A job on a real Slurm of one node, which `deploy/slurm/one-node.sh` starts. Tasks of the worker
+//! array are cancelled and requeued while it trains, and it ends with the bits and the accuracy of
+//! an undisturbed run.
 //!
-//! Needs root, and Debian's slurm-wlm and python3. Skips loudly without them.
+//! The test needs root, and Debian's slurm-wlm and python3. It reports a skip without them.
 #![cfg(not(feature = "torch"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -16,18 +17,18 @@ use crate::harness::{Lacks, ebb, ebb_path, events, model, root, skipped, summary
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Much longer than Slurm needs to cancel two tasks.
+/// Settings of a job that lasts much longer than Slurm needs to cancel two tasks.
 const SETTINGS: [&str; 4] = ["--set", "epochs=600", "--set", "consistency.mode=pipelined"];
 
-/// A Slurm in a folder, gone with its handle.
+/// A Slurm in a folder. It ends with its handle.
 struct Slurm {
     dir: PathBuf,
-    /// Of the master, whose job binds all addresses.
+    /// Address of the master, whose job binds all addresses.
     address: Reserved,
 }
 
 impl Slurm {
-    /// None, and a loud word, where it cannot be.
+    /// Starts Slurm. It reports a skip and returns `None` where that is impossible.
     fn start(dir: &Path) -> Option<Self> {
         let tools = ["munged", "slurmctld", "slurmd", "sbatch", "python3"];
         if !has(&tools, "slurm-wlm munge python3", "nothing of deploy/slurm is tried") {
@@ -44,7 +45,7 @@ impl Slurm {
         Some(slurm)
     }
 
-    /// Runs one of Slurm's commands and expects success; answers what it printed.
+    /// Runs one of Slurm's commands, expects success, and returns its output.
     fn run(&self, program: &str, args: &[&str]) -> String {
         let output = Command::new(program)
             .args(args)
@@ -65,7 +66,7 @@ impl Slurm {
         self.run("sbatch", &[&["--parsable"], more, &[script.as_str()]].concat())
     }
 
-    /// What the tasks of this name logged.
+    /// Returns the logs of the tasks with this name.
     fn logs(&self, name: &str) -> String {
         let mut logs = String::new();
         for entry in fs::read_dir(&self.dir).unwrap() {
@@ -132,12 +133,12 @@ fn an_array_whose_tasks_are_cancelled_and_requeued_trains_digits_to_its_number()
     assert!(model(&out) == model(&calm), "other bits than an undisturbed run");
     let accuracy = summary(&out)["final"]["accuracy"].as_f64().unwrap_or_default();
     assert!(accuracy >= 0.975, "{}", summary(&out));
-    // What was requeued comes back by itself, under the name of its second start.
+    // The requeued task comes back by itself, under the name of its second start.
     until("the requeued task", PATIENCE, || {
         slurm.logs("ebb-worker").contains("worker worker-0-1 of the master")
     });
 
-    // Down: all leave by themselves, nobody has to be killed.
+    // Down: all processes leave by themselves, and none has to be killed.
     slurm.run("scancel", &[&workers, &back, &control]);
     until("an empty queue", PATIENCE, || slurm.run("squeue", &["--noheader"]).is_empty());
 }

@@ -1,4 +1,5 @@
-//! Several masters, with a real etcd and real processes: the one that leads is killed, or stands still, while a job trains.
+//! Several masters, with a real etcd and real processes: the leader is killed, or stands still,
+//! while a job trains.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "how long a takeover took is printed for people")]
 
@@ -14,10 +15,10 @@ use net::channel::{Dialer, Purpose};
 use proto::pb;
 use proto::status::{Failure, Kind};
 
-/// Steps that are told before and after each fault.
+/// Steps in the user's events before and after each fault.
 const BETWEEN: usize = 40;
 
-/// Twice the default: a machine that is busy with other tests renews it in time.
+/// Twice the default, so that a busy machine renews it in time.
 const TTL: &str = "10s";
 
 fn told(out: &Path) -> Vec<u64> {
@@ -34,7 +35,8 @@ fn wait_for_steps(child: &mut Child, out: &Path, count: usize) {
     }
 }
 
-/// Trains `job` calmly, and again with `disturb`, which gets the cluster, the user's command and its folder; compares the two.
+/// Trains `job` without faults, and again with `disturb`, which gets the cluster, the user's
+/// command and its folder. Compares the two.
 fn same_as_calm(etcd: &Etcd, mode: &str, disturb: impl FnOnce(&mut Cluster, &mut Child, &Path)) -> Cluster {
     let job = root().join("examples/digits/job.toml");
     let calm = tempfile::tempdir().unwrap();
@@ -78,7 +80,7 @@ fn a_standby_takes_over_from_a_leader_that_dies_and_does_not_change_the_model() 
                 killed.elapsed()
             );
         });
-        // What the first leader was given and what the second one was brought is there for the third.
+        // The third leader has the input files of the first leader and the results of the second.
         let mut third = candidate(&crate::harness::ebb_path(), cluster.dir.path(), "third.log", &etcd, TTL);
         let url = third.url();
         third.wait_for(STANDS_BY);
@@ -92,7 +94,7 @@ fn a_standby_takes_over_from_a_leader_that_dies_and_does_not_change_the_model() 
     }
 }
 
-/// What the master at `url` says when it is asked for its jobs.
+/// Asks the master at `url` for its jobs.
 fn ask(url: &str) -> Result<(), Failure> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -110,7 +112,8 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
         assert_eq!(ask(&urls[0]), Ok(()));
         let refused = ask(&urls[1]).unwrap_err();
         assert!(refused.kind == Kind::StandingBy && refused.message.contains(&urls[0]), "{refused}");
-        // Whoever restarts what is dead lets it stand by; whoever sends work goes to the leader.
+        // A supervisor that restarts dead processes leaves a standby alone. A load balancer sends
+        // work to the leader.
         succeed(["health", "--ready", &urls[0]]);
         succeed(["health", &urls[1]]);
         assert!(fail(["health", "--ready", &urls[1]]).contains("not ready"));
@@ -122,7 +125,7 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
         succeed(["health", "--ready", &urls[1]]);
         wait_for_steps(child, out, told(out).len() + BETWEEN);
         cluster.master.signal("CONT");
-        // From the first moment on, also before it noticed.
+        // From the first moment on, even before the master notices.
         loop {
             let failure = ask(&urls[0]).expect_err("a leader of the past answered");
             if failure.kind == Kind::StandingBy && failure.message.contains(&urls[1]) {

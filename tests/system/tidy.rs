@@ -1,4 +1,5 @@
-//! Style that a machine can check: file headers, the dependency arrow, words, and documents that must follow the code.
+//! Style that a machine can check: file headers, comments, the dependency arrow, words, and
+//! documents that must follow the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +14,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files of ours with one of these endings.
+/// Returns all files of the repository with one of these endings.
 fn files(endings: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root().to_owned()];
@@ -21,7 +22,8 @@ fn files(endings: &[&str]) -> Vec<PathBuf> {
         for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
             let path = entry.expect("a folder's entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // Links (libtorch) are not followed; hidden folders and build results are not ours.
+            // Links (libtorch) are not followed. Hidden folders and build results do not belong to
+            // the repository.
             if path.is_symlink() || name == "target" || name == ".git" {
                 continue;
             }
@@ -273,7 +275,8 @@ fn the_job_file_reference_names_every_setting_and_every_choice() {
     assert!(missing.is_empty(), "docs/job.md lacks {missing:#?}");
 }
 
-/// Fields and variants of all types that a job file is read into, as they are written in it.
+/// Returns the names of fields and variants of all types that a job file is read into, as a job
+/// file writes them.
 fn names(source: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut derives = false;
@@ -295,7 +298,7 @@ fn names(source: &str) -> BTreeSet<String> {
     names
 }
 
-/// `BceWithLogits` -> `bce_with_logits`; `AdamW` -> `adamw`, as its serde name.
+/// Converts a variant to its serde name: `BceWithLogits` -> `bce_with_logits`, `AdamW` -> `adamw`.
 fn snake_case(name: &str) -> String {
     let mut text = String::new();
     for (index, letter) in name.char_indices() {
@@ -307,7 +310,8 @@ fn snake_case(name: &str) -> String {
     text
 }
 
-/// What stands between backticks in a document and looks like a file or folder of ours, with `{a,b}` spelled out.
+/// Returns the words between backticks in a document that look like a file or folder of the
+/// repository, with `{a,b}` spelled out.
 fn paths_named(text: &str) -> Vec<String> {
     let roots = [
         "proto/",
@@ -329,14 +333,14 @@ fn paths_named(text: &str) -> Vec<String> {
         "docs/",
     ];
     let of_ours = |word: &&str| roots.iter().any(|root| word.starts_with(root));
-    // `NAME` stands for a name of the reader's.
+    // `NAME` is a placeholder for a name that the reader chooses.
     let of_names = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let plain = |word: &String| !word.contains("NAME") && word.chars().all(of_names);
     let words = text.split('`').skip(1).step_by(2).filter(of_ours);
     words.flat_map(spelled_out).filter(plain).collect()
 }
 
-/// `a/{b,c}.rs` is `a/b.rs` and `a/c.rs`.
+/// Spells out `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
 fn spelled_out(word: &str) -> Vec<String> {
     let parts = word.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
     let Some((before, (names, after))) = parts else { return vec![word.to_owned()] };
@@ -358,6 +362,60 @@ fn every_path_that_a_document_names_exists() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
+/// Folders whose comments follow the rules of English. A folder joins them when it does.
+const CLEAN_FOLDERS: [&str; 9] =
+    ["proto/", "net/", "store/", "data/", "model/", "worker/", "tests/", "benches/", "examples/"];
+
+/// Files of those folders whose comments do not follow the rules yet.
+const EXEMPT_FILES: [&str; 4] =
+    ["worker/src/fetcher.rs", "worker/src/grpc_ps.rs", "worker/src/near.rs", "worker/src/ps_client.rs"];
+
+/// First words of doc comments that cannot be read without the item before.
+const LEANING_OPENINGS: [&str; 11] =
+    ["Of", "That", "Who", "Whoever", "The same", "As", "Also", "Likewise", "From", "For", "By"];
+
+/// Returns the comment marker with which a line begins, or an empty text.
+fn comment_marker(line: &str) -> &'static str {
+    ["///", "//!", "//"].into_iter().find(|marker| line.trim_start().starts_with(marker)).unwrap_or("")
+}
+
+/// Returns the opening of a doc comment's first line that leans on the item before.
+fn leaning_opening(line: &str) -> Option<&'static str> {
+    let text = line.trim_start().trim_start_matches(['/', '!']).trim_start();
+    let begins_with = |opening: &&str| {
+        text.strip_prefix(*opening).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+    };
+    LEANING_OPENINGS.into_iter().find(begins_with)
+}
+
+#[test]
+fn comments_stand_alone_in_lines_of_100_columns_at_most() {
+    assert_eq!(leaning_opening("    /// The same, for writing."), Some("The same"));
+    assert_eq!(leaning_opening("/// Asks the master for work."), None);
+    let mut found = Vec::new();
+    for path in files(&[".rs"]) {
+        let name = relative(&path);
+        let is_clean = CLEAN_FOLDERS.iter().any(|folder| name.starts_with(folder));
+        if !is_clean || EXEMPT_FILES.contains(&name.as_str()) {
+            continue;
+        }
+        let mut marker_before = "";
+        for (number, line) in read(&path).lines().enumerate() {
+            let (place, marker) = (format!("{name}:{}", number + 1), comment_marker(line));
+            let columns = line.chars().count();
+            if !marker.is_empty() && columns > 100 {
+                found.push(format!("{place}: {columns} columns"));
+            }
+            let begins_doc = marker.len() == 3 && marker != marker_before;
+            if let Some(opening) = leaning_opening(line).filter(|_| begins_doc) {
+                found.push(format!("{place}: begins with `{opening}`"));
+            }
+            marker_before = marker;
+        }
+    }
+    assert!(found.is_empty(), "{} comments to mend: {found:#?}", found.len());
+}
+
 #[test]
 fn prose_has_lines_of_100_columns_at_most() {
     let mut long = Vec::new();
@@ -365,7 +423,7 @@ fn prose_has_lines_of_100_columns_at_most() {
         let mut in_code = false;
         for (number, line) in read(&document).lines().enumerate() {
             in_code ^= line.starts_with("```");
-            // Tables, figures, code, and what cannot be broken.
+            // Tables, figures, code, and lines that cannot be broken.
             let is_other = in_code || ["|", "![", "    "].iter().any(|begin| line.starts_with(begin));
             let is_prose = !is_other && line.contains(' ');
             if is_prose && line.chars().count() > 100 {

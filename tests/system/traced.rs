@@ -1,4 +1,5 @@
-//! One trace follows a microbatch through three processes: from the lease over pull, compute and push to the step that is applied.
+//! One trace follows a microbatch through three processes: from the lease over pull, compute and
+//! push to the step that is applied.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,10 +8,10 @@ use crate::harness::collector::{Collector, Span};
 use crate::harness::{Cluster, root, summary, text};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 
-/// As many as the example's job asks for.
+/// Ps of the example's job.
 const PS: usize = 2;
 
-/// What the processes send, by trace.
+/// Spans of the processes, by trace.
 struct Traces {
     spans: Vec<Span>,
     by_id: BTreeMap<(Vec<u8>, Vec<u8>), usize>,
@@ -27,7 +28,7 @@ impl Traces {
         self.by_id.get(&(trace.to_vec(), id.to_vec())).map(|&index| &self.spans[index])
     }
 
-    /// In the same trace: a parent is never elsewhere.
+    /// Returns the parent of a span. It is always in the same trace.
     fn parent(&self, span: &Span) -> Option<&Span> {
         (!span.parent.is_empty()).then(|| self.get(&span.trace, &span.parent)).flatten()
     }
@@ -50,7 +51,7 @@ impl Traces {
 #[test]
 fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
     let collector = Collector::start();
-    // A process says what it has left when it ends; before that the queue must not overflow.
+    // A process sends its remaining spans when it ends. Before that the queue must not overflow.
     let traced =
         [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "100")];
     let mut cluster = Cluster::with_environment(&crate::harness::ebb_path(), PS, 0, &traced);
@@ -58,7 +59,7 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
     let out = cluster.dir.path().join("out");
     let output = cluster.submit(&root().join("examples/digits/job.toml"), &out, &["--set", "epochs=1"]);
     assert!(output.status.success(), "{}", text(&output));
-    // Workers before those that they call.
+    // Workers before the processes that they call.
     let Cluster { master, ps, workers, .. } = &mut cluster;
     for process in workers.iter_mut().chain(ps).chain([master]) {
         process.signal("TERM");
@@ -68,13 +69,14 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
     let steps = summary(&out)["steps"].as_u64().unwrap() as usize;
     let microbatches = summary(&out)["microbatches_applied"].as_u64().unwrap() as usize;
 
-    // Nothing hangs in the air, across processes as within them.
+    // Every parent exists, across processes and within them.
     for span in traces.spans.iter().filter(|span| !span.parent.is_empty()) {
         assert!(traces.parent(span).is_some(), "no parent of {span:?}");
         assert!(span.begin_ns <= span.end_ns, "{span:?}");
     }
 
-    // Every microbatch: asked for, granted, loaded and computed in one trace. Or it came after the report of another lease.
+    // Every microbatch is requested, granted, loaded and computed in one trace, or came in the
+    // answer to the report of another lease.
     let computed: Vec<_> = traces.named("ebb-worker", "compute").collect();
     assert!(computed.len() >= microbatches, "{} of {microbatches}", computed.len());
     for compute in &computed {
@@ -92,8 +94,8 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
         assert!(traces.children(task, "ebb-worker", "load").next().is_some());
     }
 
-    // Each step's weights and gradients went to every ps, below what the worker did. One call may be given up on the way: a worker that
-    // has more urgent work, or was slower than a copy.
+    // Each step's weights and gradients went to every ps, below the worker's span. A call may be
+    // given up by a worker that has more urgent work, or that was slower than a copy.
     let everywhere = (0..PS as i64).map(Some).collect::<BTreeSet<_>>();
     for name in ["pull", "push"] {
         let mut whole = BTreeSet::new();
@@ -129,12 +131,12 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
         match push.text("outcome") {
             Some("Merged" | "Completed") => assert!(linked.contains(&push.id), "{push:?}"),
             Some("Duplicate") => assert!(!linked.contains(&push.id), "{push:?}"),
-            // Given up by the worker, and perhaps taken up all the same.
+            // The worker gave up the push, and the ps may still have accepted it.
             _ => {}
         }
     }
 
-    // And some trace has the whole way in it.
+    // Some trace has the whole way in it.
     let way = |trace: &[u8]| {
         let of_trace = traces.spans.iter().filter(|span| span.trace == trace);
         of_trace.map(|span| (span.service.as_str(), span.name.as_str())).collect::<BTreeSet<_>>()

@@ -1,4 +1,5 @@
-//! What the program before its first release left is read by this one: `tests/golden/upgrade`, which the script there made.
+//! This program reads the files of the program before its first release: `tests/golden/upgrade`,
+//! which the script there made.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use crate::harness::machine::until;
 use crate::harness::{self, Cluster, ebb, events, model, root, succeed, summary, text};
 
-/// Far more than any of this takes.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn golden() -> PathBuf {
@@ -53,7 +54,7 @@ fn a_data_folder_of_an_older_program_is_taken_up() {
     let status = |job: &str| -> serde_json::Value {
         serde_json::from_str(&succeed(["status", "--json", job, "--master", &cluster.url])).unwrap()
     };
-    // The job that had ended is as it was, with its events and its model.
+    // The job that had ended is unchanged, with its events and its model.
     let first = status("first");
     assert_eq!((&first["status"], &first["steps_done"]), (&"succeeded".into(), &46.into()), "{first}");
     let told = succeed(["watch", "--json", "first", "--master", &cluster.url]);
@@ -63,7 +64,8 @@ fn a_data_folder_of_an_older_program_is_taken_up() {
     let sha256 = fs::read_to_string(golden().join("model.sha256")).unwrap();
     assert_eq!(summary(&out)["model_sha256"], sha256.trim());
 
-    // The one that was being trained goes on: its ps have nothing any more, so it does from version 0.
+    // The job that was being trained goes on. Its ps have lost their partitions, so it begins at
+    // version 0.
     assert_eq!(status("second")["status"], "paused");
     succeed(["resume", "second", "--master", &cluster.url]);
     let data_root = root().join("examples/digits").display().to_string();

@@ -9,10 +9,10 @@ use std::process::Command;
 
 use crate::harness::{Cluster, text};
 
-/// The test that hangs, as the test runner names it.
+/// Name of the test that hangs, as the test runner writes it.
 const HANGING: &str = "watched::a_cluster_is_waited_for_in_vain";
 
-/// Set where [`a_cluster_is_waited_for_in_vain`] is to hang.
+/// Environment variable that makes [`a_cluster_is_waited_for_in_vain`] hang.
 const HANG: &str = "EBB_TEST_HANG";
 
 #[test]
@@ -35,7 +35,7 @@ fn a_test_that_hangs_ends_itself_and_shows_the_logs_of_its_processes() {
     for part in [&format!("HANGS: `{HANGING}`"), "master.log", "--- child "] {
         assert!(said.contains(part), "`{part}` missing in:\n{said}");
     }
-    // Nobody is left behind.
+    // No child is left behind.
     let children = said.lines().filter_map(|line| line.strip_prefix("--- child ")?.split(':').next());
     for child in children {
         let status = std::fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();

@@ -1,8 +1,9 @@
-//! A file that came with a job, as a worker keeps it: without a name, so that nobody can put another one in its place.
+//! A file of a job on a worker. It has no name, so that nobody can replace it.
 //!
-//! It lies in the scratch folder, which other users may share, as an open file that was never linked there (`O_TMPFILE`, mode 0600), or
-//! that lost its name at once where the file system has no such files. The system frees it with the process, however that ends. Its hash
-//! is made of the bytes as they are written, and whoever loads it reads the same open file.
+//! It lies in the scratch folder, which other users may share, as an open file that was never
+//! linked there (`O_TMPFILE`, mode 0600). Where the file system lacks such files, its name is
+//! removed at once. The system frees the file when the process ends in any way. Its hash is
+//! computed from the bytes as they are written, and readers use the same open file.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +13,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
-/// A whole file.
+/// A complete file.
 #[derive(Debug)]
 pub(crate) struct Artifact {
     file: File,
 }
 
 impl Artifact {
-    /// Where those who take a path find it, for as long as this value lives.
+    /// Returns a path to the file, valid as long as this value lives.
     pub(crate) fn path(&self) -> PathBuf {
         let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
         Path::new(folder).join(self.file.as_raw_fd().to_string())
@@ -33,7 +34,7 @@ pub(crate) struct Writing {
 }
 
 impl Writing {
-    /// Begins a file in the file system of `folder`.
+    /// Creates a file in the file system of `folder`.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -51,7 +52,7 @@ impl Writing {
         self.file.write_all(bytes).await
     }
 
-    /// Ends it; answers the file and the SHA-256 of what was put, in lower-case hex.
+    /// Ends the file. Returns it with the SHA-256 of its bytes, in lower-case hex.
     ///
     /// # Errors
     /// The disk is full, or broken.

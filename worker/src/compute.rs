@@ -1,5 +1,6 @@
-//! The thread that a model lives on. A model is built, used and dropped there, one call at a time, so that engines may keep
-//! thread-local settings (libtorch's thread count) and a worker's network traffic never waits behind a matrix product.
+//! The thread of a model. The model is built, used and dropped there, one call at a time. So
+//! engines may keep thread-local settings (libtorch's thread count), and a worker's network traffic
+//! never waits behind a matrix product.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 
 type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 
-/// A model and the weights that it computes with.
+/// A model and the weights with which it computes.
 pub(crate) struct Loaded {
     pub(crate) model: Box<dyn Model>,
     weights: Option<Weights>,
@@ -26,7 +27,7 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// The model with these weights, loaded only when it has others.
+    /// Returns the model with these weights. They are loaded only if the model has others.
     pub(crate) fn with(&mut self, weights: &Weights) -> Result<&mut dyn Model> {
         if !self.weights.as_ref().is_some_and(|loaded| loaded.is(weights)) {
             self.weights = None;
@@ -46,14 +47,14 @@ impl Loaded {
 /// Handle to a model. Clones are the same model; the last one ends its thread.
 #[derive(Clone)]
 pub(crate) enum Compute {
-    /// On a thread of its own.
+    /// A model on a thread of its own.
     Thread {
-        /// What it shall do.
+        /// Calls for the model.
         calls: mpsc::Sender<Call>,
-        /// It panicked: whoever wants this model has to build it anew.
+        /// Whether the model panicked and has to be built again.
         dead: Arc<AtomicBool>,
     },
-    /// On the caller's: for simulations.
+    /// A model on the caller's thread, for simulations.
     Inline { loaded: Arc<Mutex<Loaded>>, how: Inline },
 }
 
@@ -94,7 +95,7 @@ impl Compute {
     /// Calls the model.
     ///
     /// # Errors
-    /// What the call returns; or the model panicked.
+    /// The error of the call, or the model panicked.
     pub(crate) async fn call<T, F>(&self, call: F) -> Result<T>
     where
         T: Send + 'static,
@@ -102,7 +103,8 @@ impl Compute {
     {
         match self {
             Self::Inline { loaded, how } => {
-                // As on a thread: one call after the other, and a call that nobody waits for any more goes on.
+                // The task imitates a thread: calls run one after the other, and a call without a
+                // waiter goes on.
                 let (loaded, how) = (loaded.clone(), how.clone());
                 let calling = tokio::spawn(async move {
                     let mut loaded = loaded.lock().await;
@@ -125,7 +127,7 @@ impl Compute {
         }
     }
 
-    /// Whether it panicked.
+    /// Returns whether the model panicked.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(self, Self::Thread { dead, .. } if dead.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! What a worker can be told.
+//! Settings of a worker.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,40 +15,44 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Name for people. Default: `worker`; `ebb worker` makes it from host and process id.
     pub name: String,
-    /// Threads of one gradient computation, at least 1. Default 1. Another number gives other floating-point results, so
-    /// a job is bit-reproducible only among workers with the same number.
+    /// Threads of one gradient computation, at least 1. Default 1. Another number gives other
+    /// floating-point results, so a job is bit-reproducible only among workers with equal numbers.
     pub threads: usize,
-    /// Where to compute. Default: the first CUDA device, otherwise the CPU.
+    /// Device that computes. Default: the first CUDA device, otherwise the CPU.
     #[serde(skip)]
     pub device: Choice,
-    /// Folder below which the job's data paths are looked for. Default: the job file's folder, as on the user's machine.
+    /// Folder below which the job's data paths are looked up. Default: the job file's folder, as on
+    /// the user's machine.
     pub data_root: Option<PathBuf>,
-    /// How long to keep trying to reach the master before giving up. Default 5 min.
+    /// Time without the master after which the worker gives up. Default 5 min.
     #[serde(with = "proto::duration")]
     pub master_timeout: Duration,
-    /// How long a draining worker may take to finish its microbatch and hand back the rest. Default 10 s.
+    /// Longest time for a draining worker to finish its microbatch and hand back the rest. Default
+    /// 10 s.
     #[serde(with = "proto::duration")]
     pub drain: Duration,
-    /// Microbatches read ahead of the one that is computed. Default 4.
+    /// Number of microbatches read ahead of the one that is computed. Default 4.
     pub prefetch: usize,
-    /// Nodes of the reduction tree that may be on their way to the ps at once; one that goes before all others may always. Default 4.
+    /// Most nodes of the reduction tree on their way to the ps at once. A node that precedes all
+    /// others is exempt. Default 4.
     pub pushes_in_flight_max: usize,
-    /// Folder whose file system takes files that come with a job; they have no name there. Default: the system's temporary folder.
+    /// Folder whose file system stores the job's files; they have no name there. Default: the
+    /// system's temporary folder.
     pub scratch: PathBuf,
-    /// Compute and read in the thread that serves the network: for simulations, which run in one thread. Default: on threads of their
-    /// own.
+    /// Whether to compute and read in the thread that serves the network, for simulations, which
+    /// run in one thread. Default: threads of their own.
     #[serde(skip)]
     pub inline: Option<Inline>,
 }
 
-/// How a worker computes and reads in a simulation.
+/// Computation and reading in a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Inline {
-    /// How long each call of the model takes, by tokio's clock.
+    /// Time that each call of the model takes, by tokio's clock.
     pub takes: Duration,
-    /// The numerics class that it says its results are of. Default: that of the engine.
+    /// Numerics class that the worker claims for its results. Default: that of the engine.
     pub numerics: Option<Numerics>,
-    /// While it is set no call of the model ends, and no reading of a file.
+    /// While it is set, no call of the model and no reading of a file ends.
     pub hangs: Arc<AtomicBool>,
 }
 
@@ -60,10 +64,10 @@ impl PartialEq for Inline {
 }
 
 impl Inline {
-    /// Between two looks at whether it still hangs.
+    /// Time between two checks whether the worker still hangs.
     const LOOK: Duration = Duration::from_millis(100);
 
-    /// Ends when it does not hang.
+    /// Waits while the worker hangs.
     pub(crate) async fn hang(&self) {
         while self.hangs.load(Ordering::Relaxed) {
             tokio::time::sleep(Self::LOOK).await;
@@ -89,10 +93,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Every relation that does not hold.
+    /// Checks the relations of the settings.
     ///
     /// # Errors
-    /// One message for each.
+    /// One message for each violation.
     pub fn validate(&self) -> Result<(), Vec<String>> {
         let mut wrong = Vec::new();
         let mut check = |ok: bool, message: &str| {

@@ -1,4 +1,4 @@
-//! Everything that stops a worker's task, and whether another attempt can help.
+//! Errors of a worker's task, and whether a retry may help.
 
 use std::path::PathBuf;
 
@@ -8,47 +8,47 @@ use proto::status::Failure;
 /// Result of a worker's work.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// Error of a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A call to the master or a ps failed for good.
     #[error("{what}: {failure}")]
     Call {
-        /// The call and its receiver.
+        /// Call and its receiver.
         what: String,
-        /// How it failed.
+        /// Failure of the call.
         failure: Failure,
     },
     /// A ps does not hold a partition that the master's placement gives to it.
     #[error("{what}: {failure}")]
     NotHeld {
-        /// The call and its receiver.
+        /// Call and its receiver.
         what: String,
-        /// The partition.
+        /// Partition that is not held.
         partition: PartitionId,
-        /// What the ps says.
+        /// Failure that the ps returned.
         failure: Failure,
     },
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// Data that cannot be read.
+    /// Data cannot be read.
     #[error(transparent)]
     Data(#[from] data::Error),
-    /// A model that cannot be built, or does not compute.
+    /// A model cannot be built, or does not compute.
     #[error(transparent)]
     Model(#[from] model::Error),
-    /// A task that this worker could not do; another attempt may.
+    /// This worker could not do a task. A retry may help.
     #[error("{what}: {reason}")]
     Task {
-        /// Doing what.
+        /// Operation that failed.
         what: String,
-        /// What stopped it.
+        /// Reason of the failure.
         reason: String,
     },
     /// The loss is not finite.
@@ -56,44 +56,46 @@ pub enum Error {
         "the loss of step {step} is {loss} (microbatch {microbatch}); lower the learning rate or look at the data"
     )]
     Diverged {
-        /// The step.
+        /// Step of the microbatch.
         step: u64,
-        /// The microbatch.
+        /// Microbatch with the loss.
         microbatch: u64,
-        /// NaN or infinity.
+        /// Loss: NaN or infinity.
         loss: f32,
     },
-    /// Options that contradict themselves: every violation.
+    /// The options contradict themselves. The list has every violation.
     #[error("worker options: {}", .0.join("; "))]
     Options(Vec<String>),
 }
 
 impl Error {
-    /// The error of an asynchronous task of this worker that panicked.
+    /// Returns the error of an asynchronous task of this worker that panicked.
     pub(crate) fn from_panic(what: &str, panic: &tokio::task::JoinError) -> Self {
         Self::Task { what: what.to_owned(), reason: panic.to_string() }
     }
 
-    /// Whether the other side no longer wants what this worker does: it slept, or the job was rewound or ended. A ps that does not hold
-    /// what it should is another matter, see [`NotHeld`](Self::NotHeld).
+    /// Returns whether the other side no longer wants this worker's result, because the worker
+    /// slept, or the job was rewound or ended. A ps that does not hold its partition is another
+    /// error, see [`NotHeld`](Self::NotHeld).
     pub(crate) fn is_fenced(&self) -> bool {
         use proto::status::Kind;
         matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Fenced | Kind::NotFound))
     }
 
-    /// Whether the other side is fine but cannot do it yet.
+    /// Returns whether the other side is fine but cannot do it yet.
     pub(crate) fn is_not_yet(&self) -> bool {
         matches!(self, Self::Call { failure, .. } if failure.kind == proto::status::Kind::NotYet)
     }
 
-    /// Whether this worker could not reach a ps for all its attempts, or has no key for it: it cannot go on, others may.
+    /// Returns whether this worker could not reach a ps for all its attempts, or has no key for it.
+    /// The worker cannot go on, but others may.
     pub(crate) fn is_unreachable(&self) -> bool {
         use proto::status::Kind::{Denied, Full, Unauthenticated, Unavailable};
         matches!(self, Self::Call { failure, .. }
             if matches!(failure.kind, Unavailable | Full | Unauthenticated | Denied))
     }
 
-    /// Whether another attempt, here or on another worker, can only fail the same way.
+    /// Returns whether every retry, here or on another worker, fails the same way.
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::Call { failure, .. } => matches!(failure.kind, proto::status::Kind::Malformed),

@@ -1,4 +1,5 @@
-//! The leases this worker holds: heartbeats name them and say how it gets on with each, and the master says which are lost.
+//! The leases that this worker holds. Heartbeats name them with their progress, and the master
+//! answers which ones are lost.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -12,14 +13,14 @@ use tokio::sync::watch;
 
 use crate::progress::{Activity, Progress};
 
-/// Shared by all who begin, advance and end leases.
+/// The leases of a worker, shared by all that begin, advance and end leases.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     session: Session,
     leases: Arc<Mutex<BTreeMap<LeaseId, Lease>>>,
-    /// The microbatches of each job that this worker computed for.
+    /// Microbatches of each job that this worker computed.
     computed: Arc<Mutex<BTreeMap<JobId, Computed>>>,
-    /// Leases that have ended, with which a place may still be busy.
+    /// Ended leases with which a place may still be busy.
     lingering: Arc<Mutex<Vec<(LeaseId, Lease)>>>,
     worker: Activity,
     changes: Arc<watch::Sender<()>>,
@@ -33,16 +34,17 @@ struct Lease {
     progress: Progress,
 }
 
-/// Microbatches of one job.
+/// Computed microbatches of one job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Computed {
     count: u64,
-    /// How long the newest one took.
+    /// Time of the newest microbatch.
     took: Duration,
 }
 
 impl Computed {
-    /// What the next one is expected to take. The first one of a process says nothing about it.
+    /// Returns the expected time of the next microbatch. The first one of a process does not
+    /// predict it.
     fn expected(self) -> Option<Duration> {
         (self.count > 1).then_some(self.took)
     }
@@ -54,7 +56,7 @@ impl Held {
         Self { session, leases, computed, lingering, worker, changes: Arc::new(watch::Sender::new(())) }
     }
 
-    /// A lease that the master has granted.
+    /// Adds a lease that the master has granted.
     pub(crate) fn insert(&self, incarnation: IncarnationId, lease: &pb::Lease) {
         let (id, job, progress) = (LeaseId(lease.id), JobId(lease.job), Progress::of(&self.worker));
         self.edit(|leases| {
@@ -62,25 +64,26 @@ impl Held {
         });
     }
 
-    /// The progress of a lease, for the places that work on it. Nobody reads it once the lease is lost.
+    /// Returns the progress of a lease, for the places that work on it. Nobody reads it once the
+    /// lease is lost.
     pub(crate) fn progress_of(&self, lease: LeaseId) -> Progress {
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.get(&lease).map_or_else(|| Progress::of(&self.worker), |lease| lease.progress.clone())
     }
 
-    /// A microbatch of `job` was computed, for a lease that may have ended meanwhile.
+    /// Notes that a microbatch of `job` was computed, for a lease that may have ended meanwhile.
     pub(crate) fn computed(&self, job: JobId, took: Duration) {
         let mut computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
         let of_job = computed.entry(job).or_default();
         *of_job = Computed { count: of_job.count + 1, took };
     }
 
-    /// Forgets what was computed for other jobs than these.
+    /// Forgets the computed microbatches of jobs that do not live.
     pub(crate) fn retain_jobs(&self, lives: impl Fn(JobId) -> bool) {
         self.computed.lock().unwrap_or_else(PoisonError::into_inner).retain(|&job, _| lives(job));
     }
 
-    /// So many microbatches of a lease are computed.
+    /// Sets how many microbatches of a lease are computed.
     pub(crate) fn progress(&self, lease: LeaseId, microbatches_done: u64) {
         self.edit(|leases| {
             if let Some(lease) = leases.get_mut(&lease) {
@@ -102,25 +105,26 @@ impl Held {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&lease)
     }
 
-    /// All of them, with the incarnation that each was granted to.
+    /// Returns all leases, each with the incarnation to which it was granted.
     pub(crate) fn all(&self) -> Vec<(IncarnationId, LeaseId)> {
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.iter().map(|(&id, lease)| (lease.incarnation, id)).collect()
     }
 
-    /// Drops the leases that the master says are lost, and says how this worker gets on, for ever.
+    /// Drops the leases that the master reports as lost, and updates the heartbeats after each
+    /// answer. Never ends.
     pub(crate) async fn follow(&self) -> Infallible {
         let mut replies = self.session.replies();
         while replies.changed().await.is_ok() {
             let lost = replies.borrow_and_update().leases_lost.clone();
             lost.into_iter().for_each(|lease| self.remove(LeaseId(lease)));
-            // For the next heartbeat: a place that hangs changes nothing that would say so.
+            // Updated for the next heartbeat, because a place that hangs updates nothing.
             self.say(&self.leases.lock().unwrap_or_else(PoisonError::into_inner));
         }
         std::future::pending().await
     }
 
-    /// Ends when the leases are others than at this call.
+    /// Waits until the leases differ from those at this call.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.changes.subscribe();
         async move {
@@ -130,7 +134,7 @@ impl Held {
         }
     }
 
-    /// Ends when this worker no longer holds `lease`.
+    /// Waits until this worker no longer holds `lease`.
     pub(crate) async fn lost(&self, lease: LeaseId) {
         let mut changes = self.changes.subscribe();
         while self.has(lease) {
@@ -148,7 +152,7 @@ impl Held {
         self.changes.send_replace(());
     }
 
-    /// What heartbeats say from now on.
+    /// Sets the content of heartbeats.
     fn say(&self, leases: &BTreeMap<LeaseId, Lease>) {
         let computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
         let microbatch = |job: &JobId| computed.get(job).and_then(|computed| computed.expected());

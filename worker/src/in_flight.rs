@@ -1,8 +1,12 @@
-//! Pushes on their way to the ps, of all leases of a worker: a bound of their number, which the first push of a job passes.
+//! Pushes on their way to the ps, of all leases of a worker. Their number is bounded, except for
+//! the first push of each job.
 //!
-//! Each push holds a gradient in memory. So at most `pushes_in_flight_max` are sent at once, and nothing more is computed while another push
-//! waits for its turn. A push that goes before all others of its job is exempt from both: a ps with little room takes it and refuses the
-//! others, so if it waited for their end, all would wait for ever. Leases that are granted one before the other are few, so the exempt ones are.
+//! Each push holds a gradient in memory. So at most `pushes_in_flight_max` are sent at once, and
+//! nothing more is computed while another push waits for its turn.
+//!
+//! A push that precedes all others of its job is exempt from both rules. A ps with little room
+//! accepts that push and refuses the others, so if it waited for their end, all would wait forever.
+//! A worker holds few leases at a time, so there are few exempt pushes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use proto::ids::{JobId, MicrobatchId};
 use tokio::sync::watch;
 
-/// The pushes that are not acknowledged yet. Clones are of the same worker.
+/// Pushes without an acknowledgement. Clones are of the same worker.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlight {
     max: usize,
@@ -24,7 +28,7 @@ struct Pushes {
     all: BTreeMap<Key, Stage>,
 }
 
-/// The job, the first microbatch of the node, and how many pushes were begun before.
+/// Job, first microbatch of the node, and number of pushes begun before.
 type Key = (JobId, MicrobatchId, u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +38,12 @@ enum Stage {
 }
 
 impl Pushes {
-    /// Whether nothing of this job goes before this microbatch.
+    /// Returns whether no push of this job precedes this microbatch.
     fn is_first(&self, job: JobId, microbatch: MicrobatchId) -> bool {
         self.all.range((job, MicrobatchId(0), 0)..(job, microbatch, 0)).next().is_none()
     }
 
-    /// The number of the push that has waited longest.
+    /// Returns the number of the push that has waited longest.
     fn oldest_waiting(&self) -> Option<u64> {
         let waiting = self.all.iter().filter(|(_, stage)| **stage == Stage::Waits);
         waiting.map(|((_, _, number), _)| *number).min()
@@ -55,7 +59,8 @@ impl InFlight {
         Self { max, pushes: Arc::default(), changes: Arc::new(watch::Sender::new(())) }
     }
 
-    /// A push of a node that begins with `microbatch`; it ends when the answer is dropped.
+    /// Begins a push of a node that starts with `microbatch`. The push ends when the returned value
+    /// is dropped.
     pub(crate) fn begin(&self, job: JobId, microbatch: MicrobatchId) -> Pushing {
         let mut pushes = self.lock();
         let key = (job, microbatch, pushes.begun);
@@ -64,13 +69,14 @@ impl InFlight {
         Pushing { of: self.clone(), key }
     }
 
-    /// Whether memory has room for the gradient of `microbatch`: no push waits for its turn, or all of its job come later.
+    /// Returns whether memory has room for the gradient of `microbatch`: no push waits for its
+    /// turn, or all pushes of its job come later.
     pub(crate) fn has_room(&self, job: JobId, microbatch: MicrobatchId) -> bool {
         let pushes = self.lock();
         pushes.oldest_waiting().is_none() || pushes.is_first(job, microbatch)
     }
 
-    /// Ends when a push is sent or ends after this call.
+    /// Waits until a push is sent or ends after this call.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.changes.subscribe();
         async move {
@@ -85,7 +91,7 @@ impl InFlight {
     }
 }
 
-/// One push.
+/// One push. It ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Pushing {
     of: InFlight,
@@ -93,7 +99,7 @@ pub(crate) struct Pushing {
 }
 
 impl Pushing {
-    /// Ends when it may be sent.
+    /// Waits until the push may be sent.
     pub(crate) async fn turn(&self) {
         loop {
             let changed = self.of.changed();
@@ -142,7 +148,7 @@ mod tests {
         let [seven, eight] = [push(7), push(8)];
         assert!(!sent(&eight) && !sent(&seven));
         assert!(!in_flight.has_room(JOB, MicrobatchId(9)) && in_flight.has_room(JOB, MicrobatchId(4)));
-        // Another job's microbatches have another order.
+        // Microbatches of another job have an order of their own.
         assert!(in_flight.has_room(JobId(8), MicrobatchId(9)));
         let four = push(4);
         assert!(sent(&four) && !sent(&seven));

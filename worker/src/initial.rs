@@ -1,4 +1,5 @@
-//! Warm start: weights of another training, taken tensor by tensor where name, shape and type are those of the model.
+//! Warm start: weights of another training replace those of the model where name, shape and type
+//! are equal.
 
 use proto::artifact::INITIAL;
 use proto::tensor::{DType, TensorSpec, Values};
@@ -6,14 +7,14 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::error::{Error, Result};
 
-/// Tensors that a report names at most of one kind.
+/// Most tensors of one kind that a report names.
 const NAMED_MAX: usize = 8;
 
-/// Puts the tensors of a safetensors file in place of `values` (in the order of `tensors`), where they fit. Answers for people
-/// what fits and what does not.
+/// Replaces `values` (in the order of `tensors`) by tensors of a safetensors file that fit. Returns
+/// a report for people on what fits and what does not.
 ///
 /// # Errors
-/// No such file, or nothing in it fits.
+/// The file is malformed, or nothing in it fits.
 pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -> Result<String> {
     let wrong = |reason: String| Error::Task { what: format!("model.initial `{INITIAL}`"), reason };
     let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
@@ -59,7 +60,7 @@ pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -
     Ok(report)
 }
 
-/// The first few of them.
+/// Lists the first few names.
 fn list(names: &[String]) -> String {
     let more = names.len().saturating_sub(NAMED_MAX);
     let shown = names[..names.len() - more].join(", ");

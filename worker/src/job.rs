@@ -1,4 +1,4 @@
-//! What a worker knows of a job it works on: specification, data, model, and the way to its partitions.
+//! State of a worker for a job: specification, data, model, and the way to its partitions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::exchange::{Connector, Partitions};
 use crate::master_client::MasterClient;
 use crate::progress::Progress;
 
-/// A job that is indexed: its records are counted, so its plan is fixed.
+/// An indexed job: its records are counted, so its plan is fixed.
 pub(crate) struct Job {
     pub(crate) id: JobId,
     pub(crate) spec: Arc<JobSpec>,
@@ -32,19 +32,20 @@ pub(crate) struct Job {
     pub(crate) train: Arc<Dataset>,
     pub(crate) validation: Option<Arc<Dataset>>,
     pub(crate) compute: Compute,
-    /// Known once `Init` has described the model; one of a higher number replaces it.
+    /// Placement, known once `Init` has described the model. A placement of a higher number
+    /// replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
-    /// Its weights were here once: memory for them is there, and so are the connections.
+    /// Whether weights were pulled before, so that their memory and the connections exist.
     weighed: AtomicBool,
     /// Name of this worker.
     worker: String,
-    /// What `initial` names is among them.
+    /// Files of the job, which stay open. `initial` is a path to one of them.
     _files: Arc<BTreeMap<String, Artifact>>,
-    /// Weights to begin with.
+    /// Path of the weights to begin with.
     pub(crate) initial: Option<PathBuf>,
 }
 
-/// Where the model lives.
+/// Placement of the model.
 pub(crate) struct Placed {
     number: u64,
     pub(crate) layout: Arc<Layout>,
@@ -122,13 +123,13 @@ impl Job {
         Ok(job)
     }
 
-    /// Takes over where the model lives, unless it knows a newer placement.
+    /// Sets the placement, unless a newer one is known.
     pub(crate) fn place(&self, placement: pb::Placement, connector: &Connector) -> Result<()> {
         let wrong = |error: proto::Error| Error::Call { what: "placement".to_owned(), failure: error.into() };
         let tensors = convert::tensors(placement.tensors).map_err(wrong)?;
         let layout = Layout::new(tensors, placement.partitions.len() as u32).map_err(wrong)?;
         let layout = Arc::new(layout);
-        // Workers that retry must not knock in step.
+        // Workers that retry must not do so at the same moments.
         let seed = proto::random::key(self.spec.seed, &self.worker, 0);
         let ps = Partitions::new(
             connector,
@@ -147,13 +148,13 @@ impl Job {
         Ok(())
     }
 
-    /// Whether it knows the placement of this number, or a later one.
+    /// Returns whether the placement of this number, or a later one, is known.
     pub(crate) fn is_placed(&self, number: u64) -> bool {
         let placed = self.placed.read().unwrap_or_else(PoisonError::into_inner);
         placed.as_ref().is_some_and(|placed| placed.number >= number)
     }
 
-    /// Where the model lives.
+    /// Returns the placement of the model.
     pub(crate) fn placed(&self) -> Result<Arc<Placed>> {
         let missing = || Error::Task {
             what: format!("job {}", self.id),
@@ -162,7 +163,7 @@ impl Job {
         self.placed.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(missing)
     }
 
-    /// The weights to train with are here; whether that is the first time.
+    /// Notes that weights for training were pulled. Returns whether that is the first time.
     pub(crate) fn first_weights(&self) -> bool {
         !self.weighed.swap(true, Ordering::Relaxed)
     }
@@ -178,13 +179,13 @@ impl Job {
     }
 }
 
-/// The specification, checked.
+/// Reads and checks the specification.
 pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
     JobSpec::from_json(&reply.spec_json)
         .map_err(|error| Error::Call { what: "job specification".to_owned(), failure: error.into() })
 }
 
-/// Runs `read` where it may block.
+/// Runs `read` on a thread that may block.
 pub(crate) async fn blocking<T, E, F>(inline: Option<&Inline>, read: F) -> Result<T>
 where
     T: Send + 'static,
@@ -194,7 +195,7 @@ where
     let panicked = |error| Error::Task { what: "a reading thread".to_owned(), reason: format!("{error}") };
     let reading = match inline.cloned() {
         None => tokio::task::spawn_blocking(read),
-        // A task: it goes on when nobody waits for it any more, as a thread would.
+        // A task goes on without a waiter, as a thread would.
         Some(inline) => tokio::spawn(async move {
             inline.hang().await;
             read()

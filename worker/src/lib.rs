@@ -1,6 +1,7 @@
-//! The worker: leases pieces of the data, computes gradients, pushes them. It keeps nothing that it could not pull again.
+//! The worker leases pieces of the data, computes gradients and pushes them. It keeps nothing that
+//! it could not pull again.
 //!
-//! [`run`] is the whole role. What it computes with is in the crates `data` and `model`.
+//! [`run`] is the whole role. The crates `data` and `model` have the computation.
 
 mod artifact;
 mod compute;

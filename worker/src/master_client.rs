@@ -1,4 +1,4 @@
-//! The master as a worker sees it: every call named, retried, and with errors that say to whom it was made.
+//! The master from a worker's view: every call is named and retried, and errors name its receiver.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,10 +16,10 @@ use proto::status::Failure;
 use crate::artifact::{Artifact, Writing};
 use crate::error::{Error, Result};
 
-/// Longest wait of one request for work; the worker asks again at once.
+/// Longest wait of one request for work. The worker asks again at once.
 const LEASE_WAIT: Duration = Duration::from_secs(20);
 
-/// Calls to the master. Clones share the connection.
+/// Client of the master. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct MasterClient {
     fleet: FleetClient<AsMember>,
@@ -32,7 +32,7 @@ impl MasterClient {
         Self { fleet, url: url.to_owned(), seed }
     }
 
-    /// Asks for work; `None` when there was none in time.
+    /// Asks for work. Returns `None` if there is none in time.
     pub(crate) async fn lease(&self, incarnation: IncarnationId) -> Result<Option<pb::Lease>> {
         let wait_ms = LEASE_WAIT.as_millis() as u32;
         let request = pb::LeaseRequest { incarnation: incarnation.get(), wait_ms };
@@ -42,12 +42,12 @@ impl MasterClient {
             .lease)
     }
 
-    /// What a job is.
+    /// Asks for a job's description.
     pub(crate) async fn job(&self, job: JobId) -> Result<pb::JobReply> {
         self.call("job", |mut fleet| async move { fleet.job(pb::JobRequest { job: job.get() }).await }).await
     }
 
-    /// Names the model's tensors; answers where they go, and whether version 0 is not wanted.
+    /// Names the model's tensors. Returns the placement, and whether version 0 is not wanted.
     pub(crate) async fn describe(
         &self,
         incarnation: IncarnationId,
@@ -66,7 +66,8 @@ impl MasterClient {
         Ok((placement, reply.restoring))
     }
 
-    /// Reports a finished task. The answer says whether the lease was still good, and may bring the next work.
+    /// Reports a finished task. The answer says whether the lease was still valid, and may bring
+    /// the next work.
     pub(crate) async fn complete(
         &self,
         incarnation: IncarnationId,
@@ -82,7 +83,7 @@ impl MasterClient {
         reply.await
     }
 
-    /// Reports a task that could not be done.
+    /// Reports a failed task.
     pub(crate) async fn fail(&self, incarnation: IncarnationId, lease: LeaseId, error: &Error) -> Result<()> {
         let diverged_at = match error {
             Error::Diverged { step, .. } => Some(*step),
@@ -102,7 +103,7 @@ impl MasterClient {
         reply.await.map(drop)
     }
 
-    /// Gives back what is left of a lease.
+    /// Gives back the rest of a lease.
     pub(crate) async fn release(
         &self,
         incarnation: IncarnationId,
@@ -114,7 +115,7 @@ impl MasterClient {
         self.release_as(pb::ReleaseRequest { incarnation, lease, trained, not_held: None }).await
     }
 
-    /// Gives back a lease because the ps of this partition says that it does not hold it.
+    /// Gives back a lease because the ps of this partition does not hold the partition.
     pub(crate) async fn release_not_held(
         &self,
         incarnation: IncarnationId,
@@ -134,7 +135,7 @@ impl MasterClient {
         reply.await.map(drop)
     }
 
-    /// Takes a job's file into the file system of `folder`, and checks that it is the one that was submitted.
+    /// Downloads a job's file into the file system of `folder`, and checks its SHA-256.
     pub(crate) async fn download(
         &self,
         job: JobId,
@@ -166,7 +167,7 @@ impl MasterClient {
         Ok(file)
     }
 
-    /// Sends the files of an export and returns what the master was told of them.
+    /// Sends the files of an export. Returns their descriptions for the report.
     pub(crate) async fn upload(
         &self,
         incarnation: IncarnationId,

@@ -1,7 +1,7 @@
-//! Everything a worker counts: names, units and meaning in one list.
+//! All metrics of a worker: names, units and meaning in one list.
 
 net::metrics! {
-    /// The numbers of one worker.
+    /// Metrics of one worker.
     microbatches: counter "ebb_worker_microbatches_total", "Microbatches whose gradient was computed.";
     samples: counter "ebb_worker_samples_total", "Records of the microbatches whose gradient was computed.";
     leases: counter "ebb_worker_leases_computed_total", "Training leases that were computed to their end.";

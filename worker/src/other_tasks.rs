@@ -1,4 +1,4 @@
-//! Everything but training: counting records, placing a model, measuring it, exporting it.
+//! All tasks but training: counting records, placing a model, evaluating it, exporting it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::master_client::MasterClient;
 use crate::progress::Progress;
 use crate::trainer;
 
-/// Counts the records of one file (pair).
+/// Task that counts the records of one file (pair).
 pub(crate) struct Index {
     spec: Arc<JobSpec>,
     set: DataSet,
@@ -68,7 +68,8 @@ impl Index {
     }
 }
 
-/// Names the model's tensors, tries it on records, and pushes version 0, unless all partitions get their weights from a checkpoint.
+/// Names the model's tensors, tries it on records, and pushes version 0, unless all partitions get
+/// their weights from a checkpoint.
 pub(crate) async fn init(
     job: &Arc<Job>,
     task: &pb::InitTask,
@@ -79,7 +80,7 @@ pub(crate) async fn init(
     progress: &Progress,
 ) -> Result<Report> {
     let (seed, spec) = (job.spec.seed, job.spec.clone());
-    // A model that cannot digest its data must fail now, not after an hour of placement and waiting.
+    // A model that does not fit its data must fail now, not after an hour of placement and waiting.
     let (_, batch) = job.read(MicrobatchId(0))?;
     let file = job.initial.clone();
     progress.enter(Phase::Computing, "the first records, to try the model");
@@ -123,7 +124,7 @@ pub(crate) async fn init(
     Ok(Report::Initialized(pb::Initialized { note }))
 }
 
-/// Measures a data shard of the validation set at a version.
+/// Evaluates a data shard of the validation set at a version.
 pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: &Progress) -> Result<Report> {
     let weights = pull(job, Era(task.era), Want::Exact(Version(task.version)), progress).await?;
     let data = job.validation.clone().ok_or_else(|| Error::Task {

@@ -1,7 +1,9 @@
-//! How a worker gets on with its leases, said by the places that work: the fetcher, the reader of a file, the call of the model, the
-//! exchange with the ps. Heartbeats carry it to the master, which copies the work of a place that hangs.
+//! Progress of a worker's leases. The places that work report it: the fetcher, the reader of a
+//! file, the call of the model, the exchange with the ps. Heartbeats carry it to the master, which
+//! copies the work of a place that hangs.
 //!
-//! A place that cannot be broken off keeps its handle when its lease has ended, so the master still learns what it hangs in.
+//! A place that cannot be interrupted keeps its handle when its lease has ended, so the master
+//! still learns where it hangs.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,15 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use proto::pb::{self, Phase};
 use tokio::time::Instant;
 
-/// Where the work for one lease is. Clones are of the same lease; each place that works has one.
+/// Progress of one lease. Each place that works has a clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     place: Arc<Mutex<Place>>,
-    /// When anything in this worker advanced: a lease that waits for its turn gets on as the worker does.
+    /// Last progress of the worker. A lease that waits for its turn makes progress whenever the
+    /// worker does.
     worker: Activity,
 }
 
-/// When a worker advanced last.
+/// Time of a worker's last progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Activity(Arc<Mutex<Instant>>);
 
@@ -26,7 +29,7 @@ struct Place {
     phase: Phase,
     what: String,
     advanced: Instant,
-    /// All of the lease is computed.
+    /// Whether the whole lease is computed.
     computed: bool,
 }
 
@@ -43,30 +46,31 @@ impl Default for Activity {
 }
 
 impl Progress {
-    /// The progress of a new lease of a worker.
+    /// Returns the progress of a new lease of a worker.
     pub(crate) fn of(worker: &Activity) -> Self {
         Self { place: Arc::default(), worker: worker.clone() }
     }
 
-    /// The work goes on to another phase; `what` with: a file, a ps, records.
+    /// Enters another phase. `what` names its object: a file, a ps, records.
     pub(crate) fn enter(&self, phase: Phase, what: impl Into<String>) {
         let what = what.into();
         self.edit(|place| (place.phase, place.what) = (phase, what));
     }
 
-    /// The lease waits for its turn.
+    /// Notes that the lease waits for its turn.
     pub(crate) fn queue(&self) {
         self.enter(Phase::Queued, "");
     }
 
-    /// All of it is computed: from now on it sends.
+    /// Notes that the whole lease is computed. From now on it pushes.
     pub(crate) fn computed(&self) {
         self.enter(Phase::Pushing, "gradients");
         self.place.lock().unwrap_or_else(PoisonError::into_inner).computed = true;
     }
 
-    /// What is computed waits for room on a ps; false: something of the lease is still to be computed, which says how it gets on. That a ps
-    /// answers does not show that the worker gets on with its other leases.
+    /// Notes that the computed gradients wait for room on a ps. Returns false, and changes nothing,
+    /// while a part of the lease is still to be computed: an answer of a ps does not show that the
+    /// worker makes progress with the computation.
     pub(crate) fn refused(&self, what: impl Into<String>) -> bool {
         let what = what.into();
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +80,7 @@ impl Progress {
         place.computed
     }
 
-    /// It gets on within the phase.
+    /// Notes progress within the phase.
     pub(crate) fn advance(&self) {
         self.edit(|_| {});
     }
@@ -89,7 +93,7 @@ impl Progress {
         *self.worker.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// Writes it as heartbeats say it.
+    /// Writes the progress into a heartbeat.
     pub(crate) fn say(&self, said: &mut pb::LeaseProgress) {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let advanced = match place.phase {
@@ -101,7 +105,8 @@ impl Progress {
         said.idle_ms = u64::try_from(advanced.elapsed().as_millis()).unwrap_or(u64::MAX);
     }
 
-    /// Whether a place works although nobody else asks for it any more: the caller has the only other handle.
+    /// Returns whether a place still works although the lease has ended. The caller has the only
+    /// other handle.
     pub(crate) fn lingers(&self) -> bool {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::strong_count(&self.place) > 1 && place.phase != Phase::Queued

@@ -1,4 +1,5 @@
-//! How a lease ends: its pushes are acknowledged, the master is told, and its answer may bring the next lease.
+//! The end of a lease: its pushes are acknowledged, the report goes to the master, and the answer
+//! may bring the next lease.
 
 use std::time::Duration;
 
@@ -12,25 +13,26 @@ use crate::held::Held;
 use crate::master_client::MasterClient;
 use crate::work::{Lease, Train};
 
-/// A step that was applied before this worker began was computed by another, who has pushed and is about to report its losses. This worker
-/// knows none, so it reports only when nobody else has done so meanwhile.
+/// Wait before a report without losses. Another worker computed a step that was applied before this
+/// worker began, and is about to report its losses. This worker knows none, so its report must not
+/// come first.
 const LOSSES_COME: Duration = Duration::from_millis(200);
 
-/// Tells the master how leases ended. Clones tell the same master.
+/// Reports to the master how leases ended. Clones report to the same master.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     pub(crate) master: MasterClient,
     pub(crate) held: Held,
-    /// The way of granted leases to the fetcher.
+    /// Channel of granted leases to the fetcher.
     pub(crate) granted: mpsc::UnboundedSender<Granted>,
 }
 
-/// A lease that came with the answer to a report.
+/// A lease in the answer to a report.
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub(crate) incarnation: IncarnationId,
     pub(crate) lease: pb::Lease,
-    /// The lease that was reported.
+    /// The reported lease.
     pub(crate) after: LeaseId,
 }
 
@@ -38,7 +40,7 @@ impl Reporter {
     /// Waits for the pushes of a lease and reports it.
     ///
     /// # Errors
-    /// See [`report`](Self::report).
+    /// Those of [`report`](Self::report).
     pub(crate) async fn finish(self, lease: Lease, mut train: Train) -> Result<()> {
         let Lease { incarnation, id, progress, .. } = lease;
         let pushing = async {
@@ -65,7 +67,7 @@ impl Reporter {
             result = result => result,
             () = self.held.lost(id) => return Ok(()),
         };
-        // Whoever still has it is busy with the lease.
+        // A place that still has a handle is busy with the lease.
         drop(progress);
         let took_us = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let result =
@@ -73,10 +75,11 @@ impl Reporter {
         self.report(incarnation, id, result).await
     }
 
-    /// Tells the master how a lease ended: done, or failed with the error. What is no longer wanted is nobody's failure.
+    /// Reports to the master how a lease ended: done, or failed with the error. A result that is no
+    /// longer wanted is not a failure.
     ///
     /// # Errors
-    /// The error, when it is this worker that cannot go on: a ps stays unreachable, or the master.
+    /// The worker cannot go on, because a ps or the master stays unreachable.
     pub(crate) async fn report(
         &self,
         incarnation: IncarnationId,
@@ -114,7 +117,8 @@ impl Reporter {
         let pb::CompleteReply { accepted, next } = self.master.complete(incarnation, lease, report).await?;
         tracing::debug!(%lease, accepted, "task reported");
         if let Some(next) = next {
-            // From now on, for a worker that drains hands back what it holds, also what nobody fetches any more.
+            // Inserted now, because a draining worker hands back all its leases, including those
+            // that are never fetched.
             self.held.insert(incarnation, &next);
             let _ = self.granted.send(Granted { incarnation, lease: next, after: lease });
         }
@@ -122,7 +126,8 @@ impl Reporter {
     }
 }
 
-/// A master that no longer knows this incarnation has given its leases to others: nothing to mend.
+/// Ignores the error of a master that no longer knows this incarnation: it has given the leases to
+/// others.
 fn forgive_fenced(error: Error) -> Result<()> {
     if error.is_fenced() { Ok(()) } else { Err(error) }
 }

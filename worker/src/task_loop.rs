@@ -1,10 +1,16 @@
-//! The worker's day: lease -> records -> weights -> gradients -> push -> complete, and the next while this one is on its way.
+//! The main loop of a worker: lease -> records -> weights -> gradients -> push -> complete, with
+//! the next lease on its way.
 //!
-//! Three activities overlap. A *fetcher* always has one request for work at the master and prepares what it gets (the job's
-//! data and model, records ahead of the computation). The *loop* computes, always the most urgent work it holds: measuring
-//! and exporting first, then the lowest microbatch. *Finishers* wait for pushes to be acknowledged and report the lease.
-//! Waiting for weights, or for room for gradients, gives way to more urgent work, so a lease that others wait for is never stuck behind one
-//! that waits.
+//! Three activities overlap:
+//!
+//! - A *fetcher* always has one request for work at the master and prepares the work that it gets:
+//!   the job's data and model, and records ahead of the computation.
+//! - The *loop* computes, always the most urgent work it holds: evaluation and export first, then
+//!   the lowest microbatch.
+//! - *Finishers* wait for pushes to be acknowledged and report the lease.
+//!
+//! Waiting for weights, or for room for gradients, gives way to more urgent work. So a lease that
+//! others wait for is never stuck behind one that waits.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -45,18 +51,18 @@ use crate::reporter::Reporter;
 use crate::trainer::{self, Piece, Sum};
 use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};
 
-/// Between two times that a lease says that it waits for room.
+/// Time between two reports that a lease waits for room.
 const SAID: Duration = Duration::from_secs(1);
 
-/// What a lease waits for that has no room in memory, or whose push waits for its turn.
+/// Object of the phase of a lease that waits for room in memory, or whose push waits for its turn.
 const OTHERS: &str = "send gradients: earlier ones are not taken yet";
 
-/// What others see of a running worker.
+/// Metrics and health of a running worker, for the outside.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// What it counts.
+    /// Metrics of the worker.
     pub metrics: Arc<Metrics>,
-    /// Whether the master knows it.
+    /// Health of the worker: ready while the master knows it.
     pub health: HealthReporter,
 }
 
@@ -67,11 +73,12 @@ impl Default for Watched {
     }
 }
 
-/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest, leaves. Tells `watched`.
+/// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest,
+/// leaves. Metrics and health go to `watched`.
 ///
 /// # Errors
-/// Options or device that cannot be, a master that refuses this worker or stays unreachable for `master_timeout`, or a ps that
-/// stays unreachable for the job's `pull_attempts_max` attempts.
+/// Invalid options or device, a master that refuses this worker or stays unreachable for
+/// `master_timeout`, or a ps that stays unreachable for the job's `pull_attempts_max` attempts.
 pub async fn run(
     options: Options,
     master_url: &str,
@@ -84,7 +91,7 @@ pub async fn run(
     let Watched { metrics, health } = watched;
     options.validate().map_err(Error::Options)?;
     let device = options.device.resolve(engines::cuda_devices())?;
-    // Some threads of the process may compute it for a while; nobody waits for this worker yet.
+    // Some threads of the process may compute it for a while. Nothing waits for this worker yet.
     let threads = options.threads;
     let numerics = match options.inline.as_ref().and_then(|inline| inline.numerics.clone()) {
         Some(numerics) => numerics,
@@ -187,7 +194,7 @@ async fn master_lost(session: &Session, url: &str, patience: Duration) -> Error 
     }
 }
 
-/// A part of what happens for a lease, as the timeline shows it: in this process, or in others that it calls.
+/// Creates the span of a part of a lease: in this process, or a call of another one.
 macro_rules! part {
     ($name:literal, $lease:expr, $step:expr) => {
         part!($name, "internal", $lease, $step)
@@ -202,22 +209,23 @@ macro_rules! part {
     };
 }
 
-/// What became of a lease while one of its pieces was worked on.
+/// State of a lease after work on one of its pieces.
 enum Ended {
-    /// The piece is done: the next one follows, or the report.
+    /// The piece is done. The next one or the report follows.
     Advanced,
-    /// The lease waits again: something more urgent arrived, or the worker is asked to leave.
+    /// The lease waits again, because something more urgent arrived or the worker is asked to
+    /// leave.
     Yielded,
     /// This worker does not hold the lease any more.
     Lost,
 }
 
-/// What becomes of a microbatch that is to be computed.
+/// Decision about a microbatch that is to be computed.
 enum Turn {
     Now,
-    /// Something else is more urgent.
+    /// More urgent work comes first.
     Later,
-    /// Its lease is lost.
+    /// The lease is lost.
     Never,
     /// The worker is asked to leave.
     Draining,
@@ -229,13 +237,13 @@ struct TaskLoop {
     held: Held,
     arrivals: mpsc::Receiver<Work>,
     ready: BTreeMap<Urgency, Work>,
-    /// The newest weights for training, with the job, its era and the wish they answer.
+    /// The newest weights for training, with the job, its era and the version that was wanted.
     cache: Option<(JobId, Era, Version, Weights)>,
-    /// Bounds the gradients in memory.
+    /// Pushes in flight, which bound the gradients in memory.
     in_flight: InFlight,
     finishers: JoinSet<Result<()>>,
     metrics: Arc<Metrics>,
-    /// Why this worker cannot go on.
+    /// Error because of which this worker cannot go on.
     broken: Option<Error>,
 }
 
@@ -281,7 +289,7 @@ impl TaskLoop {
         }
     }
 
-    /// Keeps work until it is the most urgent.
+    /// Queues work until it is the most urgent.
     fn queue(&mut self, work: Work) {
         self.ready.insert(work.urgency(), work);
     }
@@ -300,7 +308,7 @@ impl TaskLoop {
                     biased;
                     result = self.other(lease, task).instrument(span) => result,
                     () = held.lost(id) => return,
-                    // What is still held is handed back.
+                    // Leases that are still held are handed back.
                     () = shutdown.cancelled() => return,
                 }
             }
@@ -323,14 +331,15 @@ impl TaskLoop {
         }
     }
 
-    /// Tells the master how a lease ended. An error that means that *this worker* cannot go on is kept instead.
+    /// Reports to the master how a lease ended. Keeps an error that means that this worker cannot
+    /// go on.
     async fn report(&mut self, incarnation: IncarnationId, lease: LeaseId, result: Result<Report>) {
         if let Err(error) = self.reporter.report(incarnation, lease, result).await {
             self.broken = Some(error);
         }
     }
 
-    /// Works on one piece: the microbatches of the lease that belong to one step.
+    /// Trains one piece: the microbatches of the lease that belong to one step.
     async fn train(&mut self, lease: Lease, mut train: Train, shutdown: &CancellationToken) -> Result<()> {
         let (step, indices) = train.job.plan.by_step(train.next..train.end).swap_remove(0);
         let ended = match self.weights(&lease, &train, step, shutdown).await? {
@@ -343,7 +352,7 @@ impl TaskLoop {
                     Some(weights) => {
                         self.compute(&lease, &mut train, (step, indices), &weights, shutdown).await?
                     }
-                    // The version is gone, so the step is applied: somebody else was faster.
+                    // The version is gone, so the step is applied: another worker was faster.
                     None => {
                         train.skip(indices).await;
                         if train.is_computed() {
@@ -362,7 +371,8 @@ impl TaskLoop {
         Ok(())
     }
 
-    /// Waits for the weights that a step is computed from, unless more urgent work arrives meanwhile. `None`: they are gone.
+    /// Waits for the weights of a step, unless more urgent work arrives meanwhile. `None`: the
+    /// version is gone.
     async fn weights(
         &mut self,
         lease: &Lease,
@@ -414,7 +424,8 @@ impl TaskLoop {
         Ok(ControlFlow::Continue(pulled))
     }
 
-    /// Computes the microbatches `indices` of a step, and pushes each sum of theirs that cannot grow any more.
+    /// Computes the microbatches `indices` of a step, and pushes each of their sums that cannot
+    /// grow any more.
     async fn compute(
         &mut self,
         lease: &Lease,
@@ -468,7 +479,8 @@ impl TaskLoop {
         Ok(Ended::Advanced)
     }
 
-    /// Waits for the records of the next microbatch. `None`: the reader was stopped, as everything is when the worker leaves.
+    /// Waits for the records of the next microbatch. `None`: the reader was stopped because the
+    /// worker leaves.
     async fn load(
         &self,
         lease: &Lease,
@@ -498,7 +510,7 @@ impl TaskLoop {
         }
     }
 
-    /// Pushes sums of a lease, each when it is its turn.
+    /// Pushes sums of a lease, each in its turn.
     fn push(&self, lease: &Lease, train: &mut Train, sums: Vec<Sum>) -> Result<()> {
         let Train { job, era, pushes, .. } = train;
         for Sum { node, samples, values } in sums {
@@ -522,7 +534,8 @@ impl TaskLoop {
         Ok(())
     }
 
-    /// Waits until memory has room for the next gradient of a lease, and nothing else is more urgent meanwhile.
+    /// Waits until memory has room for the next gradient of a lease, unless more urgent work
+    /// arrives meanwhile.
     async fn turn(&mut self, lease: &Lease, train: &Train, shutdown: &CancellationToken) -> Turn {
         loop {
             let pushed = self.in_flight.changed();
@@ -530,7 +543,8 @@ impl TaskLoop {
                 return Turn::Now;
             }
             lease.progress.enter(Phase::WaitingForRoom, OTHERS);
-            // Pushes of a lost lease may wait for a ps that never comes back, and hold what this one needs.
+            // Pushes of a lost lease may wait for a ps that never comes back, and hold the room
+            // that this lease needs.
             let held = self.held.clone();
             let changed = held.changed();
             self.ready.retain(|_, work| held.has(work.lease.id));
@@ -555,7 +569,8 @@ impl TaskLoop {
         }
     }
 
-    /// Puts unfinished training back; reports finished training once its pushes are acknowledged.
+    /// Queues unfinished training again. Reports finished training once its pushes are
+    /// acknowledged.
     fn advance(&mut self, lease: Lease, train: Train) {
         if train.is_computed() {
             self.metrics.leases.add(1);
@@ -567,8 +582,8 @@ impl TaskLoop {
         }
     }
 
-    /// Drain: what is computed is pushed and reported, the rest is given back. A failure on the way costs no more than the
-    /// lease that it met, which then expires.
+    /// Drains: reports computed work once it is pushed, and gives back the rest. A failure affects
+    /// only its own lease, which then expires.
     async fn hand_back(mut self) {
         while let Some(finished) = self.finishers.join_next().await {
             self.note(finished);
@@ -576,7 +591,7 @@ impl TaskLoop {
         for Work { lease, task } in std::mem::take(&mut self.ready).into_values() {
             let mut done = Vec::new();
             if let Task::Train(mut train) = task {
-                // What gave way may have more than was pushed.
+                // A piece that gave way may have computed more than was pushed.
                 let mut acknowledged = train.piece.is_none();
                 while let Some(pushed) = train.pushes.join_next().await {
                     acknowledged &= matches!(pushed, Ok(Ok(())));

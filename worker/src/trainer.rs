@@ -1,8 +1,12 @@
-//! Makes nodes to push of a step's weights: pull -> gradients -> reduce what is adjacent -> push.
+//! Turns the weights of a step into nodes to push: pull -> gradients -> reduce adjacent nodes ->
+//! push.
 //!
-//! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced on a stack along the
-//! canonical tree as they are computed; a node is pushed as soon as its parent reaches beyond the piece. In a job that exchanges a 16-bit type
-//! every node is rounded to it, and the sum of a whole step is left to the ps, so that it is the same wherever the others were made.
+//! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced
+//! on a stack along the canonical tree as they are computed. A node is pushed as soon as its parent
+//! reaches beyond the piece.
+//!
+//! A job that exchanges a 16-bit type rounds every node to it, and leaves the sum of a whole step
+//! to the ps. So that sum is the same wherever the nodes were made.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::progress::Progress;
 
-/// The weights that a step is computed from.
+/// Returns the weights from which a step is computed.
 pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
     let Consistency { order, delay } = consistency;
     let ago = |steps: u32| Version(step.get().saturating_sub(u64::from(steps)));
@@ -36,23 +40,23 @@ pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
     }
 }
 
-/// The gradients of a piece as far as they are computed.
+/// The computed gradients of a piece.
 pub(crate) struct Piece {
     step: Step,
     of: u32,
     indices: Range<u32>,
     wire: WireType,
     tensors: Arc<[TensorSpec]>,
-    /// Nodes left to right, none the sibling of the next.
+    /// Nodes from left to right. None is the sibling of the next.
     stack: Vec<(Node, u64, Vec<Values>)>,
 }
 
 /// The sum of the gradients below one node of the reduction tree.
 pub(crate) struct Sum {
     pub(crate) node: StepNode,
-    /// Records that it is made of.
+    /// Number of records in the sum.
     pub(crate) samples: u64,
-    /// One list of values for each of the model's tensors.
+    /// Values of each of the model's tensors.
     pub(crate) values: Vec<Values>,
 }
 
@@ -63,7 +67,7 @@ impl Piece {
         Ok(Self { step, of, indices, wire, tensors, stack: Vec::new() })
     }
 
-    /// Computes one microbatch on the model's thread and reduces it with what is there.
+    /// Computes one microbatch on the model's thread and reduces it with the nodes on the stack.
     pub(crate) async fn add(
         self,
         job: &Job,
@@ -94,7 +98,8 @@ impl Piece {
             .await
     }
 
-    /// The sums that cannot grow any more within this piece, ready to be pushed; `all`: also those that could.
+    /// Takes the sums that cannot grow any more within this piece, to be pushed. With `all`, it
+    /// takes those that could grow too.
     pub(crate) fn take(&mut self, all: bool) -> Vec<Sum> {
         let piece = Node::new(self.indices.start, self.indices.end);
         let grows = |node: Node| {
@@ -133,7 +138,7 @@ impl Piece {
     }
 }
 
-/// The values, of the job's tensors.
+/// Returns the gradients if they fit the job's tensors.
 fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> {
     let fits = gradients.values.len() == tensors.len()
         && tensors
@@ -150,7 +155,7 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
     Ok(gradients.values)
 }
 
-/// Measures batches with the loaded weights; sums in their order.
+/// Evaluates batches with the loaded weights. Sums are in their order.
 pub(crate) fn evaluate(
     model: &mut dyn Model,
     batches: impl Iterator<Item = data::Result<Batch>>,
@@ -202,7 +207,8 @@ mod tests {
     }
 
     proptest! {
-        /// A worker that has all of a step pushes its two halves; any two workers push nodes that the ps makes the same two halves of.
+        /// A worker with a whole step pushes its two halves. Any two workers push nodes from which
+        /// the ps makes the same two halves.
         #[test]
         fn a_piece_of_a_16_bit_job_pushes_rounded_nodes_below_the_root(
             of in 1u32..40, cut in 0u32..40, values in proptest::collection::vec(-1e4f32..1e4, 40),

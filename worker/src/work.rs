@@ -1,4 +1,4 @@
-//! What a worker works on: a lease, the task that it is for, and how urgent that is.
+//! A worker's unit of work: a lease, its task, and its urgency.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::other_tasks::Index;
 use crate::progress::Progress;
 use crate::trainer::Piece;
 
-/// The order in which work is done, the lowest first: other tasks before training, then the lowest microbatch.
+/// Order of work, the lowest first: other tasks before training, then the lowest microbatch.
 pub(crate) type Urgency = (bool, u64, LeaseId);
 
 /// One lease with everything needed to work on it.
@@ -27,26 +27,26 @@ pub(crate) struct Work {
     pub(crate) task: Task,
 }
 
-/// A lease that this worker holds, with what is told of the work on it.
+/// A lease that this worker holds, with the reports on its work.
 pub(crate) struct Lease {
-    /// The incarnation of this worker that it was granted to.
+    /// Incarnation of this worker to which the lease was granted.
     pub(crate) incarnation: IncarnationId,
     pub(crate) id: LeaseId,
-    /// How the work gets on.
+    /// Progress of the work.
     pub(crate) progress: Progress,
-    /// All that happens for this lease, from asking for it on.
+    /// Span of everything that happens for this lease, from the request on.
     pub(crate) span: Span,
 }
 
-/// What the lease is for.
+/// Task of a lease.
 pub(crate) enum Task {
     /// Microbatches, computed piece by piece.
     Train(Train),
-    /// Everything else, done as a whole.
+    /// Another task, done as a whole.
     Other(OtherTask),
 }
 
-/// A task that is no training.
+/// A task other than training.
 pub(crate) enum OtherTask {
     Index(Index),
     Init(Arc<Job>, pb::InitTask),
@@ -54,24 +54,25 @@ pub(crate) enum OtherTask {
     Export(Arc<Job>, pb::ExportTask),
 }
 
-/// A run of microbatches, as far as it is not computed.
+/// The part of a run of microbatches that is not computed yet.
 pub(crate) struct Train {
     pub(crate) job: Arc<Job>,
     pub(crate) era: Era,
     pub(crate) next: MicrobatchId,
     pub(crate) end: MicrobatchId,
-    /// Records of `next` and the following, in order.
+    /// Records of `next` and the following microbatches, in order.
     pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
-    /// What gave way to more urgent work: it is of the step of `next`.
+    /// Piece of the step of `next` that gave way to more urgent work.
     pub(crate) piece: Option<Piece>,
-    /// When this worker could begin: the job was open, and its first weights were there.
+    /// Time from which this worker could compute: the job was open, and its first weights were
+    /// pulled.
     pub(crate) began: Instant,
 }
 
 impl Work {
-    /// Where it stands among all work of this worker.
+    /// Returns the place among all work of this worker.
     pub(crate) fn urgency(&self) -> Urgency {
         match &self.task {
             Task::Train(train) => train.urgency(self.lease.id),
@@ -81,17 +82,17 @@ impl Work {
 }
 
 impl Train {
-    /// Where it stands among all work of this worker.
+    /// Returns the place among all work of this worker.
     pub(crate) const fn urgency(&self, lease: LeaseId) -> Urgency {
         (true, self.next.get(), lease)
     }
 
-    /// Whether all of it is computed.
+    /// Returns whether the whole run is computed.
     pub(crate) fn is_computed(&self) -> bool {
         self.next == self.end
     }
 
-    /// Leaves out the next microbatches, `indices` of a step that was applied without this worker.
+    /// Skips the next microbatches, `indices` of a step that was applied without this worker.
     pub(crate) async fn skip(&mut self, indices: Range<u32>) {
         self.piece = None;
         for _ in indices.clone() {

@@ -1,7 +1,8 @@
 //! Losses and metrics of one batch, for engines without automatic differentiation.
 //!
-//! Outputs are f32 `[n, k]` row-major. Every record is computed in f64 and rounded once, so that large logits, many classes
-//! and long sums cost no accuracy. Losses are PyTorch's (`torch.nn.functional`) with `reduction="mean"`.
+//! Outputs are f32 `[n, k]` row-major. Every record is computed in f64 and rounded once, so that
+//! large logits, many classes and long sums cost no accuracy. Losses are PyTorch's
+//! (`torch.nn.functional`) with `reduction="mean"`.
 
 use data::Batch;
 use proto::spec::{Loss, Metric};
@@ -10,16 +11,16 @@ use proto::tensor::Values;
 use crate::error::{Error, Result};
 use crate::model::Evaluation;
 
-/// What the outputs `[n, width]` of a batch are compared with: labels that were checked against loss and width.
+/// Labels for the outputs `[n, width]` of a batch, checked against loss and width.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target<'a> {
-    /// Logits against a class `[n]`.
+    /// Classes `[n]` for logits.
     CrossEntropy(&'a [i64]),
-    /// Log-probabilities against a class `[n]`.
+    /// Classes `[n]` for log-probabilities.
     Nll(&'a [i64]),
-    /// Values against values `[n, width]`.
+    /// Values `[n, width]` for values.
     Mse(&'a [f32]),
-    /// Logits against probabilities `[n, width]`.
+    /// Probabilities `[n, width]` for logits.
     BceWithLogits(&'a [f32]),
 }
 
@@ -27,7 +28,8 @@ impl<'a> Target<'a> {
     /// Checks the labels of a batch.
     ///
     /// # Errors
-    /// They are of another type or width than the loss and the outputs, or one is out of range.
+    /// The labels have another type or width than the loss and the outputs need, or a label is out
+    /// of range.
     pub(super) fn new(loss: Loss, batch: &'a Batch, width: usize) -> Result<Self> {
         match loss {
             Loss::CrossEntropy => classes(loss, batch, width).map(Self::CrossEntropy),
@@ -49,7 +51,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Mean loss of the outputs `[n, width]`, and its gradient with respect to them.
+    /// Returns the mean loss of the outputs `[n, width]`, and its gradient with respect to the
+    /// outputs.
     pub(super) fn gradient(self, outputs: &[f32], width: usize) -> (f32, Vec<f32>) {
         let samples = (outputs.len() / width) as f64;
         let (mut sum, mut gradient) = (0.0, vec![0.0; outputs.len()]);
@@ -63,7 +66,7 @@ impl<'a> Target<'a> {
         ((sum / samples) as f32, gradient)
     }
 
-    /// Sums over the records of their losses and metrics.
+    /// Sums the losses and metrics of the records.
     ///
     /// # Errors
     /// A metric compares values and the labels are classes.
@@ -87,7 +90,7 @@ impl<'a> Target<'a> {
         Ok(evaluation)
     }
 
-    /// Loss of one record.
+    /// Returns the loss of one record.
     fn loss(self, record: usize, outputs: &[f32]) -> f64 {
         let pairs = |labels: &'a [f32]| pairs(labels, record, outputs);
         let mean = 1.0 / outputs.len() as f64;
@@ -99,7 +102,8 @@ impl<'a> Target<'a> {
             Self::Mse(labels) => {
                 mean * pairs(labels).map(|(output, label)| (output - label).powi(2)).sum::<f64>()
             }
-            // -label ln(s) - (1 - label) ln(1 - s) with s = sigmoid(output), without overflow for large outputs.
+            // The loss is -label ln(s) - (1 - label) ln(1 - s) with s = sigmoid(output), without
+            // overflow for large outputs.
             Self::BceWithLogits(labels) => {
                 let one = |(output, label): (f64, f64)| {
                     output.max(0.0) - output * label + libm::log1p(libm::exp(-output.abs()))
@@ -109,7 +113,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Tells `put` the slope of one record's loss along each of its outputs.
+    /// Calls `put` with each output's index and the slope of one record's loss along it.
     fn differentiate(self, record: usize, outputs: &[f32], mut put: impl FnMut(usize, f64)) {
         let mean = 1.0 / outputs.len() as f64;
         match self {
@@ -133,7 +137,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// One metric of one record; `None` where it has no meaning.
+    /// Returns one metric of one record, or `None` where it has no meaning.
     fn metric(self, metric: Metric, record: usize, outputs: &[f32]) -> Option<f64> {
         let mean = 1.0 / outputs.len() as f64;
         match (metric, self) {
@@ -153,19 +157,19 @@ impl<'a> Target<'a> {
     }
 }
 
-/// A record's outputs beside its labels.
+/// Pairs a record's outputs with its labels.
 fn pairs<'a>(labels: &'a [f32], record: usize, outputs: &'a [f32]) -> impl Iterator<Item = (f64, f64)> + 'a {
     let labels = &labels[record * outputs.len()..][..outputs.len()];
     outputs.iter().zip(labels).map(|(&output, &label)| (f64::from(output), f64::from(label)))
 }
 
-/// `ln(sum(exp(outputs)))`, without overflow.
+/// Computes `ln(sum(exp(outputs)))` without overflow.
 fn log_sum_exp(outputs: &[f32]) -> f64 {
     let max = f64::from(outputs[largest(outputs)]);
     max + libm::log(outputs.iter().map(|&output| libm::exp(f64::from(output) - max)).sum::<f64>())
 }
 
-/// Index of the largest output, the first of equals.
+/// Returns the index of the largest output, the first of equals.
 fn largest(outputs: &[f32]) -> usize {
     (1..outputs.len()).fold(0, |best, at| if outputs[at] > outputs[best] { at } else { best })
 }
@@ -196,12 +200,12 @@ fn describe(batch: &Batch, labels: &Values) -> String {
     format!("{} labels of type {:?} for {} records", labels.len(), labels.dtype(), batch.samples)
 }
 
-/// Labels or outputs that the loss is not made for.
+/// Returns the error of labels or outputs that do not fit the loss.
 pub(super) fn mismatch(loss: Loss, expected: &str, found: String) -> Error {
     Error::Loss { loss: name(loss), expected: expected.to_owned(), found }
 }
 
-/// What job files call a loss.
+/// Returns the name of a loss in job files.
 pub(super) fn name(loss: Loss) -> String {
     serde_json::to_value(loss).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
@@ -292,7 +296,8 @@ mod tests {
     }
 
     proptest! {
-        /// Central differences: the loss is computed in f64, so only the step's own error is left.
+        /// Compares with central differences. The loss is computed in f64, so only the step's own
+        /// error is left.
         #[test]
         fn gradients_are_the_slopes_of_the_loss(
             outputs in proptest::collection::vec(-4f32..4.0, 6),

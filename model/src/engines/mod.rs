@@ -1,4 +1,5 @@
-//! Compute engines behind [`Model`](crate::Model): pure Rust always, libtorch with the `torch` feature.
+//! Compute engines behind [`Model`](crate::Model): pure Rust always, libtorch with the `torch`
+//! feature.
 
 mod loss;
 mod options;
@@ -17,11 +18,12 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::export::Constant;
 
-/// The TorchScript module in `file` with `values` of the trained `tensors` in it, as `torch.jit.load` reads it; and the constants that it
-/// has beside them. What a job exports itself at its end, here from values that were saved.
+/// Writes the TorchScript module in `file` with `values` of the trained `tensors`, as
+/// `torch.jit.load` reads it. Also returns the module's constants. A job exports such a file at its
+/// end; this function makes it from saved values.
 ///
 /// # Errors
-/// No TorchScript module, or another job's.
+/// The file is no TorchScript module, or belongs to another job.
 #[cfg(feature = "torch")]
 pub fn script_with_weights(
     file: &Path,
@@ -31,7 +33,7 @@ pub fn script_with_weights(
     torch::script_with_weights(file, tensors, values)
 }
 
-/// A TorchScript module with trained weights in it: not without libtorch.
+/// Fails: TorchScript modules need libtorch.
 ///
 /// # Errors
 /// Always [`Error::NoTorch`](crate::Error::NoTorch).
@@ -44,36 +46,37 @@ pub fn script_with_weights(
     Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
 }
 
-/// CUDA devices that this process can compute on.
+/// Returns the number of CUDA devices that this process can compute on.
 #[cfg(feature = "torch")]
 pub fn cuda_devices() -> usize {
     torch::cuda_devices()
 }
 
-/// CUDA devices that this process can compute on: none without libtorch.
+/// Returns the number of CUDA devices that this process can compute on: 0 without libtorch.
 #[cfg(not(feature = "torch"))]
 pub fn cuda_devices() -> usize {
     0
 }
 
-/// The numerics class of gradients computed on `device` with this number of threads. Computed once by a process, which takes about a
-/// tenth of a second on a CPU.
+/// Returns the numerics class of gradients computed on `device` with `threads` threads. A process
+/// computes it once, which takes about a tenth of a second on a CPU.
 ///
 /// # Errors
-/// libtorch cannot compute there.
+/// libtorch cannot compute on the device.
 #[cfg(feature = "torch")]
 pub fn numerics(device: Device, threads: usize) -> Result<Numerics> {
     torch::numerics(device, threads)
 }
 
-/// The numerics class of the pure-Rust engine: a constant, whatever it computes on.
+/// Returns the numerics class of the pure-Rust engine, a constant.
 ///
-/// Its only operations are `+ - * /`, square roots and conversions, which IEEE 754 rounds in one way, in an order that the source fixes
-/// and the compiler keeps. Exponentials and the like are made of those too, in the crate `libm`: the C library's differ between its
-/// versions, and between processors with and without fused multiplication.
+/// Its only operations are `+ - * /`, square roots and conversions, which IEEE 754 rounds in one
+/// way. The source fixes their order, and the compiler keeps it. The crate `libm` makes
+/// exponentials and the like from them. Those of the C library differ between its versions, and
+/// between processors with and without fused multiplication.
 ///
 /// # Errors
-/// None; with libtorch there are some.
+/// None, but libtorch's engine has some.
 #[cfg(not(feature = "torch"))]
 pub fn numerics(_device: Device, _threads: usize) -> Result<Numerics> {
     Ok(Numerics { class: "pure-1".to_owned(), facts: "pure Rust, IEEE 754 in a fixed order".to_owned() })

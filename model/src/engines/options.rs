@@ -1,4 +1,4 @@
-//! Options of builtin networks that mean the same in every engine.
+//! Options of builtin networks with the same meaning in every engine.
 
 use proto::spec::Loss;
 use serde::Deserialize;
@@ -7,21 +7,22 @@ use super::loss;
 use crate::error::{Error, Result};
 use crate::model::Context;
 
-/// Most outputs and hidden values of a network: what is beyond is a typing error or a label that is no class.
+/// Most outputs and hidden values of a network. A larger number is a typing error, or a label that
+/// is no class.
 const WIDTH_MAX: usize = 1 << 20;
 
-/// Which engine computes a network that both can.
+/// Engine for a network that both engines can compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Engine {
-    /// The one that is in every build, with the same bits in each.
+    /// The pure-Rust engine, which is in every build and gives the same bits in each.
     #[default]
     Pure,
     /// libtorch.
     Torch,
 }
 
-/// What stands between two layers.
+/// Function between two layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Activation {
@@ -38,15 +39,15 @@ pub(super) enum Activation {
 pub(super) struct Mlp {
     /// Widths of the hidden layers, first to last. Default: one of 128.
     pub(super) hidden: Vec<usize>,
-    /// Outputs, for losses on classes. Default: the largest label in the data, plus 1.
+    /// Number of outputs, for losses on classes. Default: the largest label in the data, plus 1.
     classes: Option<usize>,
-    /// Outputs, for losses on values. Default: 1.
+    /// Number of outputs, for losses on values. Default: 1.
     outputs: Option<usize>,
-    /// Between the layers. Default: relu.
+    /// Function between the layers. Default: relu.
     pub(super) activation: Activation,
     /// Share of the hidden values that training drops, below 1; only with libtorch. Default: 0.
     pub(super) dropout: f32,
-    /// Default: pure.
+    /// Engine that computes the network. Default: pure.
     pub(super) engine: Engine,
 }
 
@@ -58,10 +59,10 @@ impl Default for Mlp {
 }
 
 impl Mlp {
-    /// Reads and checks them.
+    /// Reads and checks the options.
     ///
     /// # Errors
-    /// Unknown or contradicting options, named.
+    /// Unknown or contradicting options; the error names them.
     pub(super) fn of(context: &Context) -> Result<Self> {
         let options: Self = context.options()?;
         for &width in &options.hidden {
@@ -77,16 +78,17 @@ impl Mlp {
         Ok(options)
     }
 
-    /// Values of one record's outputs.
+    /// Returns the number of values of one record's outputs.
     ///
     /// # Errors
-    /// As [`outputs`].
+    /// Those of [`outputs`].
     pub(super) fn outputs(&self, context: &Context) -> Result<usize> {
         outputs(context, self.classes, self.outputs)
     }
 }
 
-/// Values of one record's outputs: what an option says, or one for each class in the data, or one value.
+/// Returns the number of values of one record's outputs: that of an option, the number of classes
+/// in the data, or 1.
 ///
 /// # Errors
 /// Both options are given, the data has no classes to count, or the number is out of range.
@@ -114,10 +116,10 @@ pub(super) fn outputs(context: &Context, classes: Option<usize>, outputs: Option
     Ok(width)
 }
 
-/// Checks that the job's loss is one that the network's outputs are made for.
+/// Checks that the network's outputs are made for the job's loss.
 ///
 /// # Errors
-/// It is not.
+/// They are not.
 pub(super) fn check_loss(context: &Context, fitting: &[Loss]) -> Result<()> {
     let model = &context.spec.model;
     if fitting.contains(&model.loss) {
@@ -139,7 +141,7 @@ pub(super) fn check_loss(context: &Context, fitting: &[Loss]) -> Result<()> {
 /// Checks a share of values to drop.
 ///
 /// # Errors
-/// It drops all of them, or is no share.
+/// The share is 1 or more, or negative.
 pub(super) fn check_share(context: &Context, dropout: f32) -> Result<()> {
     if (0.0..1.0).contains(&dropout) {
         return Ok(());

@@ -13,7 +13,7 @@ use crate::model::{Context, Model};
 
 type Build = Arc<dyn Fn(&Context) -> Result<Box<dyn Model>> + Send + Sync>;
 
-/// The networks that `model.builtin` can name: Ebbflow's and your program's.
+/// The networks that `model.builtin` can name: Ebbflow's, and those of a user's program.
 #[derive(Clone)]
 pub struct Registry {
     builders: BTreeMap<String, Build>,
@@ -26,7 +26,7 @@ impl fmt::Debug for Registry {
 }
 
 impl Default for Registry {
-    /// Ebbflow's own networks.
+    /// Returns a registry of Ebbflow's own networks.
     fn default() -> Self {
         let registry = Self { builders: BTreeMap::new() };
         let registry = registry.with("linear", pure::linear).with("softmax", pure::softmax).with("mlp", mlp);
@@ -47,7 +47,7 @@ impl Registry {
         self
     }
 
-    /// The names it knows, in order.
+    /// Returns the known names, in order.
     pub fn names(&self) -> Vec<&str> {
         self.builders.keys().map(String::as_str).collect()
     }
@@ -55,7 +55,7 @@ impl Registry {
     /// Builds the job's model: its script, or the network that `model.builtin` names.
     ///
     /// # Errors
-    /// No such network, or its options, the data's shape or the script do not fit.
+    /// The network is unknown, or its options, the data's shape or the script do not fit.
     pub fn build(&self, context: &Context) -> Result<Box<dyn Model>> {
         let Some(name) = &context.spec.model.builtin else { return script(context) };
         let build = self.builders.get(name).ok_or_else(|| Error::UnknownModel {
@@ -66,7 +66,7 @@ impl Registry {
     }
 }
 
-/// Builds `mlp`, the network that every engine has.
+/// Builds `mlp`, which every engine has.
 fn mlp(context: &Context) -> Result<Box<dyn Model>> {
     let options = Mlp::of(context)?;
     match options.engine {
@@ -78,13 +78,13 @@ fn mlp(context: &Context) -> Result<Box<dyn Model>> {
     }
 }
 
-/// Builds the model of a job that came with a TorchScript file.
+/// Builds the model of a job with a TorchScript file.
 #[cfg(feature = "torch")]
 fn script(context: &Context) -> Result<Box<dyn Model>> {
     torch::script(context)
 }
 
-/// Builds the model of a job that came with a TorchScript file.
+/// Fails: a TorchScript file needs libtorch.
 #[cfg(not(feature = "torch"))]
 fn script(_context: &Context) -> Result<Box<dyn Model>> {
     Err(Error::NoTorch("a TorchScript model".to_owned()))

@@ -1,4 +1,5 @@
-//! What the tests of the libtorch engine share: fixtures, contexts, batches, and comparing bits.
+//! Shared code of the libtorch engine's tests: fixtures, contexts, batches, and the comparison of
+//! bits.
 #![expect(clippy::unwrap_used, reason = "test support: a panic is a failed test")]
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(unreachable_pub, reason = "a test program has no public items, its modules do")]
@@ -12,12 +13,12 @@ use model::Device;
 use model::{Context, Gradients, Model, Registry};
 use proto::tensor::Values;
 
-/// A file of `tests/fixtures`.
+/// Returns the path of a file in `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// A job whose model section is `model`, on the CPU with one thread.
+/// Returns a job whose model section is `model`, on the CPU with one thread.
 pub fn context(model: &str, features: &[usize]) -> Context {
     let text = format!(
         "name = \"test\"\nepochs = 1\nmodel = {{ {model} }}\nbatch = {{ micro = 6 }}\n\
@@ -35,14 +36,15 @@ pub fn context(model: &str, features: &[usize]) -> Context {
     }
 }
 
-/// A job with the script `name` of the fixtures; `more` goes on in the model section, e.g. `, loss = "mse"`.
+/// Returns a job with the script `name` of the fixtures. `more` continues the model section, e.g.
+/// `, loss = "mse"`.
 pub fn script_context(name: &str, more: &str) -> Context {
     let mut context = context(&format!("script = \"{name}\"{more}"), &[1, 8, 8]);
     context.artifacts.insert("model.pt".to_owned(), fixture(name));
     context
 }
 
-/// The model with its initial weights loaded.
+/// Builds the model and loads its initial weights.
 pub fn start(context: &Context) -> Box<dyn Model> {
     let mut model = Registry::default().build(context).unwrap();
     let initial = model.initial(7).unwrap();
@@ -50,7 +52,7 @@ pub fn start(context: &Context) -> Box<dyn Model> {
     model
 }
 
-/// Records whose features are the formula of `make.py`, labelled 0, 1, 2, 0, ...
+/// Returns records whose features follow the formula of `make.py`, labelled 0, 1, 2, 0, ...
 pub fn batch(samples: usize, shape: &[usize]) -> Batch {
     let count = samples * shape.iter().product::<usize>();
     Batch {
@@ -62,13 +64,14 @@ pub fn batch(samples: usize, shape: &[usize]) -> Batch {
     }
 }
 
-/// As [`batch`], labelled 0, 1, 2, ... divided by `divisor`, `width` a record.
+/// Returns the records of [`batch`] with `width` values as label: 0, 1, 2, ... divided by
+/// `divisor`.
 pub fn batch_of_values(samples: usize, shape: &[usize], width: usize, divisor: f32) -> Batch {
     let labels = (0..samples * width).map(|i| i as f32 / divisor).collect();
     Batch { labels: Values::F32(labels), ..batch(samples, shape) }
 }
 
-/// Everything a microbatch contributes, as bits.
+/// Returns the bits of everything that a microbatch contributes.
 pub fn bits(gradients: &Gradients) -> Vec<Vec<u8>> {
     let loss = gradients.loss.to_le_bytes().to_vec();
     [loss].into_iter().chain(gradients.values.iter().map(|values| values.bytes().to_vec())).collect()

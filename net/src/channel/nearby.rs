@@ -1,9 +1,12 @@
 //! Unix sockets beside TCP, for two processes of one host.
 //!
-//! A server that listens on a TCP address also listens under a name made from it, in the kernel's table of abstract names; a client that
-//! is about to dial an address of its own host dials that name first. Nobody has to be told: such a name belongs to a network
-//! namespace like the address itself, so whoever holds it holds the address, and it goes when its process does. Where it is not there (another
-//! host, another container, a proxy in between, another system than Linux) or belongs to another user, TCP is as good as before.
+//! A server on a TCP address also listens under a name made from that address, in the kernel's
+//! table of abstract names. A client that is about to dial an address of its own host dials that
+//! name first. No configuration is needed: a name belongs to a network namespace, like the address.
+//! So the process that holds the name holds the address, and the name disappears with the process.
+//!
+//! TCP is used where the name is missing (another host, another container, a proxy in between,
+//! another system than Linux) or belongs to another user.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,7 +16,8 @@ use tokio::net::UnixStream;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{connect, listen};
 
-/// Whether `address` is one of this host: then the kernel would send to it from itself. Nothing is sent.
+/// Returns whether `address` is one of this host, so that the kernel would send to it from itself.
+/// Nothing is sent.
 fn is_here(address: SocketAddr) -> bool {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -27,7 +31,8 @@ fn is_here(address: SocketAddr) -> bool {
     source().is_ok_and(|source| source == address.ip())
 }
 
-/// Whether the process at the other end is of the user of this one, as the kernel says.
+/// Returns whether the process at the other end belongs to the user of this one. The kernel says
+/// so.
 pub(crate) fn is_of_this_user(stream: &UnixStream) -> io::Result<bool> {
     let (this, _) = UnixStream::pair()?;
     Ok(stream.peer_cred()?.uid() == this.peer_cred()?.uid())
@@ -41,23 +46,23 @@ mod linux {
 
     use super::*;
 
-    /// Bytes that a socket may hold on their way. As large as a full chunk and the next ones, so that neither side waits for the other
-    /// within a chunk; the system cuts it to what it allows.
+    /// Size of a socket's send buffer in bytes. A full chunk and the next ones fit in, so that
+    /// neither side waits for the other within a chunk. The system reduces it to its limit.
     const BUFFER_BYTES: usize = 4 << 20;
 
     fn socket() -> io::Result<Socket> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
-        // Best effort: a smaller one works, slower.
+        // Errors are ignored: a smaller buffer works, but slower.
         let _ = socket.set_send_buffer_size(BUFFER_BYTES);
         Ok(socket)
     }
 
-    /// The name that goes with a TCP address.
+    /// Returns the name that belongs to a TCP address.
     fn name(address: SocketAddr) -> io::Result<SockAddr> {
         SockAddr::unix(format!("\0ebbflow {address}"))
     }
 
-    /// Listens beside a TCP listener at `address`. `None`: only TCP then.
+    /// Listens beside a TCP listener at `address`. `None`: only TCP is possible.
     pub(in super::super) fn listen(address: SocketAddr) -> Option<UnixListener> {
         let bound = || {
             let socket = socket()?;
@@ -70,7 +75,8 @@ mod linux {
         bound().inspect_err(logged).ok()
     }
 
-    /// Connects to whoever listens at `address`, if that is a process of this host and this user. `None`: use TCP.
+    /// Connects to the process that listens at `address`, if it is of this host and this user.
+    /// `None`: use TCP.
     pub(in super::super) fn connect(address: SocketAddr) -> Option<UnixStream> {
         if !is_here(address) {
             return None;
@@ -85,7 +91,7 @@ mod linux {
         let socket = socket()?;
         socket.connect(&name(address)?)?;
         let stream = UnixStream::from_std(socket.into())?;
-        // Names are free for all; an address that is in use could not be taken by another user.
+        // Every user may take a name. An address in use cannot be taken by another user.
         if !is_of_this_user(&stream)? {
             return Err(io::ErrorKind::PermissionDenied.into());
         }

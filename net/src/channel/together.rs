@@ -1,8 +1,9 @@
-//! Small writes that follow each other leave together.
+//! Joins small writes that follow each other into one.
 //!
-//! hyper sends a request's headers before it asks for the body, so that a call of a few bytes would be two writes, and its server would be woken
-//! twice: of an empty call's time on loopback that is a third. Here a small write is held until all that is ready in this thread had its turn,
-//! once; mostly the body is among it.
+//! hyper sends a request's headers before it asks for the body. So a call of a few bytes would be
+//! two writes and wake its server twice, which costs a third of an empty call's time on loopback.
+//! Here a small write is held once, until all other ready tasks of this thread had their turn.
+//! Mostly the body follows by then.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,14 +12,14 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is larger goes out from where it lies.
+/// Most bytes that are held. Larger writes go out without a copy.
 const HELD_BYTES_MAX: usize = 16 << 10;
 
 /// A connection whose small writes are held.
 pub(super) struct Together<T> {
     io: T,
     held: BytesMut,
-    /// The others had their turn since something is held.
+    /// Whether other tasks had their turn since bytes are held.
     yielded: bool,
 }
 
@@ -27,7 +28,7 @@ impl<T: AsyncWrite + Unpin> Together<T> {
         Self { io, held: BytesMut::new(), yielded: false }
     }
 
-    /// Writes what is held.
+    /// Writes the held bytes.
     fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.held.is_empty() {
             let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.held))?;
@@ -98,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes at most so many bytes at once, and every second time none.
+    /// A socket that takes at most so many bytes at once, and none every second time.
     #[derive(Default)]
     struct Socket {
         writes: Vec<Vec<u8>>,

@@ -1,9 +1,13 @@
-//! Two processes that read each other's memory: how they find each other, and how each learns that the other does not read any more.
+//! Attachment: two processes find each other, read each other's memory, and learn when the other
+//! has stopped reading.
 //!
-//! One makes an [`Offer`]: it listens under a random abstract name, once, and tells the name in a call. The other connects, the kernel
-//! tells both who they are, and over that connection each gives the other a descriptor. From then on the connection carries nothing. Each
-//! end is open for as long as its process has the other's memory mapped, and the kernel closes it when the process dies, however it
-//! does: its end is the one word that nothing is read any more.
+//! One process makes an [`Offer`]: it listens once under a random abstract name, and sends the name
+//! in a call. The other connects. The kernel tells both who the other is, and each sends the other
+//! a descriptor over that connection. From then on the connection carries nothing.
+//!
+//! Each end stays open while its process has the other's memory mapped, and the kernel closes it
+//! when the process dies. So the end of the connection is the only signal that nothing is read any
+//! more.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +19,10 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::{Memory, Theirs};
 
-/// Bytes of a name.
+/// Length of an offer's name in bytes.
 const NAME_BYTES: usize = 16;
 
-/// An invitation to attach, for one process.
+/// An offer to one process to attach.
 #[derive(Debug)]
 pub struct Offer {
     name: [u8; NAME_BYTES],
@@ -27,10 +31,10 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Of `memory`, to a process that learns the name.
+    /// Offers `memory` to a process that learns the name.
     ///
     /// # Errors
-    /// The system has no such sockets.
+    /// The system has no abstract sockets.
     #[cfg(target_os = "linux")]
     pub fn new(memory: &Memory) -> io::Result<Self> {
         let name = super::system::random()?;
@@ -40,26 +44,28 @@ impl Offer {
         Ok(Self { name, listener: UnixListener::from_std(socket.into())?, memory: memory.clone() })
     }
 
+    /// Fails on this system.
+    ///
     /// # Errors
-    /// This system has no such sockets.
+    /// This system has no abstract sockets.
     #[cfg(not(target_os = "linux"))]
     pub fn new(_: &Memory) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Its name, for a call.
+    /// Returns the offer's name, which a call carries.
     pub fn name(&self) -> Bytes {
         Bytes::copy_from_slice(&self.name)
     }
 
-    /// Waits until a process of this user takes it up.
+    /// Waits until a process of this user takes up the offer.
     ///
     /// # Errors
-    /// It did, and gave nothing that could be mapped.
+    /// The process sent nothing that can be mapped.
     pub async fn taken(self) -> io::Result<Attachment> {
         loop {
             let (stream, _) = self.listener.accept().await?;
-            // The system shows names to everybody.
+            // The system shows names to every user.
             if crate::channel::nearby::is_of_this_user(&stream)? {
                 return Attachment::over(stream, self.name(), &self.memory).await;
             }
@@ -67,7 +73,7 @@ impl Offer {
     }
 }
 
-/// Two processes that read each other's memory, as one of them sees it; clones are the same.
+/// One end of an attachment: two processes that read each other's memory. Clones are the same end.
 #[derive(Clone, Debug)]
 pub struct Attachment(Arc<End>);
 
@@ -80,10 +86,10 @@ struct End {
 }
 
 impl Attachment {
-    /// Takes up the offer of this name, and lets the other read `memory`.
+    /// Takes up the offer `name`, and lets the other process read `memory`.
     ///
     /// # Errors
-    /// There is no such offer on this host, it is another user's, or it gives nothing that can be mapped.
+    /// This host has no such offer, it is another user's, or it sends nothing that can be mapped.
     #[cfg(target_os = "linux")]
     pub async fn take_up(name: Bytes, memory: &Memory) -> io::Result<Self> {
         let socket = socket()?;
@@ -97,8 +103,10 @@ impl Attachment {
         Self::over(stream, name, memory).await
     }
 
+    /// Fails on this system.
+    ///
     /// # Errors
-    /// This system has no such sockets.
+    /// This system has no abstract sockets.
     #[cfg(not(target_os = "linux"))]
     pub async fn take_up(_: Bytes, _: &Memory) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
@@ -121,40 +129,41 @@ impl Attachment {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The offer's name.
+    /// Returns the name of the offer.
     pub fn name(&self) -> &Bytes {
         &self.0.name
     }
 
-    /// A region of the other's memory, as it is now.
+    /// Returns the current bytes of a region of the other process's memory.
     ///
     /// # Errors
-    /// It is not inside.
+    /// The region is not inside the memory.
     pub fn read(&self, region: pb::Region) -> Result<&[u8]> {
         self.0.theirs.bytes(region)
     }
 
-    /// The same for as long as there are references to it. The last takes `guard` with it, so that whoever waits for that learns that
-    /// it is not read any more.
+    /// Returns a region's bytes, to be kept as long as references to them exist. `guard` is dropped
+    /// with the last one, which shows that the region is not read any more.
     ///
     /// # Errors
-    /// It is not inside.
+    /// The region is not inside the memory.
     pub fn share<G: Send + 'static>(&self, region: pb::Region, guard: G) -> Result<Bytes> {
         self.read(region)?;
         Ok(Bytes::from_owner(View { attachment: self.clone(), region, _guard: guard }))
     }
 
-    /// Says that this process will tell of no more regions. The other lets go of the memory when it does not read any more.
+    /// Announces that this process will send no more regions. The other one unmaps the memory when
+    /// it does not read any more.
     pub fn leave(&self) {
-        // Where it cannot be told, the other end is gone.
+        // If the shutdown fails, the other end is gone.
         let _ = socket2::SockRef::from(&self.0.stream).shutdown(std::net::Shutdown::Write);
     }
 
-    /// Waits until the other process has left, and then does not read this one's memory any more; or is gone.
+    /// Waits until the other process has left and stopped reading this one's memory, or is gone.
     pub async fn ended(&self) {
         let stream = &self.0.stream;
         loop {
-            // Not to be known any more when this runtime ends, which is not the end that is waited for.
+            // The runtime ends, which is not the end that the caller waits for.
             if stream.readable().await.is_err() {
                 return std::future::pending().await;
             }
@@ -167,7 +176,7 @@ impl Attachment {
     }
 }
 
-/// Bytes of the other's memory.
+/// Bytes of the other process's memory.
 struct View<G> {
     attachment: Attachment,
     region: pb::Region,

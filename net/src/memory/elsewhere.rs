@@ -1,11 +1,12 @@
-//! Systems other than Linux have none: processes send each other everything over sockets.
+//! Shared memory on systems other than Linux: there is none, and processes send each other
+//! everything over sockets.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// There is none.
+/// A mapping, which no value can have here.
 #[derive(Debug)]
 pub(super) enum Mapping {}
 

@@ -1,6 +1,7 @@
-//! Which ranges of a memory are free. Pure.
+//! The free ranges of a memory. Pure.
 //!
-//! Always true here: free ranges are not empty, do not touch and do not overlap. So what was given back in any order is one range again.
+//! Always true here: free ranges are not empty, do not touch and do not overlap. So ranges given
+//! back in any order join into one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,12 +11,15 @@ use std::ops::Range;
 pub(super) struct Ranges(BTreeMap<usize, usize>);
 
 impl Ranges {
-    /// All of `0..end` is free.
+    /// Returns ranges in which all of `0..end` is free.
     pub(super) fn new(end: usize) -> Self {
         Self(BTreeMap::from_iter((end > 0).then_some((0, end))))
     }
 
-    /// The first `len` of the first free range that has as many; `None` when there is none.
+    /// Takes the first `len` of the first free range that is large enough, or returns `None`.
+    ///
+    /// # Panics
+    /// If `len` is 0.
     pub(super) fn take(&mut self, len: usize) -> Option<Range<usize>> {
         assert!(len > 0, "an empty range");
         let (&begin, &free) = self.0.iter().find(|(_, free)| **free >= len)?;
@@ -29,7 +33,7 @@ impl Ranges {
     /// Gives a range back.
     ///
     /// # Panics
-    /// If some of it is free already.
+    /// If a part of it is free already.
     pub(super) fn give(&mut self, range: Range<usize>) {
         let (mut begin, mut end) = (range.start, range.end);
         if let Some((&before, &len)) = self.0.range(..=begin).next_back() {

@@ -1,4 +1,5 @@
-//! Regions that are used again: memory fresh from the system costs a page fault every 4 KiB.
+//! Regions that are used again, because fresh memory from the system costs a page fault every 4
+//! KiB.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,7 +10,8 @@ use proto::tensor::{DType, ExternalMemory, Values};
 
 use super::{Memory, REGION_BYTES_MIN, Region};
 
-/// Regions of one memory, kept for those who need as much; clones are the same ones.
+/// A pool of regions of one memory, used again by requests of the same size. Clones are the same
+/// pool.
 #[derive(Clone)]
 pub struct Regions(Arc<Shelf>);
 
@@ -18,26 +20,27 @@ struct Shelf {
     spare: Mutex<Spare>,
 }
 
-/// Regions that nobody has.
+/// Regions that are not in use.
 #[derive(Default)]
 struct Spare {
     by_size: HashMap<usize, OfSize>,
-    /// Regions that were asked for so far.
+    /// Number of requests so far.
     asked: u64,
 }
 
-/// Those of one size.
+/// Regions of one size.
 #[derive(Default)]
 struct OfSize {
     regions: Vec<Region>,
-    /// When one was asked for last, counted in regions asked for.
+    /// Number of the last request for this size.
     used: u64,
 }
 
-/// A size that nobody asked for among so many goes back to the system: the job that needed it has ended.
+/// Number of requests without one for a size, after which regions of that size go back to the
+/// system: the job that needed them has ended.
 const FORGOTTEN: u64 = 4096;
 
-/// How often that is looked for.
+/// Number of requests between two checks for unused sizes.
 const LOOK: u64 = 256;
 
 impl Spare {
@@ -60,7 +63,7 @@ impl Spare {
     }
 }
 
-/// A region that is used again when it is dropped.
+/// A region that goes back to the pool when it is dropped.
 pub struct Recycled {
     /// Always there, until it is dropped.
     region: Option<Region>,
@@ -68,17 +71,18 @@ pub struct Recycled {
 }
 
 impl Regions {
-    /// None yet.
+    /// Creates an empty pool.
     pub fn new(memory: Memory) -> Self {
         Self(Arc::new(Shelf { memory, spare: Mutex::default() }))
     }
 
-    /// The memory that they are of.
+    /// Returns the memory of the regions.
     pub fn memory(&self) -> &Memory {
         &self.0.memory
     }
 
-    /// `bytes` of any content, on a page of its own. `None`: too few for a region, or there is no room; use other memory.
+    /// Takes a region of `bytes` with any content, on pages of its own. `None`: it is too small for
+    /// a region, or there is no room; use other memory.
     pub fn take(&self, bytes: usize) -> Option<Recycled> {
         if bytes < REGION_BYTES_MIN {
             return None;

@@ -1,4 +1,5 @@
-//! What the system is asked for: a file in memory, its mapping here, its descriptor for others.
+//! System calls of the memory: a file in memory, its mapping, and its descriptor for other
+//! processes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,14 +15,15 @@ use rustix::net::{
     SendFlags,
 };
 
-/// A whole file in memory, mapped.
+/// A mapping of a whole file in memory.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: an address range that belongs to nobody else in this process; who may read or write which part of it is its owner's business.
+// SAFETY: an address range that nothing else in this process owns. The owner decides who may read
+// or write which part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -29,28 +31,29 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(file: impl AsFd, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: the system chooses a range that nothing of this process lies in.
+        // SAFETY: the system chooses an address range that is free in this process.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) }?;
-        // Best effort: a dump of this process without it is as good, and much smaller.
-        // SAFETY: the range was mapped just now; its content stays.
+        // Errors are ignored: a core dump without this memory is as good, and much smaller. SAFETY:
+        // the range was mapped just now, and its content stays.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// Where it begins.
+    /// Returns the first address.
     pub(super) const fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// How long it is.
+    /// Returns the length in bytes.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Has the system make the pages of `range`, whole ones. Without it, a system without memory would end the process at a write.
+    /// Makes the system create the pages of `range`, which are whole pages. Without this call, a
+    /// system without free memory would end the process at a write.
     pub(super) fn populate(&self, range: &Range<usize>) -> io::Result<()> {
         assert!(range.end <= self.bytes, "{range:?} is beyond {} bytes", self.bytes);
-        // SAFETY: of the mapping; the content stays.
+        // SAFETY: inside the mapping; the content stays.
         let populated = unsafe {
             rustix::mm::madvise(
                 self.base.as_ptr().add(range.start).cast(),
@@ -61,12 +64,13 @@ impl Mapping {
         Ok(populated?)
     }
 
-    /// Gives the pages of `range`, whole ones, back to the system: from now on they read as zeros.
+    /// Gives the pages of `range`, which are whole pages, back to the system. From now on they read
+    /// as zeros.
     pub(super) fn remove(&self, range: &Range<usize>) {
         assert!(range.end <= self.bytes, "{range:?} is beyond {} bytes", self.bytes);
         let begin = self.base.as_ptr().wrapping_add(range.start).cast();
-        // Best effort: they would be used again as they are.
-        // SAFETY: of the mapping; the caller has no reference into the range.
+        // Errors are ignored: the pages would be used again with their content. SAFETY: inside the
+        // mapping; the caller has no reference into the range.
         let _ = unsafe { rustix::mm::madvise(begin, range.len(), Advice::LinuxRemove) };
     }
 }
@@ -78,25 +82,26 @@ impl Drop for Mapping {
     }
 }
 
-/// Bytes that a region is a multiple of.
+/// Returns the size of a page in bytes.
 pub(super) fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// Bytes of memory that this machine has.
+/// Returns the bytes of memory of this machine.
 pub(super) fn machine_bytes() -> usize {
     let system = rustix::system::sysinfo();
     usize::try_from(system.totalram).unwrap_or(usize::MAX).saturating_mul(system.mem_unit as usize)
 }
 
-/// 16 random bytes.
+/// Returns 16 random bytes.
 pub(super) fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes)
 }
 
-/// A file in memory whose size is fixed, mapped for writing, and a descriptor that others can only read with. It has no pages yet.
+/// Creates a file in memory of fixed size. Returns its mapping for writing, and a descriptor with
+/// which others can only read. The file has no pages yet.
 pub(super) fn create(bytes: usize) -> io::Result<(Mapping, File)> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if limit.is_some_and(|limit| limit < bytes as u64) {
@@ -105,13 +110,13 @@ pub(super) fn create(bytes: usize) -> io::Result<(Mapping, File)> {
     }
     let file = rustix::fs::memfd_create("ebbflow", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
-    // What was mapped can be read for as long as it is mapped, whatever its owner does.
+    // With these seals a mapping stays readable as long as it lives, whatever its owner does.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let readable = OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     Ok((Mapping::new(&file, bytes, ProtFlags::READ | ProtFlags::WRITE)?, readable))
 }
 
-/// Maps what somebody else created, for reading.
+/// Maps a memory that another process created, for reading.
 pub(super) fn open(file: OwnedFd) -> io::Result<Mapping> {
     let file = File::from(file);
     if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
@@ -131,7 +136,7 @@ pub(super) fn send(socket: impl AsFd, file: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives a descriptor.
+/// Receives a descriptor over a Unix socket.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

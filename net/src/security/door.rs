@@ -1,12 +1,15 @@
-//! Where the connections of a server come in: how many there are, how long each may take to prove itself, and what is encrypted.
+//! The door of a server: it accepts connections, limits their number and the time that each may
+//! take to prove itself, and encrypts them.
 //!
-//! A connection is *proven* by its first call that is let through. Until then it costs little, has little time, and gives way: when
-//! too many are not proven, the oldest of them is closed. So a crowd that connects and says nothing, or says it slowly, closes the
-//! door for itself and not for those who have a token; connections that are proven are never touched.
+//! A connection is *proven* by its first accepted call. Until then it costs little and has little
+//! time. When too many connections are unproven, the oldest of them is closed. So clients that
+//! connect and say nothing, or say it slowly, shut out only each other. Proven connections are
+//! never closed for this.
 //!
-//! A door is one, however many sockets and threads its connections come from. Where there are certificates, connections over TCP are
-//! encrypted. Over a Unix socket the kernel says that the client is a process of this user, so the client decides: one with certificates
-//! encrypts, to see the server's. For tokens and limits there is no difference.
+//! All sockets and threads of a server share one door. If the server has certificates, connections
+//! over TCP are encrypted. Over a Unix socket the kernel says that the client is a process of this
+//! user, so the client decides: a client with certificates encrypts, in order to check the
+//! server's. Tokens and limits apply to both.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,17 +35,18 @@ use super::tls;
 use crate::channel::nearby::is_of_this_user;
 use crate::channel::{Accepted, Io, tune};
 
-/// What a door lets in.
+/// Limits of a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once. A worker has one to the master and one to each ps, a user's command one to the master. Default 10,000; what
-    /// the system's limit of open files leaves, where that is less.
+    /// Most concurrent connections. A worker has one to the master and one to each ps, a user's
+    /// command one to the master. Default 10,000, or less if the system's limit of open files
+    /// requires it.
     pub connections_max: usize,
-    /// Connections at once that are not proven. Default 512.
+    /// Most concurrent connections that are not proven. Default 512.
     pub unproven_max: usize,
-    /// Longest time from its begin to the end of a connection's handshake. Default 5 s.
+    /// Longest time from the begin of a connection to the end of its handshake. Default 5 s.
     pub handshake: Duration,
-    /// Longest time until it is proven. Default 10 s.
+    /// Longest time from the begin of a connection until it is proven. Default 10 s.
     pub first_call: Duration,
 }
 
@@ -57,30 +61,31 @@ impl Default for Limits {
     }
 }
 
-/// Bytes that are read of a client that is turned away.
+/// Most bytes that are read from a client that is turned away.
 const GOODBYE_READS: u64 = 64 << 10;
 
-/// A pause after the system has refused a connection, for lack of files or memory.
+/// Pause after the system has refused a connection, for lack of files or memory.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// What a client that does not encrypt is told where it should.
+/// Message to a client that does not encrypt where it should.
 const SPEAK_TLS: &[u8] = b"this server wants TLS: use https:// and --tls-ca, --tls-cert, --tls-key";
 
-/// INADEQUATE_SECURITY of HTTP/2.
+/// HTTP/2's error code INADEQUATE_SECURITY.
 const INADEQUATE_SECURITY: u32 = 0xc;
 
-/// A door; clones are the same one. That of [`Door::default`] asks for nothing and has the usual limits.
+/// Accepts connections and enforces their limits. Clones are the same door. [`Door::default`] asks
+/// for nothing and has the default limits.
 #[derive(Clone, Debug)]
 pub struct Door(Arc<Shared>);
 
-/// What all connections of a door share.
+/// State that all connections of a door share.
 #[derive(Debug)]
 struct Shared {
     keys: Keys,
     limits: Limits,
     refusals: Refusals,
     room: Arc<Semaphore>,
-    /// Oldest first; some are proven or gone by now.
+    /// Unproven connections, oldest first. Some are proven or gone by now.
     unproven: Mutex<VecDeque<Weak<Visit>>>,
 }
 
@@ -89,7 +94,7 @@ pub(super) struct Visit {
     shared: Arc<Shared>,
     peer: Peer,
     proven: AtomicBool,
-    /// It is to be closed, to make room.
+    /// Cancelled when the connection is to be closed, to make room.
     left: CancellationToken,
 }
 
@@ -107,7 +112,7 @@ impl Visit {
         &self.shared.keys
     }
 
-    /// A call was let through.
+    /// Marks the connection as proven, because a call was accepted.
     pub(super) fn prove(&self) {
         self.proven.store(true, Ordering::Relaxed);
     }
@@ -116,7 +121,7 @@ impl Visit {
         self.proven.load(Ordering::Relaxed)
     }
 
-    /// See [`Refusals::tell`].
+    /// Logs a refusal; see [`Refusals::tell`].
     pub(super) fn refuse(&self, why: &'static str, about: &str, details: &str) {
         self.shared.refusals.tell(why, Some(self.peer), about, details);
     }
@@ -129,7 +134,7 @@ impl Default for Door {
 }
 
 impl Door {
-    /// A door that asks for what `keys` say.
+    /// Creates a door that enforces `keys` and `limits`.
     pub fn new(keys: Keys, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             keys,
@@ -140,7 +145,7 @@ impl Door {
         }))
     }
 
-    /// The connections to these sockets that behave.
+    /// Accepts connections to these sockets, and returns those that pass the door.
     pub fn open(
         &self,
         tcp: TcpListener,
@@ -153,7 +158,7 @@ impl Door {
     }
 }
 
-/// Sockets that lead to a door, where one runtime waits.
+/// Sockets of a door, polled by one runtime.
 struct Entrance {
     tcp: TcpListener,
     unix: Option<UnixListener>,
@@ -161,7 +166,7 @@ struct Entrance {
     shared: Arc<Shared>,
 }
 
-/// A connection before anything was read of it.
+/// A connection from which nothing was read yet.
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -201,7 +206,7 @@ impl Entrance {
     }
 }
 
-/// The next connection of either socket.
+/// Accepts the next connection of either socket.
 async fn accept(tcp: &TcpListener, unix: Option<&UnixListener>) -> io::Result<(Socket, Peer)> {
     let from_unix = async {
         match unix {
@@ -220,7 +225,8 @@ async fn accept(tcp: &TcpListener, unix: Option<&UnixListener>) -> io::Result<(S
 }
 
 impl Shared {
-    /// Has `visit` wait among those that are not proven, and closes the oldest of them while there are too many.
+    /// Adds `visit` to the unproven connections, and closes the oldest ones while there are too
+    /// many.
     fn wait(&self, visit: &Arc<Visit>) {
         let max = self.limits.unproven_max;
         let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,14 +246,14 @@ impl Shared {
     }
 }
 
-/// From a socket to a connection that may make calls; `None` when it does not get there.
+/// Turns a socket into a connection that may make calls, or returns `None` if it is refused.
 async fn shake_hands(
     socket: Socket,
     visit: Arc<Visit>,
     room: OwnedSemaphorePermit,
 ) -> Option<Accepted<Box<dyn Io>>> {
     let limits = visit.shared.limits;
-    // Both times begin now: who is slow to shake hands has less time for a call.
+    // Both times begin now: a slow handshake leaves less time for a call.
     let deadline = tokio::time::sleep(limits.first_call);
     let shaken = tokio::select! {
         biased;
@@ -257,7 +263,7 @@ async fn shake_hands(
     let io = match shaken {
         Ok(Ok(io)) => io,
         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            // A port scan, a load balancer's look: not worth a warning.
+            // A port scan or a load balancer's probe does not deserve a warning.
             tracing::debug!(peer = %visit.peer, "closed before the handshake");
             return None;
         }
@@ -287,14 +293,14 @@ async fn look_at(socket: Socket, visit: &Visit) -> io::Result<Box<dyn Io>> {
     }
 }
 
-/// How a TLS handshake begins, and HTTP/2 does not.
+/// First byte of a TLS handshake. HTTP/2 never begins with it.
 const HANDSHAKE: u8 = 22;
 
-/// Encrypted where the client begins with TLS.
+/// Encrypts the connection if the client begins with TLS.
 async fn as_client_likes(mut stream: UnixStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
     let server = visit.shared.keys.loaded().tls.as_ref().and_then(|tls| tls.server.clone());
     let Some(config) = server else { return Ok(Box::new(stream)) };
-    // A Unix socket lets nobody look ahead without reading.
+    // A Unix socket cannot be peeked without reading.
     let first = [stream.read_u8().await?];
     let (read, write) = stream.into_split();
     let stream = tokio::io::join(io::Cursor::new(first).chain(read), write);
@@ -310,7 +316,7 @@ async fn encrypt(stream: TcpStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
         return Err(io::Error::other("this server has no certificate"));
     };
     let mut first = [0];
-    // How HTTP/2 begins, and TLS does not.
+    // HTTP/2 begins with this byte, TLS never does.
     if stream.peek(&mut first).await? == 1 && first == *b"P" {
         turn_away(stream).await?;
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it speaks HTTP/2 without TLS"));
@@ -318,33 +324,33 @@ async fn encrypt(stream: TcpStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
     tls::accept(config, stream).await
 }
 
-/// Says goodbye in HTTP/2: a client that got TLS's alert would take it for a broken connection, and try again.
+/// Sends an HTTP/2 GOAWAY. A client would take TLS's alert for a broken connection, and retry.
 async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
     stream.write_all(&goodbye(INADEQUATE_SECURITY, SPEAK_TLS)).await?;
     stream.shutdown().await?;
-    // A socket that is closed with bytes unread takes back what it sent.
+    // A socket that is closed with unread bytes discards what it has sent.
     tokio::io::copy(&mut stream.take(GOODBYE_READS), &mut tokio::io::sink()).await.map(drop)
 }
 
-/// An empty SETTINGS frame and GOAWAY.
+/// Returns an empty SETTINGS frame and a GOAWAY frame.
 fn goodbye(code: u32, reason: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
     let length = u32::try_from(8 + reason.len()).unwrap_or(u32::MAX);
     bytes.extend(&length.to_be_bytes()[1..]);
     bytes.extend([7, 0, 0, 0, 0, 0]);
-    // No stream was looked at.
+    // Last stream that was processed: none.
     bytes.extend([0; 4]);
     bytes.extend(code.to_be_bytes());
     bytes.extend(reason);
     bytes
 }
 
-/// A connection, watched until it is proven.
+/// A connection that is watched until it is proven.
 struct Watched {
     io: Box<dyn Io>,
     visit: Arc<Visit>,
     trial: Option<Trial>,
-    /// Given back with the connection.
+    /// Permit that is given back with the connection.
     _room: OwnedSemaphorePermit,
 }
 
@@ -354,7 +360,8 @@ struct Trial {
 }
 
 impl Watched {
-    /// An error once it is to be closed. Whoever waits here is woken for that, whatever the connection does.
+    /// Returns an error once the connection is to be closed. The waiting task is woken for that,
+    /// whatever the connection does.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(trial) = &mut self.trial else { return Ok(()) };
         if self.visit.is_proven() {

@@ -1,7 +1,8 @@
-//! Before every service: who calls, and whether that call is theirs.
+//! The check before every service: who calls, and whether the caller may make that call.
 //!
-//! A connection knows the door it came through ([`Guest`]); the door knows the tokens. What came through no door (a pipe inside
-//! this process, a simulated network) is let through. A call that is let through carries its [`Caller`].
+//! A connection knows its door ([`Guest`]), and the door knows the tokens. A connection that came
+//! through no door (a pipe inside this process, a simulated network) may make every call. An
+//! accepted call carries its [`Caller`].
 
 use std::future::ready;
 use std::pin::Pin;
@@ -20,12 +21,12 @@ use super::door::Visit;
 use super::table::{self, Whose};
 use super::tokens::Token;
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Clone, Debug)]
 pub struct Guest(Option<Arc<Visit>>);
 
 impl Guest {
-    /// From inside this process.
+    /// Returns the origin of connections from inside this process.
     pub(crate) const fn of_the_house() -> Self {
         Self(None)
     }
@@ -34,14 +35,14 @@ impl Guest {
         Self(Some(visit))
     }
 
-    /// Lets the connection stay: of a server that asks for no token, and was asked something good.
+    /// Marks the connection as proven. A server without tokens calls it after a valid request.
     pub fn prove(&self) {
         if let Some(visit) = &self.0 {
             visit.prove();
         }
     }
 
-    /// Who makes this call, if they may make it.
+    /// Returns the caller, if it may make this call.
     fn admit(&self, call: &str, headers: &HeaderMap) -> Result<Caller, Failure> {
         let caller = |token| Caller { token, guest: self.clone() };
         let Some(visit) = &self.0 else { return Ok(caller(None)) };
@@ -63,7 +64,7 @@ impl Guest {
             }
         };
         table::decide(call, token.as_ref().map(|token| token.role)).map_err(|failure| {
-            // What a stranger may choose is no part of what is remembered.
+            // Text that a stranger chooses must not become part of the remembered key.
             let about = table::whose(call).map_or("", |_| call);
             match (&token, failure.kind) {
                 (None, _) => self.refuse("no token", about, "", failure),
@@ -74,7 +75,7 @@ impl Guest {
                 }
             }
         })?;
-        // A call that anybody may make proves nothing.
+        // A call that everybody may make proves nothing.
         if table::whose(call) != Some(Whose::Anybodys) {
             visit.prove();
         }
@@ -88,7 +89,8 @@ impl Guest {
         failure
     }
 
-    /// Logs what the services refuse before they look at it. What they refuse themselves is theirs to log.
+    /// Logs messages that tonic refuses before a service sees them. Services log their own
+    /// refusals.
     fn look_at(&self, call: &str, answer: &Response<Body>) {
         let status = Status::from_header_map(answer.headers());
         if let Some(status) =
@@ -100,7 +102,7 @@ impl Guest {
     }
 }
 
-/// Who makes a call: the bearer of a token, or somebody who needs none.
+/// Sender of a call: the bearer of a token, or a caller that needs none.
 #[derive(Clone, Debug)]
 pub struct Caller {
     token: Option<Arc<Token>>,
@@ -108,19 +110,20 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Of a request that came through [`Guard`]; somebody who needs no token otherwise.
+    /// Returns the caller of a request. A request that did not pass [`Guard`] has a caller that
+    /// needs no token.
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         let unasked = || Self { token: None, guest: Guest::of_the_house() };
         request.extensions().get().cloned().unwrap_or_else(unasked)
     }
 
-    /// The token, where the server asks for some.
+    /// Returns the token, if the server asks for tokens.
     pub fn token(&self) -> Option<&Token> {
         self.token.as_deref()
     }
 
-    /// Logs that a handler refuses something to this caller, once however often it comes back. `why` in a few words that do not
-    /// change; `details` are shown with it.
+    /// Logs once that a handler refuses something to this caller, even if it comes back often.
+    /// `why` is a short fixed text, `details` are logged with it.
     pub fn refuse(&self, why: &'static str, details: &str) {
         let about = self.token().map_or(String::new(), |token| format!("`{}` ({})", token.name, token.role));
         match &self.guest.0 {
@@ -129,10 +132,10 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may join the fleet as that.
+    /// Checks that the caller may join the fleet in the role `process`.
     ///
     /// # Errors
-    /// The token is for something else.
+    /// The token has another role.
     pub fn may_join_as(&self, process: ProcessRole) -> Result<(), Failure> {
         let Some(role) = self.token().map(|token| token.role).filter(|role| !role.may_join_as(process))
         else {
@@ -149,7 +152,7 @@ impl Caller {
     }
 }
 
-/// The layer of it, for servers.
+/// Layer that puts a guard before the services of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Guard;
 
@@ -161,7 +164,7 @@ impl<S> Layer<S> for Guard {
     }
 }
 
-/// Services behind a guard.
+/// A service behind a guard.
 #[derive(Clone, Debug)]
 pub struct Guarded<S> {
     inner: S,
@@ -183,7 +186,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let Some(guest) = request.extensions().get::<Guest>().cloned() else {
-            // A server that takes connections some other way has no guard; nothing is let through by mistake.
+            // A server that takes connections in another way has no guard. It refuses all calls.
             let failure = Failure::new(Kind::Internal, "a connection that came through no door");
             return Box::pin(ready(Ok(Status::from(failure).into_http())));
         };

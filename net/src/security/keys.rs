@@ -1,11 +1,12 @@
-//! The keys of one process, as they are in their files now.
+//! The keys of one process, with the current content of their files.
 //!
-//! The files are looked at once a second, and read again when one has changed. A signal would need somebody who knows which
-//! processes to tell, on every machine; where secrets are mounted (Kubernetes) files change without anybody to send one. Files
-//! that cannot be read, or do not fit together because only the first of two is replaced yet, change nothing: what was read before
-//! goes on, and the next change is looked at again.
+//! The process looks at the files once a second, and reads them again when one has changed. A
+//! signal would need a sender that knows all processes on every machine, and mounted secrets
+//! (Kubernetes) change without any sender. Files that cannot be read, or do not fit together
+//! because only one of two is replaced yet, change nothing: the old keys stay in use, and the next
+//! change is looked at again.
 //!
-//! New connections and new calls use the new keys. What is open stays open.
+//! New connections and new calls use the new keys. Open connections stay open.
 
 use std::fmt;
 use std::fs;
@@ -23,13 +24,14 @@ use super::tls::{self, Files, Tls};
 use super::tokens::{self, Tokens};
 use crate::channel::Io;
 
-/// How often the files are looked at.
+/// Time between two looks at the files.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Longest file of keys.
+/// Longest file with keys, in bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Keys: cheap to clone, all clones are the same. Those of [`Keys::default`] open and close nothing.
+/// Keys of a process. They are cheap to clone, and all clones are the same. Those of
+/// [`Keys::default`] neither encrypt nor check anything.
 #[derive(Clone, Default)]
 pub struct Keys(Option<Arc<Shared>>);
 
@@ -39,17 +41,17 @@ struct Shared {
     seen: Mutex<Vec<Stamp>>,
 }
 
-/// What was read.
+/// Content of the files.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     pub(super) tls: Option<Tls>,
-    /// `Bearer ..`, for the calls that this process makes.
+    /// Header `Bearer ..` for the calls of this process.
     pub(crate) token: Option<HeaderValue>,
-    /// Tokens that this process takes.
+    /// Tokens that this process accepts.
     pub(super) tokens: Option<Tokens>,
 }
 
-/// What tells that a file has changed, without reading it. Absent while there is none.
+/// Data of a file that show that it has changed, without reading it. `None` while there is no file.
 type Stamp = Option<(i64, i64, u64, u64)>;
 
 impl fmt::Debug for Keys {
@@ -62,42 +64,43 @@ impl Keys {
     /// Reads the files of `options`.
     ///
     /// # Errors
-    /// One of them is not there or not what it should be, or they do not belong together.
+    /// A file is missing or malformed, or the files do not belong together.
     pub fn load(options: Options) -> Result<Self, Error> {
         options.validate()?;
         if options == Options::default() {
             return Ok(Self::default());
         }
-        // Before they are read: what changes meanwhile is read again.
+        // Taken before the files are read: what changes meanwhile is read again.
         let seen = Mutex::new(stamps(&options));
         let loaded = RwLock::new(Arc::new(read(&options)?));
         Ok(Self(Some(Arc::new(Shared { options, loaded, seen }))))
     }
 
-    /// Whether connections are encrypted.
+    /// Returns whether connections are encrypted.
     pub fn encrypts(&self) -> bool {
         self.options().is_some_and(|options| options.ca.is_some())
     }
 
-    /// `https` or `http`: what URLs of this process begin with.
+    /// Returns the scheme of this process's URLs: `https` or `http`.
     pub fn scheme(&self) -> &'static str {
         if self.encrypts() { "https" } else { "http" }
     }
 
-    /// Whether calls need a token.
+    /// Returns whether calls need a token.
     pub fn asks_for_tokens(&self) -> bool {
         self.options().is_some_and(|options| options.tokens.is_some())
     }
 
-    /// Whether a token may be shown over a connection that others can read.
+    /// Returns whether a token may be shown over a connection that others can read.
     pub(crate) fn is_insecure(&self) -> bool {
         self.options().is_some_and(|options| options.insecure)
     }
 
-    /// A connection to `host` as this process makes them now, which may be others than it made the last one with.
+    /// Secures a connection to `host` with the current keys, which may differ from those of the
+    /// last connection.
     ///
     /// # Errors
-    /// The network's; or one end refuses the other's certificate.
+    /// The network fails, or one end refuses the other's certificate.
     pub(crate) async fn secure(&self, host: &str, io: Box<dyn Io>) -> io::Result<Box<dyn Io>> {
         match &self.loaded().tls {
             Some(tls) => tls::connect(tls.client.clone(), host, io).await,
@@ -105,20 +108,20 @@ impl Keys {
         }
     }
 
-    /// What was read last.
+    /// Returns the content that was read last.
     pub(crate) fn loaded(&self) -> Arc<Loaded> {
         self.0.as_ref().map_or_else(Arc::default, |shared| {
             shared.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
         })
     }
 
-    /// Looks at the files, for as long as it is polled.
+    /// Follows changes of the files, for as long as it is polled.
     pub async fn follow(&self) {
         let Some(shared) = &self.0 else { return std::future::pending().await };
         loop {
             tokio::time::sleep(LOOK).await;
             let shared = shared.clone();
-            // A folder on another machine may take its time.
+            // A folder on another machine may be slow.
             let _ = tokio::task::spawn_blocking(move || shared.look()).await;
         }
     }
@@ -157,7 +160,7 @@ impl Shared {
     }
 }
 
-/// The files of `options`, each with its flag.
+/// Returns the files of `options`, each with its flag.
 fn paths(options: &Options) -> Vec<(&'static str, &PathBuf)> {
     let Options { ca, cert, key, token, tokens, insecure: _ } = options;
     let all = [

@@ -1,4 +1,4 @@
-//! Who was refused, in the log: once, however often they come back.
+//! Log of refusals. Repeats of one refusal are logged once a minute at most.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// After this time the same refusal is logged again, with how many there were.
+/// Time after which an equal refusal is logged again, with the number of repeats.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Refusals that are remembered; who has that many addresses may fill the log with one line for each.
+/// Most refusals that are remembered. A client with more addresses may fill the log with one line
+/// for each.
 const REMEMBERED_MAX: usize = 1024;
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     Address(IpAddr),
@@ -30,23 +31,24 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why, in a few words that do not change; who; and what about, of which there are few (never what a stranger may choose).
+/// Key of equal refusals: a short fixed reason, the origin, and a subject. There are few subjects,
+/// and a stranger cannot choose one.
 type Key = (&'static str, Option<Peer>, String);
 
-/// What was logged.
+/// Refusals that were logged.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<HashMap<Key, Told>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Told {
     at: Instant,
-    /// Of the same kind since.
+    /// Number of repeats since then.
     more: u64,
 }
 
 impl Refusals {
-    /// Logs a refusal, unless the same was logged a moment ago.
-    /// `details` are shown, and do not make it another one.
+    /// Logs a refusal, unless an equal one was logged a moment ago. `details` are logged, but do
+    /// not distinguish refusals.
     pub(super) fn tell(&self, why: &'static str, peer: Option<Peer>, about: &str, details: &str) {
         let more = self.count(Instant::now(), (why, peer, about.to_owned()));
         let peer = peer.map(tracing::field::display);
@@ -57,7 +59,8 @@ impl Refusals {
         }
     }
 
-    /// Whether to log it, and how many of the same kind were not logged since the last time. `now` decides.
+    /// Returns how many equal refusals were not logged since the last time, or `None` if this one
+    /// is not logged either. `now` decides.
     fn count(&self, now: Instant, key: Key) -> Option<u64> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(told) = told.get_mut(&key) {

@@ -1,7 +1,9 @@
-//! Which call is whose: one table, asked by one pure function at the edge of every server.
+//! The table of calls and their allowed callers, consulted by one pure function at the edge of
+//! every server.
 //!
-//! A role of a token is what its bearer is for, not a rank: what an operator may do is written out, call by call. Calls that are not in
-//! the table do not exist; a test compares it with the schema, so that a new call must say who it is for.
+//! The role of a token is a purpose, not a rank: each call of an operator is listed. Calls outside
+//! the table do not exist. A test compares the table with the schema, so that a new call must say
+//! who may make it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +13,15 @@ use serde::{Deserialize, Serialize};
 use proto::pb::ProcessRole;
 use proto::status::{Failure, Kind};
 
-/// What a token is for.
+/// Role of a token: what its bearer may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// A user who looks at jobs and takes their results.
+    /// User who looks at jobs and fetches their results.
     Read,
-    /// A user who also starts jobs.
+    /// User who also starts jobs.
     Submit,
-    /// A user who also stops, holds and scales everybody's jobs.
+    /// User who also stops, pauses and scales every user's jobs.
     Operate,
     /// A worker.
     Worker,
@@ -30,11 +32,11 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 6] =
         [Self::Read, Self::Submit, Self::Operate, Self::Worker, Self::Ps, Self::Master];
 
-    /// Its name in lists of tokens and messages.
+    /// Returns the role's name in lists of tokens and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -46,7 +48,8 @@ impl Role {
         }
     }
 
-    /// Whether a process with such a token may join the fleet as that: a worker must not become a ps, which is sent weights.
+    /// Returns whether the bearer may join the fleet in the role `process`. A worker must not
+    /// become a ps, which gets weights.
     pub const fn may_join_as(self, process: ProcessRole) -> bool {
         matches!((self, process), (Self::Worker, ProcessRole::Worker) | (Self::Ps, ProcessRole::Ps))
     }
@@ -69,14 +72,15 @@ impl FromStr for Role {
     }
 }
 
-/// Whose a call is.
+/// Callers that may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Of everybody who can connect: whether the server lives, asked by machines that have no token.
+    /// Every client that can connect, such as a machine without a token that asks whether the
+    /// server lives.
     Anybodys,
-    /// Of everybody with a token.
+    /// Every bearer of a token.
     Holders,
-    /// Of these.
+    /// Bearers of tokens with these roles.
     Of(&'static [Role]),
 }
 
@@ -88,7 +92,7 @@ const PROCESSES: Whose = Whose::Of(&[Role::Worker, Role::Ps]);
 const PS: Whose = Whose::Of(&[Role::Ps]);
 const MASTERS: Whose = Whose::Of(&[Role::Master]);
 
-/// The table: the call as HTTP/2 names it, and whose it is.
+/// Table of calls: the call's path in HTTP/2, and its allowed callers.
 const TABLE: [(&str, Whose); 33] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
@@ -99,7 +103,7 @@ const TABLE: [(&str, Whose); 33] = [
     ("/ebbflow.v1.Jobs/Pause", OPERATORS),
     ("/ebbflow.v1.Jobs/Resume", OPERATORS),
     ("/ebbflow.v1.Jobs/Fetch", USERS),
-    // Which of the two may register as what is looked at by the handler: it is in the message.
+    // The message says in which role a process registers, so the handler checks it.
     ("/ebbflow.v1.Fleet/Register", PROCESSES),
     ("/ebbflow.v1.Fleet/Heartbeat", PROCESSES),
     ("/ebbflow.v1.Fleet/Lease", WORKERS),
@@ -126,20 +130,21 @@ const TABLE: [(&str, Whose); 33] = [
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Whose::Holders),
 ];
 
-/// Whose a call is; `None` for one that no server of ours has.
+/// Returns who may make a call, or `None` for a call that no server of ours has.
 pub fn whose(call: &str) -> Option<Whose> {
     TABLE.iter().find(|(name, _)| *name == call).map(|(_, whose)| *whose)
 }
 
-/// The name of a call as the table has it; empty for one that no server of ours has.
+/// Returns the call's name from the table, or an empty one for a call that no server of ours has.
 pub(super) fn name(call: &str) -> &'static str {
     TABLE.iter().find(|(name, _)| *name == call).map_or("", |(name, _)| name)
 }
 
-/// Whether a caller may make this call: one with a good token of `role`, or one that showed none (`None`).
+/// Checks that a caller may make this call. `role` is that of a good token, `None` means that there
+/// was no token.
 ///
 /// # Errors
-/// It may not: what it lacks.
+/// The caller may not; the error says what is missing.
 pub fn decide(call: &str, role: Option<Role>) -> Result<(), Failure> {
     let Some(whose) = whose(call) else {
         let message = format!("this program has no call `{call}`; is the other end of another version?");
@@ -165,7 +170,7 @@ pub fn decide(call: &str, role: Option<Role>) -> Result<(), Failure> {
     }
 }
 
-/// `Jobs/Submit` of the whole name.
+/// Returns the end of a call's path, such as `Jobs/Submit`.
 pub(crate) fn verb(call: &str) -> &str {
     call.rsplit_once('.').map_or(call, |(_, verb)| verb)
 }
@@ -202,7 +207,7 @@ mod tests {
         assert!(missing.is_empty(), "say in TABLE whose these calls are: {missing:?}");
         let gone: Vec<_> = of_ours.difference(&schema).collect();
         assert!(gone.is_empty(), "not in the schema any more: {gone:?}");
-        // What tonic adds to our servers.
+        // Calls that tonic adds to our servers.
         let others: Vec<_> = listed.difference(&of_ours).map(String::as_str).collect();
         let health = tonic_health::pb::FILE_DESCRIPTOR_SET;
         let reflection = tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET;

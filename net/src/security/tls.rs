@@ -1,7 +1,8 @@
-//! Both ends of an encrypted connection: TLS 1.3, HTTP/2, and each end shows a certificate of the cluster's authority.
+//! Both ends of an encrypted connection: TLS 1.3 and HTTP/2. Each end shows a certificate of the
+//! cluster's authority.
 //!
-//! No session is resumed: a resumed one skips the look at the certificate, which may have been replaced or have expired meanwhile.
-//! A handshake costs a millisecond, and connections last.
+//! Sessions are not resumed: a resumption skips the check of the certificate, which may have been
+//! replaced or have expired meanwhile. A handshake costs a millisecond, and connections last.
 
 use std::io;
 use std::path::Path;
@@ -26,19 +27,19 @@ const HTTP2: &[u8] = b"h2";
 /// Bytes that are read ahead of the first message, to see that there is one.
 const AHEAD: usize = 32;
 
-/// What connections of one process are made with.
+/// TLS settings for the connections of one process.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     pub(super) client: Arc<ClientConfig>,
-    /// Of a process with a certificate of its own.
+    /// Settings of servers, if the process has a certificate of its own.
     pub(super) server: Option<Arc<ServerConfig>>,
 }
 
-/// The content of the files, in the order of the flags.
+/// Content of the files, in the order of the flags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Files<'a> {
     pub(super) ca: (&'a Path, &'a [u8]),
-    /// Certificate and key.
+    /// Certificate and key of this process.
     pub(super) own: Option<[(&'a Path, &'a [u8]); 2]>,
 }
 
@@ -122,10 +123,10 @@ fn content(what: &'static str, path: &Path, reason: String) -> Error {
     Error::Content { what, path: path.to_owned(), reason }
 }
 
-/// A connection that is encrypted, and that both ends agreed to.
+/// Opens an encrypted connection that both ends have accepted.
 ///
 /// # Errors
-/// The network's, or [`Refused`] inside of one.
+/// An error of the network, or an error that wraps [`Refused`].
 pub(super) async fn connect(
     config: Arc<ClientConfig>,
     host: &str,
@@ -134,9 +135,10 @@ pub(super) async fn connect(
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let has_own = config.client_auth_cert_resolver.has_certs();
     let stream = TlsConnector::from(config).connect(name, io).await;
-    // Too small to be used for what follows: those reads are longer than it and go past it.
+    // The buffer is smaller than all later reads, so those bypass it.
     let mut stream = BufReader::with_capacity(AHEAD, stream.map_err(|error| explain(error, has_own))?);
-    // In TLS 1.3 this end has finished before the server looks at its certificate. A server that likes it begins to speak.
+    // In TLS 1.3 this end has finished before the server looks at its certificate. A server that
+    // accepts the certificate then sends HTTP/2's first bytes.
     if stream.fill_buf().await.map_err(|error| explain(error, has_own))?.is_empty() {
         let message = "the server closed the connection before it said anything";
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
@@ -144,15 +146,15 @@ pub(super) async fn connect(
     Ok(Box::new(stream))
 }
 
-/// The same at the server's end.
+/// Accepts an encrypted connection.
 ///
 /// # Errors
-/// The network's, or what is wrong with the other end's certificate.
+/// An error of the network, or a defect of the client's certificate.
 pub(super) async fn accept<T: Io>(config: Arc<ServerConfig>, io: T) -> io::Result<Box<dyn Io>> {
     Ok(Box::new(TlsAcceptor::from(config).accept(io).await?))
 }
 
-/// Why a server did not take a connection, in one of a few words.
+/// Returns in a few fixed words why a server refused a connection.
 pub(super) fn why(error: &io::Error) -> &'static str {
     let Some(cause) = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>()) else {
         return match error.kind() {
@@ -166,7 +168,8 @@ pub(super) fn why(error: &io::Error) -> &'static str {
         rustls::Error::InvalidCertificate(
             CertificateError::Expired | CertificateError::ExpiredContext { .. },
         ) => "an expired certificate",
-        // Bad is a signature by another authority of the same name, as all of `ebb certs init` are.
+        // A signature is bad if it comes from another authority with an equal name. All authorities
+        // of `ebb certs init` have the same name.
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         ) => "a certificate of another authority",
@@ -176,7 +179,7 @@ pub(super) fn why(error: &io::Error) -> &'static str {
     }
 }
 
-/// What a failed handshake means to a user at the client's end.
+/// Explains a failed handshake to a user at the client's end.
 fn explain(error: io::Error, has_own: bool) -> io::Error {
     let Some(cause) = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>()) else {
         return error;

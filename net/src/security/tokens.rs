@@ -1,16 +1,18 @@
-//! The tokens that a server takes: a list of hashes, so that who reads the list cannot call anybody.
+//! The tokens that a server accepts: a list of hashes, so that a reader of the list cannot make
+//! calls.
 //!
 //! ```text
 //! [[token]]
-//! name = "anna"              # whose it is, in logs; two tokens of one name share what the name may have
+//! name = "anna"              # bearer, in logs; two tokens of one name share its limits
 //! role = "submit"            # read, submit, operate; worker, ps, master
 //! sha256 = "9f86d081884c..." # of the token, 64 hex digits
-//! jobs_max = 4               # jobs of that name that have not ended; absent: as many as the master takes
-//! artifact_bytes_max = 1000  # bytes of the files of those jobs; absent: as many as the master takes
+//! jobs_max = 4               # jobs of that name that have not ended; absent: the master's limit
+//! artifact_bytes_max = 1000  # bytes of the files of those jobs; absent: the master's limit
 //! ```
 //!
-//! A token is 32 random bytes in hex, so a fast hash is as good as a slow one: there is nothing to guess. A token that is shown is
-//! hashed and compared with the whole list, each entry in constant time, whichever of them it is.
+//! A token is 32 random bytes in hex, so it cannot be guessed, and a fast hash is as good as a slow
+//! one. A shown token is hashed and compared with the whole list in constant time, so the time does
+//! not tell which entry matched.
 
 use std::sync::Arc;
 
@@ -21,25 +23,25 @@ use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 
 use super::table::Role;
 
-/// Entries of one list at most.
+/// Most entries of one list.
 const TOKENS_MAX: usize = 10_000;
 
-/// Shortest token that a client shows: shorter ones can be guessed.
+/// Shortest token in bytes that a client shows. Shorter ones could be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 
-/// Longest one.
+/// Longest token in bytes that a client shows.
 const TOKEN_BYTES_MAX: usize = 512;
 
-/// One entry of the list.
+/// One entry of a list of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Whose it is.
+    /// Name of the bearer.
     pub name: String,
-    /// What it is for.
+    /// Role of the bearer.
     pub role: Role,
-    /// Jobs of this name that may be there at once without having ended.
+    /// Most jobs of this name that have not ended.
     pub jobs_max: Option<u64>,
-    /// Bytes of the files of those jobs.
+    /// Most bytes of the files of those jobs.
     pub artifact_bytes_max: Option<u64>,
     sha256: [u8; 32],
 }
@@ -66,10 +68,10 @@ struct Entry {
 }
 
 impl Tokens {
-    /// Reads a list.
+    /// Reads a list of tokens.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The text is malformed; the error says where.
     pub fn parse(text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
         if file.token.is_empty() {
@@ -96,7 +98,7 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// The entry of a token that somebody shows. It takes as long for a good one as for a bad one.
+    /// Returns the entry of a shown token. The search takes equally long for good and bad tokens.
     pub fn find(&self, shown: &[u8]) -> Option<Arc<Token>> {
         let shown: [u8; 32] = Sha256::digest(shown).into();
         let mut found = 0u64;
@@ -107,18 +109,18 @@ impl Tokens {
         self.0.get(index).cloned()
     }
 
-    /// How many there are.
+    /// Returns the number of tokens.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The lines of a list for a token.
+/// Returns the lines of a list for one token.
 pub fn entry(name: &str, role: Role, token: &str, jobs_max: Option<u64>, bytes_max: Option<u64>) -> String {
     let mut text = format!(
         "[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{}\"\n",
@@ -129,21 +131,21 @@ pub fn entry(name: &str, role: Role, token: &str, jobs_max: Option<u64>, bytes_m
     text
 }
 
-/// A token out of `random` bytes.
+/// Writes `random` bytes as a token.
 pub fn written(random: [u8; 32]) -> String {
     format!("ebb-{}", proto::artifact::hex(&random))
 }
 
-/// Whether a token may be called that.
+/// Returns whether a token may have this name.
 pub fn is_name(name: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
     (1..=64).contains(&name.len()) && name.bytes().all(fine)
 }
 
-/// The token in a file: its only line.
+/// Returns the token in a file: its only line.
 ///
 /// # Errors
-/// What is there instead.
+/// The file has something else; the error says what.
 pub(super) fn from_file(text: &str) -> Result<&str, String> {
     let token = text.trim();
     if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&token.len()) {

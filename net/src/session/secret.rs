@@ -1,7 +1,10 @@
-//! What binds a call to the process that registered: 128 bits that the master tells that process alone.
+//! The session secret: 128 bits that bind a call to the process that registered. The master tells
+//! them to that process alone.
+//!
+//! Every Fleet call but Register carries it as metadata:
 //!
 //! ```text
-//!   ebb-session: 1099511627777-00112233445566778899aabbccddeeff      metadata of every Fleet call but Register
+//! ebb-session: 1099511627777-00112233445566778899aabbccddeeff
 //! ```
 
 use std::fmt;
@@ -11,25 +14,26 @@ use subtle::ConstantTimeEq as _;
 
 use proto::ids::IncarnationId;
 
-/// Metadata of a call that proves who makes it.
+/// Metadata key with the proof of the caller's incarnation.
 pub const KEY: &str = "ebb-session";
 
-/// The secret of one incarnation. It is compared in constant time and never printed.
+/// Secret of one incarnation. It is compared in constant time and never printed.
 #[derive(Clone, Copy)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// The secret of these bytes, as [`RegisterReply.secret`](proto::pb::RegisterReply) has them; `None` unless there are 16.
+    /// Returns the secret of these bytes from [`RegisterReply.secret`](proto::pb::RegisterReply).
+    /// `None` unless there are 16.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// Its bytes, to be sent to the process that registered.
+    /// Returns the bytes, to be sent to the process that registered.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// Whether `other` is the same; takes as long whatever it is.
+    /// Compares two secrets in constant time.
     pub fn is(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
@@ -41,17 +45,18 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The incarnation that a call is made as, with the proof.
+/// Incarnation as which a call is made, with its proof.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
-    /// The incarnation.
+    /// Incarnation of the caller.
     pub incarnation: IncarnationId,
-    /// What its process was told when it registered.
+    /// Secret that the process got when it registered.
     pub secret: Secret,
 }
 
 impl Shown {
-    /// What a call shows; `None` when it shows nothing, or something else than this.
+    /// Reads the incarnation and secret that a call shows. `None`: the call shows none, or they are
+    /// malformed.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let (incarnation, secret) = headers.get(KEY)?.to_str().ok()?.split_once('-')?;
         let incarnation = IncarnationId(incarnation.parse().ok()?);
@@ -59,7 +64,7 @@ impl Shown {
         Some(Self { incarnation, secret: Secret(number.to_be_bytes()) })
     }
 
-    /// Shows it with a call.
+    /// Adds the incarnation and its secret to a call.
     pub fn show(&self, headers: &mut HeaderMap) {
         let text = format!("{}-{:032x}", self.incarnation, u128::from_be_bytes(self.secret.0));
         let mut value = HeaderValue::try_from(text).expect("digits and a hyphen");

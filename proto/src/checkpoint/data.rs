@@ -1,14 +1,16 @@
-//! The data file of one partition: a safetensors file with weights, slots, and its ledger in the metadata.
+//! The data file of one partition: a safetensors file with weights, slots, and the ledger in its
+//! metadata.
 //!
-//! One entry for each chunk and section, so that a restore into another number of partitions reads exactly the chunks it needs:
+//! Each chunk and section has an entry of its own, so that a restore into another number of
+//! partitions reads exactly the chunks that it needs:
 //!
 //! ```text
-//! weights.1200/layer.0.weight@262144      weights of version 1200, from element 262144 of the tensor on
+//! weights.1200/layer.0.weight@262144      weights of version 1200, from element 262144 on
 //! slot.exp_avg/layer.0.weight@262144      the optimizer's slot beside them
 //! ```
 //!
-//! A job with a delay computes its next steps from versions before the newest; those are in the file too. Entries lie one after the
-//! other in the order of the header.
+//! A job with a delay computes its next steps from older versions, so the file has those too.
+//! Entries lie one after the other in the order of the header.
 
 use std::fmt;
 
@@ -20,52 +22,52 @@ use super::{ALIGNED, AppliedSteps, Error, Result};
 use crate::ids::{PartitionId, Step, Version};
 use crate::tensor::DType;
 
-/// The format that this program writes.
+/// Format that this program writes.
 const FORMAT: u64 = 1;
 
-/// Longest header: what readers of safetensors accept.
+/// Longest header in bytes: the limit of other readers of safetensors.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// What a data file says about itself.
+/// Header of a data file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Number of steps applied.
     pub version: Version,
-    /// Which partition.
+    /// Partition whose values the file holds.
     pub partition: PartitionId,
-    /// Of how many.
+    /// Number of partitions of the checkpoint.
     pub partitions: u32,
-    /// Which steps are applied.
+    /// Applied steps of the partition.
     pub applied: AppliedSteps,
-    /// What follows the header, in order.
+    /// Entries after the header, in the order of the file.
     pub entries: Vec<Entry>,
 }
 
 /// Values of one chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What they are.
+    /// Kind of the values.
     pub section: Section,
     /// Name of the chunk's tensor.
     pub tensor: String,
     /// The chunk's first element within the tensor.
     pub offset: usize,
-    /// Type of the elements.
+    /// Type of the values.
     pub dtype: DType,
-    /// Number of elements.
+    /// Number of values.
     pub len: usize,
-    /// Checksum of the values.
+    /// CRC-32C of the values' bytes.
     pub crc32c: u32,
 }
 
-/// What the values of an entry are.
+/// Kind of an entry's values.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Section {
-    /// Weights of a version.
+    /// Weights of this version.
     Weights(Version),
-    /// The optimizer's slot of this name.
+    /// Optimizer slot of this name.
     Slot(String),
 }
 
@@ -79,18 +81,18 @@ impl fmt::Display for Section {
 }
 
 impl Entry {
-    /// Its name in the file.
+    /// Returns the entry's name in the file, `section/tensor@offset`.
     pub fn name(&self) -> String {
         format!("{}/{}@{}", self.section, self.tensor, self.offset)
     }
 
-    /// Bytes of its values; saturates.
+    /// Returns the size of the values in bytes; saturates.
     pub const fn bytes(&self) -> u64 {
         (self.len as u64).saturating_mul(self.dtype.size() as u64)
     }
 }
 
-/// safetensors' metadata: strings only.
+/// Metadata of a safetensors file, which allows strings only.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Metadata {
@@ -112,13 +114,13 @@ struct Tensor {
 }
 
 impl Partition {
-    /// Bytes of the values after the header.
+    /// Returns the size of all values after the header, in bytes; saturates.
     pub fn data_bytes(&self) -> u64 {
         self.entries.iter().fold(0, |sum: u64, entry| sum.saturating_add(entry.bytes()))
     }
 
-    /// The header: its length, then JSON, padded so that the values begin on a multiple of [`ALIGNED`]. It is as long whatever the
-    /// checksums are.
+    /// Encodes the header: its length, then JSON, padded so that the values begin at a multiple of
+    /// [`ALIGNED`]. The length does not depend on the checksums.
     pub fn encode(&self) -> Bytes {
         let list = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join(" ");
         let metadata = Metadata {
@@ -149,10 +151,12 @@ impl Partition {
         bytes.into()
     }
 
-    /// Length of the header of a file of `file_bytes` that begins with `prefix`, the 8 bytes included.
+    /// Returns the length of a file's header, including the 8 bytes of its length. `prefix` is the
+    /// begin of the file, `file_bytes` its size.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when the file cannot hold it, [`Error::Damaged`] when no header is so long.
+    /// [`Error::Truncated`] when the file is shorter than its header, [`Error::Damaged`] when the
+    /// length is above [`HEADER_BYTES_MAX`].
     pub fn header_bytes(file: &str, file_bytes: u64, prefix: &[u8]) -> Result<u64> {
         let Some(length) = prefix.first_chunk() else {
             let (file, found_bytes) = (file.to_owned(), prefix.len() as u64);
@@ -169,7 +173,7 @@ impl Partition {
         Ok(length + 8)
     }
 
-    /// Reads a header that was [encoded](Self::encode), of a file of `file_bytes`.
+    /// Reads the header of a file of `file_bytes`, as [`encode`](Self::encode) wrote it.
     ///
     /// # Errors
     /// [`Error::Future`], [`Error::Truncated`], or [`Error::Damaged`] with what is wrong.
@@ -255,7 +259,7 @@ fn entry(name: &str, tensor: &Tensor, crc32c: u32) -> Option<Entry> {
     };
     let dtype = [DType::F32, DType::I64].into_iter().find(|&dtype| dtype_name(dtype) == tensor.dtype)?;
     let [len] = tensor.shape[..] else { return None };
-    // So that no sum of sizes overflows.
+    // No sum of sizes overflows with this limit.
     let fits = (len as u64) < 1 << 48;
     let entry =
         Entry { section, tensor: tensor_name.to_owned(), offset: offset.parse().ok()?, dtype, len, crc32c };

@@ -1,109 +1,110 @@
-//! Everything that can be wrong with a checkpoint or the store it lies on.
+//! Errors of a checkpoint or of the store on which it lies.
 
 /// Result of reading or writing a checkpoint.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What is wrong.
+/// Error of a checkpoint or its store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A URL that leads to no store.
+    /// The URL leads to no store.
     #[error("checkpoint store `{url}`: {reason}")]
     Url {
-        /// As given.
+        /// URL as the user gave it.
         url: String,
-        /// Why not.
+        /// Reason why the URL leads to no store.
         reason: String,
     },
-    /// A place that no job of this master may name.
+    /// The master does not allow jobs to use this place.
     #[error(
         "checkpoint store `{url}` is outside the places that this master allows: {allowed}; choose one below them, or have the \
          master started with one more --checkpoints PLACE"
     )]
     NotAllowed {
-        /// As given.
+        /// URL as the user gave it.
         url: String,
-        /// The allowed ones.
+        /// Allowed places.
         allowed: String,
     },
-    /// The store did not do as it was told. It may, when asked again.
+    /// The store failed. A retry may help.
     #[error("{what} `{file}`: {reason}")]
     Store {
-        /// "read", "write".
+        /// Failed operation: "read" or "write".
         what: &'static str,
-        /// Which file.
+        /// File of the operation.
         file: String,
-        /// What the store said.
+        /// Answer of the store.
         reason: String,
     },
-    /// A file that is not there.
+    /// A file of the checkpoint is missing.
     #[error("`{file}` is missing; take an older checkpoint, or bring the file back")]
     Missing {
-        /// Which.
+        /// Missing file.
         file: String,
     },
-    /// Written by a later version of this program.
+    /// A later version of this program wrote the file.
     #[error(
         "`{file}` has format {found}, this program knows formats up to {known}; read it with the version that wrote it"
     )]
     Future {
-        /// Which.
+        /// File with the unknown format.
         file: String,
-        /// Its format.
+        /// Format of the file.
         found: u64,
-        /// The newest that is known here.
+        /// Newest format that this program knows.
         known: u64,
     },
-    /// A file that ends too early, or goes on too long.
+    /// The file is shorter or longer than expected.
     #[error(
         "`{file}` has {found_bytes} bytes, expected {expected_bytes}; it was not written to its end, take an older checkpoint"
     )]
     Truncated {
-        /// Which.
+        /// File with the wrong size.
         file: String,
-        /// As the manifest or its header says.
+        /// Size according to the manifest or the file's header.
         expected_bytes: u64,
-        /// As it lies there.
+        /// Size on the store.
         found_bytes: u64,
     },
-    /// A file whose bytes are not those that were written.
+    /// The file's bytes differ from those that were written.
     #[error("`{file}` is damaged: {what}; take an older checkpoint")]
     Damaged {
-        /// Which.
+        /// Damaged file.
         file: String,
-        /// Where, expected against found.
+        /// Place of the damage, with expected against found.
         what: String,
     },
-    /// A checkpoint of something else.
+    /// The checkpoint does not fit the job.
     #[error(
         "`{file}` is of another job: {what}: expected {expected}, found {found}; restore it into the job that wrote it"
     )]
     Differs {
-        /// Which.
+        /// File of the checkpoint.
         file: String,
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// In the job that is to be restored.
+        /// Value in the job to be restored.
         expected: String,
-        /// In the checkpoint.
+        /// Value in the checkpoint.
         found: String,
     },
-    /// In arrival order, partitions that have applied different steps cannot be mixed.
+    /// Partitions with different applied steps (arrival order) cannot be restored into another
+    /// number of partitions.
     #[error(
         "`{file}`: its {saved} partitions have applied different steps, which cannot be spread over {wanted}; restore it with \
          fleet.ps = {saved}"
     )]
     LedgersDiffer {
-        /// Which.
+        /// Manifest of the checkpoint.
         file: String,
-        /// Number of partitions of the checkpoint.
+        /// Partitions of the checkpoint.
         saved: usize,
-        /// Number of partitions to restore into.
+        /// Partitions to restore into.
         wanted: usize,
     },
 }
 
 impl Error {
-    /// Whether trying again may help: the store failed, the checkpoint is not to blame.
+    /// Returns whether a retry may help: the store failed, not the checkpoint.
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Store { .. })
     }

@@ -1,4 +1,5 @@
-//! The manifest of a checkpoint: what was saved, which files hold it, and whether a job can go on from it.
+//! The manifest of a checkpoint: what was saved, which files hold it, and whether a job can
+//! continue from it.
 //!
 //! ```text
 //! {"format":1,"crc32c":"0a1b2c3d","checkpoint":{
@@ -7,7 +8,7 @@
 //! }}
 //! ```
 //!
-//! The checksum is that of the text after `"checkpoint":`, up to the last brace.
+//! The checksum covers the text after `"checkpoint":`, without the last brace.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,65 +21,70 @@ use crate::plan::Plan;
 use crate::spec::{Consistency, JobSpec, Order};
 use crate::tensor::TensorSpec;
 
-/// The newest format. A manifest is written in the oldest one that has all of its fields, so that older programs read it.
+/// Newest format. Each manifest is written in the oldest format that has all of its fields, so that
+/// older programs can read it.
 pub const FORMAT: u64 = 3;
 
-/// The oldest format.
+/// Oldest format.
 const PLAIN: u64 = 1;
 
-/// The format that first had `script`.
+/// First format with `script`.
 const WITH_SCRIPT: u64 = 2;
 
-/// The format that first had `numerics` and `trained_on`.
+/// First format with `numerics` and `trained_on`.
 const WITH_ORIGIN: u64 = 3;
 
-/// Most partitions of a checkpoint, as of a job.
+/// Most partitions of a checkpoint, and of a job.
 const FILES_MAX: usize = 1024;
 
-/// A whole checkpoint.
+/// Manifest of a complete checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Name of the job.
     pub job: String,
-    /// Which training it is of, from its first step over every crash and resumption: another one of the same job has another name.
+    /// Run of the job: its training from the first step, over every crash and resumption. Another
+    /// training under the same job name has another run.
     pub run: String,
-    /// [`digest`] of its specification. For people: a job may go on with other settings, as far as [`check`](Self::check) lets it.
+    /// [`digest`] of the specification, for people. A job may continue with other settings, as far
+    /// as [`check`](Self::check) allows.
     pub digest: String,
     /// Steps that each partition had applied.
     pub version: Version,
-    /// The oldest version whose weights are saved: a job with a delay computes its next steps from them.
+    /// Oldest version whose weights are saved. A job with a delay computes its next steps from
+    /// older versions.
     pub oldest: Version,
-    /// Rewinds of the job before.
+    /// Era of the job: the number of its rewinds before this checkpoint.
     pub era: Era,
-    /// When updates were applied.
+    /// Order in which updates were applied.
     #[serde(with = "WrittenOrder")]
     pub order: Order,
-    /// The numbers of its microbatches.
+    /// Plan of the job's microbatches.
     pub plan: Plan,
-    /// The model, in the model's order.
+    /// Tensors of the model, in the model's order.
     pub tensors: Vec<TensorSpec>,
-    /// Update rule.
+    /// Update rule of the optimizer.
     pub optimizer: OptimizerKind,
-    /// Its slots.
+    /// Slots of the optimizer.
     pub slots: Vec<String>,
-    /// One for each partition, in their order.
+    /// Data files, one for each partition, in the order of the partitions.
     pub files: Vec<File>,
-    /// The TorchScript module that these are the weights of, for a job that has one. It lies in the job's folder, beside those of the
-    /// versions, which share it.
+    /// TorchScript module to which the weights belong, if the job has one. It lies in the job's
+    /// folder, and all versions share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
-    /// The numerics classes that computed it, in the order of their first versions; empty for a job that takes workers of every class.
+    /// Numerics classes that computed the weights, in the order of their first versions. Empty for
+    /// a job that accepts workers of every class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numerics: Vec<Since>,
-    /// The seed, the order and the records that it was trained with; `None` in a checkpoint of an older program.
+    /// Seed, order and records of the training. `None` in a checkpoint of an older program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_on: Option<TrainedOn>,
-    /// When it was complete, in seconds since 1970.
+    /// Time of completion, in seconds since 1970.
     pub created_unix_secs: u64,
 }
 
-/// How an [`Order`] is written. In a job file it has no name of its own.
+/// Written form of an [`Order`]. A job file has no setting of this name.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Order", rename_all = "snake_case")]
 enum WrittenOrder {
@@ -86,52 +92,53 @@ enum WrittenOrder {
     Arrival,
 }
 
-/// A job's TorchScript module, as it was submitted.
+/// A job's TorchScript module as it was submitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256 in lower-case hex.
+    /// SHA-256 of the module in lower-case hex.
     pub sha256: String,
 }
 
 impl Script {
-    /// Its name in the job's folder: one for each content, so that runs of one name with other modules do not meet.
+    /// Returns the module's name in the job's folder. Each content has its own name, so runs with
+    /// different modules do not collide.
     pub fn file_name(&self) -> String {
         format!("script-{}.pt", &self.sha256)
     }
 }
 
-/// What one partition saved.
+/// Data file of one partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Its name, in the manifest's folder.
+    /// File name in the manifest's folder.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Checksum of its header, which has those of the values.
+    /// Checksum of the file's header, which has the checksums of the values.
     pub crc32c: u32,
-    /// Which steps the partition had applied.
+    /// Applied steps of the partition.
     pub applied: AppliedSteps,
 }
 
-/// What a job needs of a checkpoint to go on from it.
+/// Requirements of a job that continues from a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs<'a> {
-    /// Its tensors, in the model's order.
+    /// Tensors of the job, in the model's order.
     pub tensors: &'a [TensorSpec],
-    /// Its numbers.
+    /// Plan of the job.
     pub plan: &'a Plan,
-    /// Its specification.
+    /// Specification of the job.
     pub spec: &'a JobSpec,
-    /// The version to go on from.
+    /// Version from which the job continues.
     pub version: Version,
 }
 
 impl Manifest {
-    /// As it is written.
+    /// Encodes the manifest as a file's text.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
         let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
@@ -142,10 +149,11 @@ impl Manifest {
         format!("{}{body}{END}", begin(format, crc32c::crc32c(body.as_bytes())))
     }
 
-    /// Reads what was [encoded](Self::encode); `file` names it in errors.
+    /// Reads a manifest that [`encode`](Self::encode) wrote. `file` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Future`] for a format that this program does not know, otherwise [`Error::Damaged`] with what is wrong.
+    /// [`Error::Future`] for a format that this program does not know, otherwise [`Error::Damaged`]
+    /// with what is wrong.
     pub fn decode(file: &str, bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         struct Format {
@@ -170,11 +178,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What this program would not have written.
+    /// Checks that the fields do not contradict each other. This program writes only valid
+    /// manifests.
     fn validate(&self) -> Result<(), &'static str> {
         let Plan { records, micro, microbatches_per_step, epochs } = self.plan;
         let plan = records > 0 && micro > 0 && microbatches_per_step > 0 && epochs > 0;
-        // So that no product of the numbering overflows.
+        // No product of the numbering overflows with this limit.
         let plan = plan && u128::from(records) * u128::from(epochs) < 1 << 62;
         if !plan || self.version > self.plan.final_version() || self.oldest > self.version {
             return Err("plan and version contradict each other");
@@ -200,10 +209,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether a job can go on from here with the bits that it would have had.
+    /// Checks that a job can continue from this checkpoint with the same bits as without the
+    /// interruption.
     ///
     /// # Errors
-    /// [`Error::Differs`] with the first thing that it cannot.
+    /// [`Error::Differs`] with the first difference.
     pub fn check(&self, file: &str, needs: &Needs<'_>) -> Result<()> {
         let Needs { tensors, plan, spec, version } = *needs;
         let same = |what, expected: String, found: String| {
@@ -240,18 +250,20 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether its steps are whole epochs: every record was applied equally often.
+    /// Returns whether the applied steps are whole epochs: every record was applied equally often.
     pub fn ends_epoch(&self) -> bool {
         self.plan.ends_epoch(self.version) && self.files.iter().all(|file| file.applied.above.is_empty())
     }
 
-    /// Which steps partition number `partition` of `partitions` has applied when it is restored from here.
+    /// Returns the applied steps of number `partition` of `partitions` after a restore from this
+    /// checkpoint.
     ///
-    /// In canonical order all have the same. In arrival order each partition has applied its own; then only the same number of
-    /// partitions can be restored, unless all happen to agree.
+    /// In canonical order all partitions have applied the same steps. In arrival order each
+    /// partition has applied its own. A restore into another number of partitions then needs equal
+    /// ledgers.
     ///
     /// # Errors
-    /// [`Error::LedgersDiffer`].
+    /// [`Error::LedgersDiffer`] when the ledgers differ and the number of partitions does too.
     pub fn applied(&self, file: &str, partition: PartitionId, partitions: u32) -> Result<AppliedSteps> {
         let first = &self.files[0].applied;
         if self.files.iter().all(|file| file.applied == *first) {
@@ -268,7 +280,7 @@ impl Manifest {
     }
 }
 
-/// The oldest version whose weights the steps after `version` are computed from.
+/// Returns the oldest version from whose weights the steps after `version` are computed.
 pub fn oldest(order: Order, delay: Option<u32>, version: Version) -> Version {
     match order {
         Order::Canonical => Version(version.get().saturating_sub(u64::from(delay.unwrap_or(0)))),
@@ -276,7 +288,8 @@ pub fn oldest(order: Order, delay: Option<u32>, version: Version) -> Version {
     }
 }
 
-/// SHA-256 of what decides the trained bits of a job: not its name, its fleet, its limits, or where its files lie.
+/// Returns the SHA-256 of the settings that decide a job's trained bits. It leaves out the name,
+/// the fleet, the limits, the numerics policy and the place of files.
 pub fn digest(spec: &JobSpec) -> String {
     let mut spec = spec.clone();
     spec.name = String::new();

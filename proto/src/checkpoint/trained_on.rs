@@ -1,17 +1,17 @@
-//! What decides which records each step is made of: a run that goes on with anything else trains some records of the epoch more
-//! than once, and others never.
+//! Data that decides the records of each step. A run that continues with other data trains some
+//! records of the epoch more than once, and others never.
 //!
-//! Files are told apart by their content and not by their names, so data that moved is still the same data.
+//! Files are compared by content and not by name, so data that moved is still the same data.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::spec::{JobSpec, Shuffle};
 
-/// Files that a manifest names at most. [`FileSet::sha256`] covers all of them.
+/// Most files that a manifest names. [`FileSet::sha256`] covers all files.
 const FILES_NAMED_MAX: usize = 1024;
 
-/// Differences between two lists of files that are named at most.
+/// Most differences between two lists of files that are named.
 const DIFFERENCES_MAX: usize = 3;
 
 /// The seed, the order and the records of a job.
@@ -22,26 +22,26 @@ pub struct TrainedOn {
     pub seed: u64,
     /// `data.shuffle` of the job file.
     pub shuffle: Shuffle,
-    /// Training records that validate instead, because of `data.validation_fraction`.
+    /// Number of training records that validate instead, because of `data.validation_fraction`.
     pub split: u64,
     /// The training files.
     pub train: FileSet,
-    /// The validation files, of a job that has some.
+    /// The validation files, if the job has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<FileSet>,
 }
 
-/// Files in the order of the job file, and the records that are taken from them.
+/// Files in the order of the job file, and the range of their records that is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSet {
-    /// The records `[begin, end)` that are used, counted over all files.
+    /// Used records `[begin, end)`, counted over all files.
     pub records: (u64, u64),
     /// Number of files.
     pub count: u64,
     /// SHA-256, in lower-case hex, over records, bytes and checksum of every file in order.
     pub sha256: String,
-    /// The first 1024 files, to say which one differs.
+    /// The first 1024 files, so that an error can name one that differs.
     pub files: Vec<DataFile>,
 }
 
@@ -49,13 +49,13 @@ pub struct FileSet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// As the job file names its features.
+    /// Path of the features, as in the job file.
     pub path: String,
     /// Number of records.
     pub records: u64,
-    /// Size of its content without compression; features and labels together.
+    /// Size of the content without compression, in bytes: features and labels together.
     pub bytes: u64,
-    /// CRC-32C of its content without compression: features, then labels.
+    /// CRC-32C of the content without compression: features, then labels.
     pub crc32c: u32,
 }
 
@@ -66,7 +66,7 @@ impl DataFile {
 }
 
 impl FileSet {
-    /// The set of these files, of which the records `[begin, end)` are used.
+    /// Builds the set of these files, with their used records `[begin, end)`.
     pub fn new(mut files: Vec<DataFile>, records: (u64, u64)) -> Self {
         let mut hash = Sha256::new();
         for DataFile { path: _, records, bytes, crc32c } in &files {
@@ -112,13 +112,15 @@ impl FileSet {
 }
 
 impl TrainedOn {
-    /// What a job trains on: its specification, its files and how many of their records validate instead.
+    /// Collects what a job trains on. `split` is the number of training records that validate
+    /// instead.
     pub fn new(spec: &JobSpec, split: u64, train: FileSet, validation: Option<FileSet>) -> Self {
         Self { seed: spec.seed, shuffle: spec.data.shuffle, split, train, validation }
     }
 
-    /// Every setting in which `job` differs from what the checkpoint was trained with, each as
-    /// "seed: 1 in the checkpoint, 2 in the job". Empty: both train the same records in the same order.
+    /// Returns every setting in which `job` differs from the checkpoint, each as "seed: 1 in the
+    /// checkpoint, 2 in the job". An empty list means that both train the same records in the same
+    /// order.
     pub fn differences(&self, job: &Self) -> Vec<String> {
         let mut found = Vec::new();
         let mut differs = |key: &str, was: String, is: String| {
@@ -145,7 +147,7 @@ impl TrainedOn {
     }
 }
 
-/// As in the job file.
+/// Returns the order's name in the job file.
 const fn name(shuffle: Shuffle) -> &'static str {
     match shuffle {
         Shuffle::Records => "records",

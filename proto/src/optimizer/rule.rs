@@ -1,12 +1,13 @@
-//! What a ps computes with: an update rule with all its settings, and the names of its slots.
+//! The update rule with which a ps computes, with all its settings and the names of its slots.
 
-/// A validated update rule: the settings of its kind, defaults filled in. What [`OptimizerSpec::validate`] returns.
+/// A validated update rule: the settings of its kind, defaults filled in.
+/// [`OptimizerSpec::validate`] returns it.
 ///
-/// Kinds that differ in one scalar share a variant, as they share a kernel. What a setting means is said at the field of
-/// the same name of [`OptimizerSpec`].
+/// Kinds that differ in one scalar share a variant, as they share a kernel. [`OptimizerSpec`]
+/// explains each setting at the field of the same name.
 ///
-/// [`OptimizerSpec`]: super::OptimizerSpec
-/// [`OptimizerSpec::validate`]: super::OptimizerSpec::validate
+/// [`OptimizerSpec`]: super::OptimizerSpec [`OptimizerSpec::validate`]:
+/// super::OptimizerSpec::validate
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// sgd.
@@ -57,7 +58,7 @@ pub enum Rule {
         eps: f64,
         /// Added to the gradient, times the weights.
         weight_decay: f64,
-        /// Share of the velocity that is kept; 0: there is none.
+        /// Share of the velocity that is kept. 0 means that there is no velocity.
         momentum: f64,
         /// Divide by the deviation from the running mean instead of by the root mean square.
         centered: bool,
@@ -75,7 +76,7 @@ pub enum Rule {
     Ftrl {
         /// Added to the root of the sum of squares.
         beta: f64,
-        /// Below this a coordinate's weight is 0.
+        /// Evidence below which a coordinate's weight is 0.
         l1: f64,
         /// Pull of the weights towards zero.
         l2: f64,
@@ -94,8 +95,9 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Names of the slots, in the order in which kernels and checkpoints have them: those of PyTorch's
-    /// `optimizer.state_dict()`; ftrl's are the paper's, and lamb's are Adam's.
+    /// Returns the names of the slots, in the order of kernels and checkpoints. They are PyTorch's
+    /// names in `optimizer.state_dict()`. The names of ftrl are from its paper, those of lamb are
+    /// Adam's.
     pub const fn slot_names(&self) -> &'static [&'static str] {
         match self {
             Self::Sgd { .. } => &[],

@@ -1,23 +1,27 @@
-//! Learning-rate schedules: pure functions of the step, the same bits in every process and on every CPU.
+//! Learning-rate schedules: pure functions of the step, the same bits in every process and on every
+//! CPU.
 //!
-//! The formulas are those of `torch.optim.lr_scheduler` in closed form. Only `+ - * /` of f64 are used: the platform's
-//! `pow` and `cos` may differ in the last bit from one C library, or one CPU, to the next.
+//! The formulas are those of `torch.optim.lr_scheduler` in closed form. Only `+ - * /` of f64 are
+//! used: the platform's `pow` and `cos` may differ in the last bit from one C library, or one CPU,
+//! to the next.
 
 use std::f64::consts::FRAC_PI_2;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate changes over a job's steps; the `schedule` table inside `[optimizer]`.
+/// The `schedule` table inside `[optimizer]`: how the learning rate changes over a job's steps.
 ///
-/// The first `warmup_steps` steps climb linearly from near zero to the full rate; the schedule of `kind` starts after
-/// them, with its own step 0. (PyTorch: `SequentialLR([LinearLR, ..], milestones=[warmup_steps])`.)
+/// The first `warmup_steps` steps climb linearly from near zero to the full rate. The schedule of
+/// `kind` starts after them, with its own step 0. (PyTorch: `SequentialLR([LinearLR, ..],
+/// milestones=[warmup_steps])`.)
 ///
 /// ```
 /// use proto::optimizer::{Schedule, ScheduleKind};
 ///
 /// let schedule = Schedule { kind: ScheduleKind::Cosine, warmup_steps: 3, ..Schedule::default() };
-/// let factors: Vec<f64> = [0, 1, 2, 3, 8, 13].into_iter().map(|step| schedule.factor(step, 13)).collect();
+/// let factors: Vec<f64> =
+///     [0, 1, 2, 3, 8, 13].into_iter().map(|step| schedule.factor(step, 13)).collect();
 /// assert_eq!(factors[..4], [0.25, 0.5, 0.75, 1.0]);
 /// assert!((factors[4] - 0.5).abs() < 1e-15); // half way from step 3 to step 13
 /// assert_eq!(factors[5], 0.0);
@@ -28,23 +32,27 @@ pub struct Schedule {
     /// The shape after the warm-up. Default: constant.
     #[serde(default)]
     pub kind: ScheduleKind,
-    /// Number of steps that run below the full rate: step t of them has the factor `(t + 1) / (warmup_steps + 1)`, so
-    /// that no step is wasted on a rate of zero. Default 0. Use some percent of the job for adam with a large batch.
-    /// (PyTorch: `LinearLR(start_factor=1 / (warmup_steps + 1), total_iters=warmup_steps)`.)
+    /// Number of first steps below the full rate. Step t of them has the factor `(t + 1) /
+    /// (warmup_steps + 1)`, so that no step has a rate of zero. Default 0. Use some percent of the
+    /// job for adam with a large batch. (PyTorch: `LinearLR(start_factor=1 / (warmup_steps + 1),
+    /// total_iters=warmup_steps)`.)
     #[serde(default)]
     pub warmup_steps: u64,
     /// step: number of steps between two reductions, at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// step, exponential: the rate is multiplied by this at each reduction or at each step, in (0, 1]. Default for
-    /// step 0.1; exponential has none, 0.1 at each step would be the end of the job.
+    /// step, exponential: factor of the rate at each reduction or at each step, in (0, 1]. Default
+    /// for step 0.1. Exponential has no default, because 0.1 at each step would stop the training
+    /// at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
-    /// cosine: the step, counted from the start of the job, at which the minimum is reached; it stays there. Default:
-    /// the end of the job. Set it to be able to prolong the job later without changing what came before.
+    /// cosine: the step, counted from the start of the job, at which the rate reaches its minimum
+    /// and stays there. Default: the end of the job. Set it if the job may be prolonged later, so
+    /// that the earlier steps keep their rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
-    /// cosine: the factor at the end, in [0, 1]. Default 0. (PyTorch's `eta_min` divided by the learning rate.)
+    /// cosine: the factor at the end, in [0, 1]. Default 0. (PyTorch's `eta_min` divided by the
+    /// learning rate.)
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_factor: Option<f64>,
 }
@@ -56,18 +64,20 @@ pub enum ScheduleKind {
     /// The full rate throughout.
     #[default]
     Constant,
-    /// `StepLR`: times `factor` after each `every_steps` steps.
+    /// `StepLR`: the rate is multiplied by `factor` after each `every_steps` steps.
     Step,
-    /// `ExponentialLR`: times `factor` after each step.
+    /// `ExponentialLR`: the rate is multiplied by `factor` after each step.
     Exponential,
-    /// `CosineAnnealingLR`: half a cosine from the full rate to the minimum (Loshchilov and Hutter, 2016), no restarts.
+    /// `CosineAnnealingLR`: half a cosine from the full rate to the minimum (Loshchilov and Hutter,
+    /// 2016), no restarts.
     Cosine,
 }
 
 impl Schedule {
-    /// What the learning rate is multiplied by at `step` (from 0) of a job of `total_steps`; in [0, 1].
+    /// Returns the factor of the learning rate at `step` (from 0) of a job of `total_steps`, in [0,
+    /// 1].
     ///
-    /// Expects a validated schedule; a missing setting counts as "no change" here.
+    /// The schedule must be valid; a missing setting counts as "no change" here.
     pub fn factor(&self, step: u64, total_steps: u64) -> f64 {
         let Some(step_after_warmup) = step.checked_sub(self.warmup_steps) else {
             return (step as f64 + 1.0) / (self.warmup_steps as f64 + 1.0);
@@ -87,7 +97,7 @@ impl Schedule {
         }
     }
 
-    /// Appends one message per violation.
+    /// Appends one message for each violation.
     pub(super) fn check(&self, violations: &mut Vec<String>) {
         let kind = self.kind;
         for (name, given, owners) in [
@@ -134,7 +144,7 @@ impl Schedule {
 }
 
 impl fmt::Display for ScheduleKind {
-    /// The name in the job file.
+    /// Writes the name in the job file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Constant => "constant",
@@ -145,9 +155,11 @@ impl fmt::Display for ScheduleKind {
     }
 }
 
-/// `base` to the power of `exponent` by repeated squaring, in f64: the same bits on every machine.
+/// Raises `base` to the power of `exponent` by repeated squaring, in f64. The bits are equal on
+/// every machine.
 ///
-/// The relative error is about `exponent * 1e-16`: below an f32's last bit for every result that is not yet negligible.
+/// The relative error is about `exponent * 1e-16`: below an f32's last bit for every result that is
+/// not negligible.
 pub fn power(base: f64, exponent: u64) -> f64 {
     let (mut square, mut rest, mut result) = (base, exponent, 1.0);
     while rest > 0 {
@@ -160,10 +172,10 @@ pub fn power(base: f64, exponent: u64) -> f64 {
     result
 }
 
-/// `(1 + cos(pi * step / steps)) / 2`, and 0 from `steps` on.
+/// Returns `(1 + cos(pi * step / steps)) / 2`, and 0 from `steps` on.
 ///
-/// Computed as the square of `cos(angle / 2)`, which keeps full relative precision where `1 + cos` cancels, and from
-/// one sine on the first eighth of the circle.
+/// The value is the square of `cos(angle / 2)`, which keeps full relative precision where `1 + cos`
+/// cancels. One sine on the first eighth of the circle suffices.
 fn half_cosine(step: u64, steps: u64) -> f64 {
     if step >= steps {
         return 0.0;
@@ -174,7 +186,8 @@ fn half_cosine(step: u64, steps: u64) -> f64 {
     if step < remaining { 1.0 - square } else { square }
 }
 
-/// The Taylor series of the sine on [0, pi / 4]; the first omitted term is below 5e-17.
+/// Returns the sine of `x` in [0, pi / 4] by its Taylor series. The first omitted term is below
+/// 5e-17.
 fn sine(x: f64) -> f64 {
     let square = x * x;
     let mut sum = 1.0;

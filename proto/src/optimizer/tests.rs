@@ -1,4 +1,4 @@
-//! What a job may write into `[optimizer]`, and what it is told when it may not.
+//! Tests of the `[optimizer]` table: valid settings, and the errors of invalid ones.
 
 use super::*;
 

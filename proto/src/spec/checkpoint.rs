@@ -1,4 +1,4 @@
-//! When a job's state is saved, and where.
+//! Times and place of a job's checkpoints.
 
 use std::path::Path;
 
@@ -7,36 +7,37 @@ use serde::{Deserialize, Serialize};
 use crate::ids::Version;
 use crate::plan::Plan;
 
-/// When the state is saved.
+/// Times and place of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [checkpoint]")]
 pub struct CheckpointSpec {
-    /// Where: a path (relative to the job file), `file://`, `s3://`, `gs://`, `az://` or, in one process, `memory://`.
-    /// Every ps and the master must reach it.
+    /// Place of the checkpoints: a path (relative to the job file), `file://`, `s3://`, `gs://`,
+    /// `az://` or, in one process, `memory://`. Every ps and the master must reach it.
     pub url: String,
-    /// A checkpoint at each version that is a multiple of this.
+    /// Steps between checkpoints: each version that is a multiple is saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// A checkpoint when the last one is so many seconds old.
+    /// Age of the last checkpoint, in seconds, at which the next one is saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_seconds: Option<u64>,
-    /// A checkpoint at the end of each so many epochs.
+    /// Epochs between checkpoints, each saved at the end of its epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_epochs: Option<u64>,
-    /// How many complete checkpoints are kept. Default 3.
+    /// Number of complete checkpoints to keep. Default 3.
     #[serde(default = "three")]
     pub keep: u32,
-    /// Bytes a second that each ps writes at most. Default: as fast as the store takes them.
+    /// Most bytes per second that each ps writes. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
 }
 
-/// Where checkpoints can lie, as URLs begin.
+/// Beginnings of the URLs of places for checkpoints.
 pub const SCHEMES: [&str; 5] = ["file:///", "s3://", "gs://", "az://", "memory://"];
 
 impl CheckpointSpec {
-    /// Whether a version is saved by `every_steps` or `every_epochs`: arithmetic on the plan, so that every partition knows it
-    /// without being told. Version 0 never is: it is made from the seed.
+    /// Returns whether `every_steps` or `every_epochs` saves a version. Version 0 is never saved:
+    /// it is made from the seed. The answer is arithmetic on the plan, so every partition knows it
+    /// without a message.
     pub fn saves(&self, plan: &Plan, version: Version) -> bool {
         let divides =
             |every: Option<u64>, number: u64| every.is_some_and(|every| number.is_multiple_of(every));
@@ -46,7 +47,8 @@ impl CheckpointSpec {
                 || plan.ends_epoch(version) && divides(self.every_epochs, epochs))
     }
 
-    /// The newest version up to this one that is [saved](Self::saves); version 0 when none is.
+    /// Returns the newest version up to this one that is [saved](Self::saves), or version 0 if none
+    /// is.
     pub fn newest(&self, plan: &Plan, version: Version) -> Version {
         let floor = |number: u64, every: Option<u64>| every.map_or(0, |every| number - number % every);
         let steps = floor(version.get(), self.every_steps);
@@ -54,7 +56,7 @@ impl CheckpointSpec {
         Version(steps.max(epochs * plan.steps_per_epoch()))
     }
 
-    /// Makes a path absolute; it starts from the job file's folder.
+    /// Makes a path absolute. It starts from the job file's folder.
     pub(super) fn settle(&mut self, folder: &Path) {
         if !self.url.contains("://") && !self.url.is_empty() {
             self.url = folder.join(&self.url).to_string_lossy().into_owned();
@@ -99,7 +101,7 @@ const fn three() -> u32 {
 mod tests {
     use super::*;
 
-    /// Five steps an epoch.
+    /// A plan with five steps in each epoch.
     const PLAN: Plan = Plan { records: 10, micro: 2, microbatches_per_step: 1, epochs: 6 };
 
     fn spec(text: &str) -> CheckpointSpec {

@@ -1,4 +1,4 @@
-//! From the text of `JOB.toml` and `--set` overrides to a checked [`JobSpec`].
+//! Reads `JOB.toml` and `--set` overrides into a checked [`JobSpec`].
 
 use std::path::Path;
 
@@ -6,18 +6,20 @@ use super::JobSpec;
 use crate::error::{Error, Result};
 use crate::hint;
 
-/// Reads a job file's text. `path` names it in errors, and relative data paths start from its folder.
-/// `overrides` are `key.path=value` pairs, applied after the file; a value is TOML, or a bare string.
+/// Reads a job file's text. `path` names it in errors, and relative data paths start from its
+/// folder. `overrides` are `key.path=value` pairs, applied after the file; a value is TOML, or a
+/// bare string.
 ///
 /// # Errors
-/// [`Error::JobFile`] with line and column for a syntax error, an unknown key (naming the nearest known one) or a wrong
-/// type; [`Error::Invalid`] with every contradiction.
+/// - [`Error::JobFile`] with line and column: a syntax error, a wrong type, or an unknown key with
+///   the nearest known one.
+/// - [`Error::Invalid`] with every contradiction.
 pub fn parse(text: &str, path: &Path, overrides: &[String]) -> Result<JobSpec> {
     let in_file =
         |error: &toml::de::Error| Error::JobFile(describe(&path.display().to_string(), text, error));
     let mut table: toml::Table = toml::from_str(text).map_err(|error| in_file(&error))?;
     if overrides.is_empty() {
-        // Deserialised from the text, so that errors know their line.
+        // Deserializes from the text, so that errors have a line.
         return finish(toml::from_str(text).map_err(|error| in_file(&error))?, path);
     }
     for pair in overrides {
@@ -63,7 +65,8 @@ fn set(table: &mut toml::Table, pair: &str) -> Result<()> {
     Ok(())
 }
 
-/// What serde says, with file, line and column, and the nearest known key when one is unknown.
+/// Returns serde's message with file, line and column. For an unknown key it adds the nearest known
+/// one.
 fn describe(name: &str, text: &str, error: &toml::de::Error) -> String {
     let place = error.span().map(|span| {
         let before = &text[..span.start.min(text.len())];
@@ -74,17 +77,17 @@ fn describe(name: &str, text: &str, error: &toml::de::Error) -> String {
     format!("{name}{}: {}", place.unwrap_or_default(), hinted(error.message().trim()))
 }
 
-/// What serde says of a specification that came as JSON, for the user who wrote it.
+/// Returns serde's message about a specification that came as JSON, for its user.
 pub(super) fn in_json(error: &serde_json::Error) -> Error {
     let message = error.to_string();
-    // Where in the JSON is of no use: no user wrote that.
+    // The position in the JSON is of no use, because no user wrote that text.
     let message = message.split(" at line ").next().unwrap_or_default();
     Error::JobFile(format!("job specification: {}", hinted(message)))
 }
 
-/// serde's message, with the known key that the user may have meant instead of an unknown one.
+/// Returns serde's message. For an unknown key it adds the known key that the user may have meant.
 fn hinted(message: &str) -> String {
-    // A list in place of a table: serde counts its elements.
+    // A list stands in place of a table: serde counts its elements.
     let counted = message.rfind(" with ").filter(|_| message.starts_with("invalid length"));
     let message = match counted {
         Some(at) if message.ends_with(" elements") || message.ends_with(" element") => {
@@ -97,7 +100,7 @@ fn hinted(message: &str) -> String {
     message + &hint
 }
 
-/// For serde's "unknown field `x`, expected one of `a`, `b`": the key that `x` may stand for.
+/// Returns the key that `x` may stand for in serde's "unknown field `x`, expected one of `a`, `b`".
 fn meant(message: &str) -> Option<String> {
     let field = message.starts_with("unknown field");
     if !field && !message.starts_with("unknown variant") {
@@ -217,7 +220,7 @@ learning_rate = 1e-3
             for wrong in [serde_json::json!(3), serde_json::json!([]), serde_json::json!("x")] {
                 let mut other = json.clone();
                 other[key] = wrong;
-                // Of a section whose settings all have defaults, an empty list has all of them.
+                // An empty list counts as a section whose settings all have defaults.
                 let Err(said) = JobSpec::from_json(&other.to_string()) else { continue };
                 let said = said.to_string();
                 assert!(!said.contains("struct") && !said.contains("Spec"), "{key}: {said}");
@@ -249,7 +252,7 @@ learning_rate = 1e-3
         let exchange = |text: &str| read(&format!("{JOB}{text}")).unwrap().exchange.dtype;
         assert_eq!(exchange(""), WireType::F32);
         assert_eq!(exchange("[exchange]\ndtype = \"bf16\"\n"), WireType::Bf16);
-        // As it was called while it was reserved: it is in journals.
+        // Journals have this older name of the section.
         assert_eq!(exchange("[wire]\nvalue = \"f32\"\n"), WireType::F32);
         let message = error(&format!("{JOB}[exchange]\ndtype = \"bf61\"\n"));
         for part in ["line 18", "unknown variant `bf61`", "`f32`", "did you mean `bf16`?"] {

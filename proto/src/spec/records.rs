@@ -1,8 +1,9 @@
-//! Which records of its files each data set has.
+//! The records of each data set.
 //!
-//! Every process computes this from the specification and the files' record counts, so that "validation record 17" is the
-//! same record everywhere. First `records = [begin, end)` cuts the files' records, counted over all files in order; then
-//! `validation_fraction`, where given, draws from the training files' records those that validate instead.
+//! Every process computes them from the specification and the files' record counts, so that
+//! "validation record 17" is the same record everywhere. First, `records = [begin, end)` cuts the
+//! files' records, counted over all files in order. Then `validation_fraction`, where given, draws
+//! some of the training files' records for validation.
 
 use std::ops::Range;
 
@@ -13,26 +14,26 @@ use crate::plan::RecordOrder;
 /// The records of one data set, numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Records {
-    /// The records cut from the files.
+    /// Records cut from the files.
     cut: Range<u64>,
-    /// Ranks within the cut that are this set's.
+    /// Ranks of this set within the cut.
     ranks: Range<u64>,
-    /// The order that the ranks are of; `None`: that of the files.
+    /// Order to which the ranks belong. `None`: the order of the files.
     order: Option<RecordOrder>,
 }
 
 impl Records {
-    /// How many.
+    /// Returns the number of records.
     pub const fn len(&self) -> u64 {
         self.ranks.end - self.ranks.start
     }
 
-    /// Never: [`DataSpec::records`] refuses empty sets.
+    /// Returns false: [`DataSpec::records`] refuses empty sets.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the set's record `index` lies: its number over the records of all files, in order.
+    /// Returns the number of the set's record `index` over the records of all files, in order.
     ///
     /// # Panics
     /// If the set has no such record.
@@ -44,7 +45,8 @@ impl Records {
 }
 
 impl DataSpec {
-    /// Whose files hold the records of `set`: its own, or the training files when a fraction of them validates.
+    /// Returns the data set whose files hold the records of `set`: itself, or the training set when
+    /// a fraction of that validates.
     pub fn files_of(&self, set: DataSet) -> Option<DataSet> {
         match set {
             DataSet::Train => Some(DataSet::Train),
@@ -53,14 +55,14 @@ impl DataSpec {
         }
     }
 
-    /// The records of `set`, where `in_files` are the records of each file of [`files_of`](Self::files_of), in order.
-    /// `None`: the job has no such set.
+    /// Returns the records of `set`, or `None` if the job has no such set. `in_files` are the
+    /// numbers of records in each file of [`files_of`](Self::files_of), in order.
     ///
-    /// Of n records, `round(n * validation_fraction)` validate, at least 1 and at most n - 1: those of the highest ranks
-    /// in [`RecordOrder::split`].
+    /// `round(n * validation_fraction)` of n records validate, at least 1 and at most n - 1. They
+    /// have the highest ranks in [`RecordOrder::split`].
     ///
     /// # Errors
-    /// There are no records, or fewer than `records = [begin, end)` or the fraction need.
+    /// The files have no records, or fewer than `records = [begin, end)` or the fraction needs.
     pub fn records(&self, set: DataSet, in_files: &[u64], seed: u64) -> Result<Option<Records>> {
         let Some(files) = self.files_of(set).and_then(|source| self.files(source)) else { return Ok(None) };
         let key = if self.files_of(set) == Some(DataSet::Train) { "data.train" } else { "data.validation" };

@@ -1,4 +1,4 @@
-//! What the types of a specification cannot say: ranges, and parts that contradict each other.
+//! Checks beyond the types of a specification: ranges, and parts that contradict each other.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Longest duration of any limit.
+/// Longest duration of a limit.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl JobSpec {
-    /// Checks what the types cannot.
+    /// Checks ranges, and parts that may contradict each other.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with every violation, not just the first.
+    /// [`Error::Invalid`] with every violation.
     pub fn validate(&self) -> Result<()> {
         let mut wrong = Vec::new();
         let mut check = |ok: bool, message: String| {

@@ -1,4 +1,5 @@
-//! The conversions against the `half` crate and PyTorch, and the tree whoever computes its nodes.
+//! Tests of the conversions against the `half` crate and PyTorch, and of the tree with nodes summed
+//! by workers and ps.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -17,7 +18,7 @@ fn value() -> impl Strategy<Value = f32> {
         (any::<u32>(), 0u32..5)
             .prop_map(move |(bits, off)| (bits / unit * unit).wrapping_add(unit / 2 - 2 + off))
     };
-    // Of a size from 2^-26 to 2^-13, and from 2^15 on.
+    // Sizes from 2^-26 to 2^-13, and from 2^15 on.
     let signed = |size: std::ops::Range<u32>| {
         (any::<bool>(), size).prop_map(|(sign, bits)| u32::from(sign) << 31 | bits)
     };

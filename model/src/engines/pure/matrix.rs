@@ -1,12 +1,14 @@
 //! The three products of a dense layer, for matrices in row-major f32.
 //!
-//! Each sum has one order, fixed here: results do not depend on vector width or optimisation level, because the compiler
-//! does not reorder floating-point additions. [`dot`] therefore keeps its lanes in the source.
+//! The source fixes the order of each sum, and the compiler does not reorder floating-point
+//! additions. So results do not depend on vector width or optimisation level. [`dot`] therefore has
+//! its lanes in the source.
 
 /// Lanes of [`dot`]: two vectors of 256 bits.
 const LANES: usize = 16;
 
-/// `y = x wᵗ + b`: `x [n, inputs]`, `w [outputs, inputs]`, `b [outputs]`, answer `[n, outputs]`.
+/// Computes `y = x wᵗ + b`. Shapes: `x [n, inputs]`, `w [outputs, inputs]`, `b [outputs]`, result
+/// `[n, outputs]`.
 pub(super) fn forward(x: &[f32], w: &[f32], b: &[f32]) -> Vec<f32> {
     let (outputs, inputs) = (b.len(), w.len() / b.len());
     let mut y = vec![0.0; x.len() / inputs * outputs];
@@ -19,7 +21,8 @@ pub(super) fn forward(x: &[f32], w: &[f32], b: &[f32]) -> Vec<f32> {
     y
 }
 
-/// `(dyᵗ x, sum of dy over the records)`: `dy [n, outputs]`, `x [n, inputs]`, answer `[outputs, inputs]` and `[outputs]`.
+/// Computes `(dyᵗ x, sum of dy over the records)`. Shapes: `dy [n, outputs]`, `x [n, inputs]`,
+/// results `[outputs, inputs]` and `[outputs]`.
 pub(super) fn weight_gradient(dy: &[f32], x: &[f32], outputs: usize, inputs: usize) -> (Vec<f32>, Vec<f32>) {
     let (mut dw, mut db) = (vec![0.0; outputs * inputs], vec![0.0; outputs]);
     for (output, (dw, db)) in dw.chunks_exact_mut(inputs).zip(&mut db).enumerate() {
@@ -31,7 +34,7 @@ pub(super) fn weight_gradient(dy: &[f32], x: &[f32], outputs: usize, inputs: usi
     (dw, db)
 }
 
-/// `dy w`: `dy [n, outputs]`, `w [outputs, inputs]`, answer `[n, inputs]`.
+/// Computes `dy w`. Shapes: `dy [n, outputs]`, `w [outputs, inputs]`, result `[n, inputs]`.
 pub(super) fn input_gradient(dy: &[f32], w: &[f32], outputs: usize, inputs: usize) -> Vec<f32> {
     let mut dx = vec![0.0; dy.len() / outputs * inputs];
     for (dy, dx) in dy.chunks_exact(outputs).zip(dx.chunks_exact_mut(inputs)) {
@@ -42,14 +45,15 @@ pub(super) fn input_gradient(dy: &[f32], w: &[f32], outputs: usize, inputs: usiz
     dx
 }
 
-/// `sum += factor * x`.
+/// Computes `sum += factor * x`.
 fn add_scaled(sum: &mut [f32], factor: f32, x: &[f32]) {
     for (sum, x) in sum.iter_mut().zip(x) {
         *sum += factor * x;
     }
 }
 
-/// `sum(a[i] * b[i])`: lane l sums i = l, l + 16, .., then the lanes are added in order, then what is left.
+/// Computes `sum(a[i] * b[i])`. Lane l sums i = l, l + 16, .., then the lanes are added in order,
+/// then the rest.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut lanes = [0.0; LANES];
@@ -66,7 +70,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// Small whole numbers: every sum is exact, so any order gives the same.
+    /// Returns small whole numbers: every sum is exact, so any order gives the same.
     fn matrix(rows: usize, columns: usize, salt: usize) -> Vec<f32> {
         (0..rows * columns).map(|at| ((at * 7 + salt) % 11) as f32 - 5.0).collect()
     }

@@ -1,4 +1,5 @@
-//! The pure-Rust engine: small networks of dense layers, in every build of the program and with the same bits in each.
+//! The pure-Rust engine: small networks of dense layers, in every build of the program and with the
+//! same bits in each.
 
 mod matrix;
 mod network;
@@ -13,12 +14,12 @@ use super::options::{self, Mlp};
 use crate::error::Result;
 use crate::model::{Context, Model};
 
-/// Builds `linear`: each output a weighted sum of the features.
+/// Builds `linear`: each output is a weighted sum of the features.
 pub(super) fn linear(context: &Context) -> Result<Box<dyn Model>> {
     #[derive(Default, Deserialize)]
     #[serde(deny_unknown_fields, default)]
     struct Linear {
-        /// Values a record. Default 1.
+        /// Number of outputs of one record. Default 1.
         outputs: Option<usize>,
     }
     options::check_loss(context, &[Loss::Mse, Loss::BceWithLogits])?;
@@ -31,7 +32,7 @@ pub(super) fn softmax(context: &Context) -> Result<Box<dyn Model>> {
     #[derive(Default, Deserialize)]
     #[serde(deny_unknown_fields, default)]
     struct Softmax {
-        /// Default: the largest label in the data, plus 1.
+        /// Number of classes. Default: the largest label in the data, plus 1.
         classes: Option<usize>,
     }
     options::check_loss(context, &[Loss::CrossEntropy])?;

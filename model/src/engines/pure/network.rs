@@ -1,8 +1,9 @@
-//! A stack of dense layers: what `linear`, `softmax` and `mlp` are.
+//! A stack of dense layers, which computes `linear`, `softmax` and `mlp`.
 //!
-//! Weights have the layout of `torch.nn.Linear` (`[outputs, inputs]`) and the names that `torch.nn.Sequential` gives
-//! them, activations counted: the exported file loads strictly into the same network built in PyTorch. One thread
-//! computes; no random number is drawn after the initial weights.
+//! Weights have the layout of `torch.nn.Linear` (`[outputs, inputs]`) and the names that
+//! `torch.nn.Sequential` gives them, activations counted. So the exported file loads strictly into
+//! the same network built in PyTorch. One thread computes. Random numbers are drawn for the initial
+//! weights only.
 
 use data::Batch;
 use proto::random::Keyed;
@@ -18,13 +19,13 @@ use crate::model::{Context, Evaluation, Gradients, Model};
 impl Activation {
     fn apply(self, values: &mut [f32]) {
         match self {
-            // Not `max`, which would turn NaN into 0 and hide that the job diverged.
+            // `max` would turn NaN into 0 and hide that the job diverged.
             Self::Relu => values.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0),
             Self::Tanh => values.iter_mut().for_each(|value| *value = libm::tanhf(*value)),
         }
     }
 
-    /// Multiplies the gradient by the slope, which both activations know from what they answered.
+    /// Multiplies the gradient by the slope, which both activations compute from their answers.
     fn differentiate(self, gradient: &mut [f32], answers: &[f32]) {
         for (gradient, answer) in gradient.iter_mut().zip(answers) {
             match self {
@@ -36,10 +37,10 @@ impl Activation {
     }
 }
 
-/// `y = x wᵗ + b`.
+/// One dense layer: `y = x wᵗ + b`.
 #[derive(Debug)]
 struct Layer {
-    /// Before `weight` and `bias`, as in `state_dict`: empty, or `2.`.
+    /// Prefix of `weight` and `bias` in `state_dict`: empty, or `2.`.
     prefix: String,
     inputs: usize,
     outputs: usize,
@@ -57,12 +58,13 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// One layer, named like a lone `torch.nn.Linear`.
+    /// Creates a network of one layer, named like a lone `torch.nn.Linear`.
     pub(super) fn single(context: &Context, outputs: usize) -> Self {
         Self::new(context, vec![Layer::new(String::new(), context.inputs(), outputs)], Activation::default())
     }
 
-    /// Layers named as in `torch.nn.Sequential(Linear, activation, Linear, ..)`: `0.`, `2.`, ..
+    /// Creates layers named as in `torch.nn.Sequential(Linear, activation, Linear, ..)`: `0.`,
+    /// `2.`, ..
     pub(super) fn sequential(
         context: &Context,
         hidden: &[usize],
@@ -85,12 +87,12 @@ impl Network {
         Self { layers, activation, loss: model.loss, metrics: model.metrics.clone() }
     }
 
-    /// Values of one record's outputs.
+    /// Returns the number of values of one record's outputs.
     fn outputs(&self) -> usize {
         self.layers.last().map_or(0, |layer| layer.outputs)
     }
 
-    /// What each layer is given, and the network's outputs.
+    /// Computes the inputs of each layer, and the network's outputs.
     fn forward(&self, batch: &Batch) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
         let inputs = self.layers[0].inputs;
         if batch.features.len() != batch.samples * inputs {
@@ -132,7 +134,8 @@ impl Model for Network {
         self.layers.iter().flat_map(specs).collect()
     }
 
-    /// The distribution of `torch.nn.Linear`: uniform within `1 / sqrt(inputs)` of 0, weights and biases alike.
+    /// Draws from the distribution of `torch.nn.Linear`: weights and biases are uniform within `1 /
+    /// sqrt(inputs)` of 0.
     fn initial(&mut self, seed: u64) -> Result<Vec<Values>> {
         let inputs = self.layers.iter().flat_map(|layer| [layer.inputs; 2]);
         let draw = |(tensor, inputs): (&TensorSpec, usize)| {
@@ -144,7 +147,7 @@ impl Model for Network {
     }
 
     fn load(&mut self, weights: &[Values]) -> Result<()> {
-        // Integers are nobody's weights here; as nothing they have a length that no tensor has.
+        // The network has no integer tensors. An empty list has a length that no tensor has.
         let weights: Vec<&[f32]> = weights.iter().map(|values| values.as_f32().unwrap_or_default()).collect();
         let found: Vec<usize> = weights.iter().map(|values| values.len()).collect();
         let expected: Vec<usize> = self.tensors().iter().map(TensorSpec::len).collect();
@@ -164,7 +167,7 @@ impl Model for Network {
         let mut values = Vec::new();
         for (at, layer) in self.layers.iter().enumerate().rev() {
             let (weight, bias) = matrix::weight_gradient(&slope, &given[at], layer.outputs, layer.inputs);
-            // From the last layer to the first, turned round below.
+            // The order is from the last layer to the first, and is reversed below.
             values.extend([bias, weight].map(Values::F32));
             if at > 0 {
                 slope = matrix::input_gradient(&slope, &layer.weight, layer.outputs, layer.inputs);

@@ -1,4 +1,4 @@
-//! The networks as jobs build them.
+//! Tests of the networks as jobs build them.
 
 use std::sync::Arc;
 
@@ -156,7 +156,8 @@ const NETWORKS: [(&str, &str); 5] = [
 ];
 
 proptest! {
-    /// Central differences of the f64 loss; tanh, because relu has a corner that a step may cross.
+    /// Compares with central differences of the f64 loss. The network uses tanh, because relu has a
+    /// corner that a step may cross.
     #[test]
     fn gradients_are_the_slopes_of_the_mean_loss(
         network in prop::sample::select(NETWORKS.to_vec()),

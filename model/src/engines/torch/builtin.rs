@@ -1,4 +1,4 @@
-//! Networks of Ebbflow's own: named tensors and a function over them.
+//! Ebbflow's own networks: named tensors and a function over them.
 
 use std::fmt;
 
@@ -10,19 +10,21 @@ use super::network::{Mode, Named, Network, Output, device, failed};
 use crate::error::{Error, Result};
 use crate::model::Context;
 
-/// How a tensor starts. Drawn by our own generator from (job seed, tensor name), so that it depends on nothing else.
+/// Initial values of a tensor. Our own generator draws them from (job seed, tensor name), so that
+/// they depend on nothing else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Init {
     /// Uniform in `[-bound, bound)`.
     Uniform(f32),
     /// Normal with mean 0 and this standard deviation.
     Normal(f32),
-    /// All the same.
+    /// Equal values.
     Constant(f32),
 }
 
 impl Init {
-    /// PyTorch's default for linear and convolution layers, weights and biases alike (`kaiming_uniform_(a=sqrt(5))`).
+    /// Returns PyTorch's default for weights and biases of linear and convolution layers
+    /// (`kaiming_uniform_(a=sqrt(5))`).
     pub(super) fn fan_in(inputs: usize) -> Self {
         Self::Uniform((1.0 / (inputs.max(1) as f64).sqrt()) as f32)
     }
@@ -50,7 +52,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// None yet; they will lie on the job's device.
+    /// Creates an empty list of tensors, which will be on the job's device.
     pub(super) fn new(context: &Context) -> Self {
         Self { device: device(context.device), named: Vec::new(), init: Vec::new() }
     }
@@ -61,7 +63,7 @@ impl Weights {
         tensor.f_set_requires_grad(true)
     }
 
-    /// Adds a tensor that training forwards update in place.
+    /// Adds a tensor that forward passes of training update in place.
     pub(super) fn state(&mut self, name: &str, shape: &[usize], init: Init) -> tch::Result<Tensor> {
         self.add(TensorSpec::state(name, shape), init)
     }
@@ -71,7 +73,7 @@ impl Weights {
         self.add(TensorSpec::counter(name, []), Init::Constant(0.0))
     }
 
-    /// The handle shares the tensor that is kept here.
+    /// Adds a tensor. The returned handle shares its memory.
     fn add(&mut self, spec: TensorSpec, init: Init) -> tch::Result<Tensor> {
         let kind = if spec.role == Role::Counter { Kind::Int64 } else { Kind::Float };
         let shape: Vec<i64> = spec.shape.iter().map(|&size| size as i64).collect();
@@ -99,7 +101,7 @@ impl fmt::Debug for Builtin {
 }
 
 impl Builtin {
-    /// The network called `name`.
+    /// Creates the network `name`.
     pub(super) fn new<F>(name: &str, weights: Weights, forward: F) -> Self
     where
         F: Fn(&Tensor, Mode) -> tch::Result<Tensor> + Send + 'static,
@@ -124,7 +126,10 @@ impl Network for Builtin {
     }
 }
 
-/// Channels, height and width of the records, when they are images of at least `min` x `min`.
+/// Returns channels, height and width of the records.
+///
+/// # Errors
+/// The records are no images of at least `min` x `min`.
 pub(super) fn image(context: &Context, min: usize) -> Result<(usize, usize, usize)> {
     match context.features[..] {
         [channels, height, width] if height >= min && width >= min => Ok((channels, height, width)),

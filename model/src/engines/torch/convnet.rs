@@ -1,6 +1,7 @@
 //! `convnet`: a small network for small images, after LeNet-5 (LeCun et al. 1998).
 //!
-//! Each of `channels` is a 3 x 3 convolution, a ReLU and a halving; then dropout and two linear layers.
+//! Each entry of `channels` is a 3 x 3 convolution, a ReLU and a halving. Dropout and two linear
+//! layers follow.
 
 use serde::Deserialize;
 
@@ -18,9 +19,9 @@ struct Options {
     channels: Vec<usize>,
     /// Width of the linear layer before the last.
     hidden: usize,
-    /// Outputs, for losses on classes. Default: the largest label in the data, plus 1.
+    /// Number of outputs, for losses on classes. Default: the largest label in the data, plus 1.
     classes: Option<usize>,
-    /// Outputs, for losses on values. Default: 1.
+    /// Number of outputs, for losses on values. Default: 1.
     outputs: Option<usize>,
     /// Share of the values before each linear layer that is dropped in training.
     dropout: f32,
@@ -32,7 +33,8 @@ impl Default for Options {
     }
 }
 
-/// Tensors: `conv1`, `conv2`, ..., `fc1`, `fc2`, each with `.weight` and `.bias`.
+/// Builds the network with the tensors `conv1`, `conv2`, ..., `fc1`, `fc2`, each with `.weight` and
+/// `.bias`.
 pub(super) fn build(context: &Context) -> Result<Builtin> {
     let options: Options = context.options()?;
     let depth = options.channels.len();

@@ -23,7 +23,7 @@ impl Linear {
         })
     }
 
-    /// `[n, inputs]` to `[n, outputs]`.
+    /// Maps `[n, inputs]` to `[n, outputs]`.
     pub(super) fn forward(&self, x: &Tensor) -> tch::Result<Tensor> {
         x.f_linear(&self.weight, Some(&self.bias))
     }
@@ -39,7 +39,8 @@ pub(super) struct Conv {
 }
 
 impl Conv {
-    /// Adds `{name}.weight [outputs, inputs, kernel, kernel]` and `{name}.bias [outputs]`; stride 1.
+    /// Adds `{name}.weight [outputs, inputs, kernel, kernel]` and `{name}.bias [outputs]`; stride
+    /// 1.
     pub(super) fn new(
         weights: &mut Weights,
         name: &str,
@@ -55,8 +56,9 @@ impl Conv {
         Ok(Self { weight, bias: Some(bias), stride: 1, padding })
     }
 
-    /// Adds `{name}.weight` alone, drawn as torchvision does for what a BatchNorm and a ReLU follow
-    /// (He et al. 2015, `kaiming_normal_(mode="fan_out")`); the image keeps its size divided by `stride`.
+    /// Adds `{name}.weight` alone. Its values are drawn as torchvision does for a convolution
+    /// before a BatchNorm and a ReLU (He et al. 2015, `kaiming_normal_(mode="fan_out")`). The image
+    /// keeps its size, divided by `stride`.
     pub(super) fn without_bias(
         weights: &mut Weights,
         name: &str,
@@ -71,7 +73,7 @@ impl Conv {
         Ok(Self { weight, bias: None, stride, padding: kernel as i64 / 2 })
     }
 
-    /// `[n, inputs, h, w]` to `[n, outputs, h', w']`.
+    /// Maps `[n, inputs, h, w]` to `[n, outputs, h', w']`.
     pub(super) fn forward(&self, x: &Tensor) -> tch::Result<Tensor> {
         x.f_conv2d(&self.weight, self.bias.as_ref(), self.stride, self.padding, 1, 1)
     }
@@ -89,7 +91,8 @@ pub(super) struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// Adds `{name}.weight`, `.bias`, `.running_mean`, `.running_var`, all `[channels]`, and `.num_batches_tracked`.
+    /// Adds `{name}.weight`, `.bias`, `.running_mean`, `.running_var`, all `[channels]`, and
+    /// `.num_batches_tracked`.
     pub(super) fn new(weights: &mut Weights, name: &str, channels: usize) -> tch::Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -101,7 +104,7 @@ impl BatchNorm {
         })
     }
 
-    /// `[n, channels, h, w]`, normalised by the batch (training) or by the running statistics.
+    /// Normalises `[n, channels, h, w]` by the batch (training) or by the running statistics.
     pub(super) fn forward(&self, x: &Tensor, mode: Mode) -> tch::Result<Tensor> {
         let train = mode != Mode::Evaluate;
         if train {
@@ -120,8 +123,9 @@ impl BatchNorm {
     }
 }
 
-/// Dropout (Srivastava et al. 2014) whose mask is a function of the microbatch's key and the layer's name: no generator
-/// of libtorch's is involved, so CPU and CUDA draw the same, and models on other threads are not disturbed.
+/// Applies dropout (Srivastava et al. 2014). The mask is a function of the microbatch's key and the
+/// layer's name. No generator of libtorch's is involved, so CPU and CUDA draw the same mask, and
+/// models on other threads are not disturbed.
 pub(super) fn dropout(x: &Tensor, share: f32, name: &str, mode: Mode) -> tch::Result<Tensor> {
     let key = match mode {
         Mode::Train { key } if share > 0.0 => key,
@@ -133,13 +137,13 @@ pub(super) fn dropout(x: &Tensor, share: f32, name: &str, mode: Mode) -> tch::Re
     x.f_mul(&Tensor::f_from_slice(&mask)?.f_view_as(x)?.f_to_device(x.device())?)
 }
 
-/// Halves the image: the largest of each 2 x 2.
+/// Halves the image: keeps the largest value of each 2 x 2.
 pub(super) fn halve(x: &Tensor) -> tch::Result<Tensor> {
     x.f_max_pool2d(2, 2, 0, 1, false)
 }
 
-/// Mean of each channel: `[n, channels, h, w]` to `[n, channels]`. What `AdaptiveAvgPool2d(1)` and a flatten give, with a
-/// gradient that is deterministic on CUDA too.
+/// Computes the mean of each channel, `[n, channels, h, w]` to `[n, channels]`, as
+/// `AdaptiveAvgPool2d(1)` and a flatten do. This gradient is deterministic on CUDA too.
 pub(super) fn mean_of_channels(x: &Tensor) -> tch::Result<Tensor> {
     x.f_mean_dim([2i64, 3].as_slice(), false, Kind::Float)
 }

@@ -1,4 +1,4 @@
-//! Losses with gradients. What outputs and labels must look like is checked before libtorch sees them.
+//! Losses with gradients. Outputs and labels are checked before libtorch sees them.
 
 use data::Batch;
 use proto::spec::{Loss, Metric};
@@ -10,7 +10,8 @@ use crate::engines::loss::{Target, mismatch};
 use crate::error::Result;
 use crate::model::Evaluation;
 
-/// Mean loss over the records: a scalar that gradients flow from. `labels` are the batch's, on the device.
+/// Computes the mean loss over the records, a scalar from which gradients flow. `labels` are the
+/// batch's, on the device.
 pub(super) fn mean(loss: Loss, output: &Output, labels: &Tensor, batch: &Batch) -> Result<Tensor> {
     if let Some(mean) = &output.loss {
         return own(mean);
@@ -32,7 +33,8 @@ pub(super) fn mean(loss: Loss, output: &Output, labels: &Tensor, batch: &Batch) 
     value.map_err(failed("loss"))
 }
 
-/// Sums over the records: of a script's own mean loss, or of the losses of `outputs` (row-major), and of metrics.
+/// Sums losses and metrics over the records. The losses are a script's own mean loss, or those of
+/// `outputs` (row-major).
 pub(super) fn evaluate(
     loss: Loss,
     mean: f64,
@@ -49,7 +51,7 @@ pub(super) fn evaluate(
     if metrics.is_empty() {
         return Ok(evaluation);
     }
-    // The script's labels are values; one value beside several outputs is a class.
+    // The script's labels are values. One value beside several outputs is a class.
     let classes = match &batch.labels {
         Values::F32(labels) if labels.len() == batch.samples && width > 1 => {
             Some(Values::I64(labels.iter().map(|&label| label as i64).collect()))
@@ -69,7 +71,7 @@ pub(super) fn evaluate(
     Ok(evaluation)
 }
 
-/// The loss that a script returned.
+/// Returns the loss that a script computed.
 fn own(mean: &Tensor) -> Result<Tensor> {
     let (size, kind) = (mean.size(), mean.f_kind().map_err(failed("loss"))?);
     if mean.numel() != 1 || kind != Kind::Float {
@@ -78,7 +80,7 @@ fn own(mean: &Tensor) -> Result<Tensor> {
     mean.f_view([0i64; 0]).map_err(failed("loss"))
 }
 
-/// Values of one record's outputs, where these have a shape that the loss is made for.
+/// Returns the number of values of one record's outputs, if their shape fits the loss.
 fn width(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<usize> {
     let (size, n) = (outputs.size(), batch.samples);
     let kind = outputs.f_kind().map_err(failed("outputs"))?;

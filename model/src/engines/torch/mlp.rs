@@ -1,4 +1,4 @@
-//! `mlp`: linear layers with an activation between them; any feature shape.
+//! `mlp`: linear layers with an activation between them, for any feature shape.
 
 use super::builtin::{Builtin, Weights};
 use super::layers::{Linear, dropout};
@@ -7,7 +7,8 @@ use crate::engines::options::{Activation, Mlp};
 use crate::error::Result;
 use crate::model::Context;
 
-/// Named as PyTorch's `Sequential(Linear, ReLU, .., Linear)` names them: `0.weight`, `0.bias`, `2.weight`, ..; with dropout
+/// Builds the network. Its tensors have the names of PyTorch's `Sequential(Linear, ReLU, ..,
+/// Linear)`: `0.weight`, `0.bias`, `2.weight`, .. With dropout they have those of
 /// `Sequential(Linear, ReLU, Dropout, .., Linear)`: `0.`, `3.`, ..
 pub(super) fn build(context: &Context, options: &Mlp) -> Result<Builtin> {
     let outputs = options.outputs(context)?;

@@ -1,7 +1,8 @@
-//! libtorch behind [`Model`]: TorchScript modules, and networks of ours written over tensors.
+//! libtorch behind [`Model`]: TorchScript modules, and Ebbflow's own networks written over tensors.
 //!
-//! [`model::TorchModel`] does what all of them share; [`script`] and [`builtin`] are the two kinds of network. `shim.cpp`
-//! reaches what `tch` does not. Nothing here depends on libtorch's generators or on what was computed before.
+//! [`model::TorchModel`] is common to both; [`script`] and [`builtin`] are the two kinds of
+//! network. `shim.cpp` has functions that `tch` lacks. Results depend neither on libtorch's
+//! generators nor on earlier computations.
 
 mod builtin;
 mod convnet;
@@ -31,7 +32,7 @@ use crate::error::Result;
 use crate::export::Constant;
 use crate::model::{Context, Model};
 
-/// Builds `convnet`: two kinds of layers for images, see its file.
+/// Builds `convnet`.
 pub(super) fn convnet(context: &Context) -> Result<Box<dyn Model>> {
     network(context, convnet::build)
 }
@@ -41,13 +42,13 @@ pub(super) fn resnet18(context: &Context) -> Result<Box<dyn Model>> {
     network(context, resnet::build)
 }
 
-/// A job's TorchScript file.
+/// Builds the model of a job's TorchScript file.
 pub(super) fn script(context: &Context) -> Result<Box<dyn Model>> {
     prepare(context)?;
     Ok(Box::new(TorchModel::new(ScriptNetwork::new(context)?, context)?))
 }
 
-/// A job's TorchScript file with trained weights in it, and its constants.
+/// Returns a job's TorchScript file with trained weights, and its constants.
 pub(super) fn script_with_weights(
     file: &Path,
     tensors: &[TensorSpec],
@@ -57,7 +58,7 @@ pub(super) fn script_with_weights(
     script::with_weights(file, tensors, values)
 }
 
-/// `mlp` with `engine = "torch"`.
+/// Builds `mlp` with `engine = "torch"`.
 pub(super) fn mlp(context: &Context, options: &Mlp) -> Result<Box<dyn Model>> {
     network(context, |context| mlp::build(context, options))
 }

@@ -1,9 +1,10 @@
-//! One [`Model`] over any [`Network`]: loading weights, losses, gradients, metrics and state are the same for a script and
-//! for a network of ours.
+//! One [`Model`] over any [`Network`]. Loading weights, losses, gradients, metrics and state are
+//! the same for a script and for a network of ours.
 //!
-//! **Always true:** between calls the network's tensors hold exactly the loaded weights. A training forward updates running
-//! statistics in place; they are read out as the microbatch's contribution, and put back. A parameter's memory is the network's own, or
-//! that of weights in `shared`; a network never writes to its parameters.
+//! **Always true:** between calls the network's tensors hold exactly the loaded weights. A forward
+//! pass of training updates running statistics in place. They are read as the microbatch's
+//! contribution, and put back. The memory of a parameter is the network's own, or that of weights
+//! in `shared`. A network never writes to its parameters.
 #![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
 
 use std::collections::BTreeMap;
@@ -24,9 +25,9 @@ use crate::weights::Weights;
 /// A network with its loss and metrics.
 pub(super) struct TorchModel<N> {
     network: N,
-    /// State and counters as loaded, by their place among the tensors.
+    /// Loaded state and counters, by their index among the tensors.
     loaded: Vec<(usize, Tensor)>,
-    /// Weights that parameters lie in.
+    /// Weights whose memory parameters use.
     shared: Vec<Weights>,
     loss: Loss,
     metrics: Vec<Metric>,
@@ -35,7 +36,7 @@ pub(super) struct TorchModel<N> {
 }
 
 impl<N: Network> TorchModel<N> {
-    /// Gives `network` the loss and the metrics of the job.
+    /// Creates a model of `network` with the loss and the metrics of the job.
     pub(super) fn new(network: N, context: &Context) -> Result<Self> {
         let is_state = |named: &&Named| named.spec.role != Role::Parameter;
         if network.tensors().iter().all(|named| is_state(&named)) {
@@ -106,7 +107,8 @@ impl<N: Network> TorchModel<N> {
         gradients
     }
 
-    /// Gives the network these values; with `share` parameters where they lie, if they can: then `shared` has them.
+    /// Sets the network's values. With `share`, parameters use the memory of `weights` if they can,
+    /// and `shared` keeps it.
     fn take_over(&mut self, weights: &[Values], share: bool) -> Result<()> {
         settings::enter(self.threads)?;
         let tensors = self.network.tensors();
@@ -163,7 +165,7 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn load_shared(&mut self, weights: &Weights) -> Result<()> {
-        // Those before are let go when no parameter lies in them any more.
+        // Earlier weights are dropped when no parameter uses their memory any more.
         self.shared.push(weights.clone());
         self.take_over(weights, true)?;
         self.shared.drain(..self.shared.len() - 1);
@@ -197,12 +199,12 @@ impl<N: Network> Model for TorchModel<N> {
     }
 }
 
-/// The tensors that the optimizer trains, in order.
+/// Returns the tensors that the optimizer trains, in order.
 fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
     tensors.iter().filter(|named| named.spec.role == Role::Parameter).map(|named| &named.tensor)
 }
 
-/// Features `[n, shape..]` and labels `[n]` or `[n, k]` on the device.
+/// Returns features `[n, shape..]` and labels `[n]` or `[n, k]` on the device.
 fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> {
     let n = batch.samples as i64;
     let shape: Vec<i64> = [n].into_iter().chain(batch.shape.iter().map(|&size| size as i64)).collect();
@@ -214,15 +216,16 @@ fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> 
     Ok((features.f_to_device(device)?, labels.f_to_device(device)?))
 }
 
-/// `target = source`, element by element, whatever their shapes.
+/// Copies `source` to `target` element by element, whatever their shapes.
 fn copy(source: &Tensor, target: &Tensor) -> tch::Result<()> {
     tch::no_grad(|| target.shallow_clone().f_copy_(&source.f_view_as(target)?)).map(drop)
 }
 
-/// What libtorch aligns its own memory to. Code for vectors may take another path elsewhere, with other bits.
+/// Alignment of libtorch's own memory in bytes. Vector code may take another path for other
+/// addresses, with other bits.
 const ALIGNMENT: usize = 64;
 
-/// Whether `values` can be the memory of a tensor like this one.
+/// Returns whether `values` can be the memory of a tensor like this one.
 fn can_lie_in(tensor: &Tensor, values: &Values) -> bool {
     tensor.device() == tch::Device::Cpu
         && tensor.is_contiguous()
@@ -233,34 +236,35 @@ fn can_lie_in(tensor: &Tensor, values: &Values) -> bool {
 /// Makes `values` the memory of the tensor.
 ///
 /// # Safety
-/// They must stay until the tensor has other memory, and nobody may write to it.
+/// They must stay until the tensor has other memory, and nobody may write to them.
 unsafe fn lay(tensor: &Tensor, values: &Values) -> tch::Result<()> {
     // SAFETY: the caller's promise.
     let source = unsafe { view(values, &tensor.size(), &tensor.stride()) }?;
     tensor.shallow_clone().f_set_data(&source)
 }
 
-/// `target = values`, which are as many.
+/// Copies `values` to `target`, which has as many elements.
 pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
-    // SAFETY: it is only read, and gone before they are.
+    // SAFETY: it is only read, and dropped before `values`.
     let source = unsafe { view(values, &[values.len() as i64], &[1]) }?;
     copy(&source, target)
 }
 
-/// A tensor whose memory are these values.
+/// Returns a tensor whose memory are these values.
 ///
 /// # Safety
-/// They must outlive it, nobody may write to it, and shape and strides must be of as many.
+/// They must outlive the tensor, nobody may write to them, and shape and strides must cover as many
+/// elements.
 unsafe fn view(values: &Values, shape: &[i64], strides: &[i64]) -> tch::Result<Tensor> {
     let kind = match values {
         Values::F32(_) | Values::External(_) => Kind::Float,
         Values::I64(_) => Kind::Int64,
     };
-    // SAFETY: so many elements of this type lie there.
+    // SAFETY: `values` has so many elements of this type.
     unsafe { Tensor::f_from_blob(values.bytes().as_ptr(), shape, strides, kind, tch::Device::Cpu) }
 }
 
-/// The elements, row-major.
+/// Copies the elements, row-major.
 pub(super) fn read(tensor: &Tensor) -> tch::Result<Values> {
     if tensor.kind() == Kind::Float {
         return read_f32(tensor).map(Values::F32);
@@ -287,12 +291,12 @@ fn read_weighted(tensor: &Tensor, weight: f32, memory: &dyn Allocator) -> tch::R
     })
 }
 
-/// The elements of a tensor of floats, row-major.
+/// Copies the elements of a tensor of floats, row-major.
 fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
     with_elements(tensor, <[f32]>::to_vec)
 }
 
-/// What `of` makes of the elements of a tensor of floats, row-major.
+/// Calls `of` with the elements of a tensor of floats, row-major.
 fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Result<T> {
     let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
     let len = tensor.numel();
@@ -302,7 +306,8 @@ fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Resul
     if tensor.f_kind()? != Kind::Float {
         return Err(TchError::Kind(format!("expected floats, found {:?}", tensor.kind())));
     }
-    // SAFETY: contiguous floats on the CPU, as many, for as long as the tensor lives; nobody writes to them meanwhile.
+    // SAFETY: contiguous floats on the CPU, as many, for as long as the tensor lives; nobody writes
+    // to them meanwhile.
     let elements = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), len) };
     Ok(of(elements))
 }

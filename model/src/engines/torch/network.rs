@@ -1,4 +1,5 @@
-//! What a script and a network of ours have in common, and how what libtorch says is read.
+//! The interface of scripts and of Ebbflow's own networks, and the conversion of libtorch's
+//! messages.
 
 use std::collections::BTreeMap;
 
@@ -9,55 +10,56 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::export::Constant;
 
-/// A tensor of a network under its name.
+/// A tensor of a network with its name.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) spec: TensorSpec,
-    /// The network's own tensor; parameters are leaves that require gradients.
+    /// Tensor of the network itself. Parameters are leaves that require gradients.
     pub(super) tensor: Tensor,
 }
 
-/// Whether a forward pass learns.
+/// Kind of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Every random number comes from `key`; running statistics are updated.
+    /// Training: every random number comes from `key`, and running statistics are updated.
     Train { key: u64 },
-    /// Nothing is random and nothing changes.
+    /// Evaluation: nothing is random and nothing changes.
     Evaluate,
 }
 
-/// What a forward pass gives.
+/// Result of a forward pass.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// `[n, ..]`.
+    /// Outputs `[n, ..]`.
     pub(super) outputs: Tensor,
-    /// The mean loss, when the network computes it itself.
+    /// Mean loss, if the network computes it itself.
     pub(super) loss: Option<Tensor>,
 }
 
-/// What differs between a script and a network of ours.
+/// A network: a script, or one of Ebbflow's own.
 pub(super) trait Network: Send {
-    /// What a step changes, in the model's order.
+    /// Returns the tensors that a step changes, in the model's order.
     fn tensors(&self) -> &[Named];
 
-    /// Values of version 0.
+    /// Returns the values of version 0.
     fn initial(&self, seed: u64) -> Result<Vec<Values>>;
 
-    /// Outputs for features `[n, shape..]`; `labels` are given when the loss is the network's own.
+    /// Computes the outputs for features `[n, shape..]`. `labels` are given if the network computes
+    /// its own loss.
     fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output>;
 
-    /// See [`Model::constants`](crate::Model::constants).
+    /// Returns the constants; see [`Model::constants`](crate::Model::constants).
     fn constants(&self) -> Result<Vec<Constant>> {
         Ok(Vec::new())
     }
 
-    /// See [`Model::export`](crate::Model::export).
+    /// Returns further files; see [`Model::export`](crate::Model::export).
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         Ok(BTreeMap::new())
     }
 }
 
-/// libtorch's name of a device.
+/// Returns libtorch's name of a device.
 pub(super) const fn device(device: Device) -> tch::Device {
     match device {
         Device::Cpu => tch::Device::Cpu,
@@ -65,12 +67,12 @@ pub(super) const fn device(device: Device) -> tch::Device {
     }
 }
 
-/// Names what libtorch failed at.
+/// Returns a function that adds the failed operation to libtorch's errors.
 pub(super) fn failed(what: &str) -> impl Fn(TchError) -> Error + Copy {
     move |error| Error::Engine { what: what.to_owned(), reason: brief(&error.to_string()) }
 }
 
-/// libtorch's message without its C++ stack.
+/// Returns libtorch's message without its C++ stack.
 pub(super) fn brief(message: &str) -> String {
     let message = message.strip_prefix("Internal torch error: ").unwrap_or(message);
     message.split("\nException raised from").next().unwrap_or(message).trim().to_owned()

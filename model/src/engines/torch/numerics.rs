@@ -1,7 +1,9 @@
-//! The numerics class of libtorch in this process: facts that decide how it rounds, and a fixed set of operations, forward and backward.
+//! The numerics class of libtorch in this process: facts that decide how it rounds, and the results
+//! of a fixed set of operations, forward and backward.
 //!
-//! The operations are those that networks are made of, at sizes at which the libraries below libtorch (oneDNN, MKL, ATen's own kernels)
-//! choose vector widths, cut long sums into blocks, and share work among threads.
+//! The operations are those of usual networks. At their sizes the libraries below libtorch (oneDNN,
+//! MKL, ATen's own kernels) choose vector widths, cut long sums into blocks, and share work among
+//! threads.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,16 +17,16 @@ use super::{settings, shim};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// The class of gradients computed on `device` with this number of threads.
+/// Returns the class of gradients computed on `device` with this number of threads.
 pub(in crate::engines) fn numerics(device: Device, threads: usize) -> Result<Numerics> {
     static KNOWN: Mutex<BTreeMap<(String, usize), Numerics>> = Mutex::new(BTreeMap::new());
-    // Held while it is computed, so that workers of one process compute it once.
+    // Held while the class is computed, so that workers of one process compute it once.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (device.to_string(), threads);
     if let Some(numerics) = known.get(&key) {
         return Ok(numerics.clone());
     }
-    // On a thread that ends with it: the number of threads is a thread's setting.
+    // A thread of its own, because the number of threads is a setting of each thread.
     let computing = std::thread::spawn(move || compute(device, threads));
     let panicked =
         || Error::Engine { what: "the numerics class".to_owned(), reason: "it panicked".to_owned() };
@@ -49,7 +51,7 @@ fn compute(device: Device, threads: usize) -> Result<Numerics> {
     Ok(Numerics::computed(&format!("{library}, {count}, results {}", &hash[..8]), &results.bytes))
 }
 
-/// Inputs and the bytes of what came of them.
+/// Inputs of the operations, and the bytes of their results.
 struct Results {
     device: tch::Device,
     inputs: u64,
@@ -61,7 +63,7 @@ impl Results {
         Self { device, inputs: 0, bytes: Vec::new() }
     }
 
-    /// Values between -1 and 1, each time others.
+    /// Returns new values between -1 and 1 at each call.
     fn input(&mut self, shape: &[i64]) -> tch::Result<Tensor> {
         self.inputs += 1;
         let mut stream = Keyed::new(0, "numerics", self.inputs);
@@ -70,7 +72,7 @@ impl Results {
         Tensor::f_from_slice(&values)?.f_view(shape)?.f_to_device(self.device)?.f_set_requires_grad(true)
     }
 
-    /// Takes the result of an operation, and the gradients of its inputs.
+    /// Adds the result of an operation, and the gradients of its inputs.
     fn take(&mut self, output: &Tensor, inputs: &[&Tensor]) -> tch::Result<()> {
         let weights = self.input(&output.size())?.f_detach()?;
         let total = output.f_mul(&weights)?.f_sum(Kind::Float)?;
@@ -149,7 +151,7 @@ impl Results {
         Ok(())
     }
 
-    /// Long enough that threads share them.
+    /// Reduces tensors that are long enough to be shared among threads.
     fn reductions(&mut self) -> tch::Result<()> {
         let x = self.input(&[40, 2500])?;
         let along = [Some(&[0i64][..]), Some(&[1][..]), None];

@@ -1,5 +1,5 @@
-//! `resnet18` (He et al. 2016), with the architecture, tensor names and initial distributions of torchvision's, so that its
-//! `state_dict` loads there.
+//! `resnet18` (He et al. 2016) with the architecture, tensor names and initial distributions of
+//! torchvision, which can load its `state_dict`.
 
 use serde::Deserialize;
 use tch::Tensor;
@@ -14,15 +14,16 @@ use crate::model::Context;
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Options {
-    /// Outputs, for losses on classes. Default: the largest label in the data, plus 1.
+    /// Number of outputs, for losses on classes. Default: the largest label in the data, plus 1.
     classes: Option<usize>,
-    /// Outputs, for losses on values. Default: 1.
+    /// Number of outputs, for losses on values. Default: 1.
     outputs: Option<usize>,
-    /// For images of about 32 x 32: a 3 x 3 first convolution that keeps the size, and no pooling after it.
+    /// Whether images are about 32 x 32: a 3 x 3 first convolution keeps their size, and no pooling
+    /// follows it.
     small_input: bool,
 }
 
-/// The network; images of any size.
+/// Builds the network, for images of any size.
 pub(super) fn build(context: &Context) -> Result<Builtin> {
     let options: Options = context.options()?;
     let (channels, ..) = builtin::image(context, 1)?;
@@ -61,7 +62,7 @@ struct Block {
     bn1: BatchNorm,
     conv2: Conv,
     bn2: BatchNorm,
-    /// Where the shape changes: a 1 x 1 convolution on the shortcut.
+    /// A 1 x 1 convolution on the shortcut, where the shape changes.
     downsample: Option<(Conv, BatchNorm)>,
 }
 

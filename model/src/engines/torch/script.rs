@@ -1,6 +1,7 @@
-//! TorchScript modules: what `torch.jit.script(model).save("model.pt")` wrote.
+//! TorchScript modules, as `torch.jit.script(model).save("model.pt")` writes them.
 //!
-//! Which of a script's tensors travel is read off its code, once, when it is loaded:
+//! The code of a script decides which of its tensors travel. It is read once, when the script is
+//! loaded:
 //!
 //! | in the script | becomes |
 //! | --- | --- |
@@ -8,10 +9,12 @@
 //! | f32 buffer that `forward` changes (running statistics) | [`Role::State`] |
 //! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`Role::Counter`] |
 //! | buffer that `forward` never changes, frozen parameter | [`Constant`]: exported, never sent |
-//! | anything else that `forward` changes | refused: it would be state that nobody keeps |
+//! | anything else that `forward` changes | refused: no process would keep this state |
 //!
-//! A buffer is state if the code shows a way in which `forward` may change it. A parameter or another attribute is refused only when
-//! `forward` is seen to change it: in code that always runs, when the script is loaded; otherwise after the forward that did it.
+//! A buffer is state if the code shows a way in which `forward` may change it. A parameter or
+//! another attribute is refused only if `forward` certainly changes it. If the changing code always
+//! runs, the script is refused when it is loaded, otherwise after the forward pass that changed the
+//! attribute.
 //!
 //! A constant must not travel as state: the mean of M equal values need not be that value in f32.
 
@@ -71,7 +74,7 @@ impl Network for ScriptNetwork {
         &self.tensors
     }
 
-    /// The file's values, whatever was loaded since.
+    /// Returns the values of the file, whatever was loaded since.
     fn initial(&self, _seed: u64) -> Result<Vec<Values>> {
         let script = load(&self.path, tch::Device::Cpu)?;
         let mut values = Vec::new();
@@ -85,7 +88,8 @@ impl Network for ScriptNetwork {
 
     fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
         let train = mode != Mode::Evaluate;
-        // Some code draws in evaluation too: there always the same. Held until the forward is done; backward draws nothing.
+        // Some code draws in evaluation too, from a fixed key. The guard is held until the forward
+        // pass is done; backward draws nothing.
         let key = if let Mode::Train { key } = mode { key } else { 0 };
         let _generators = self.draws.then(|| seed(key));
         let answer = self.script.forward(features, labels, train);
@@ -102,7 +106,8 @@ impl Network for ScriptNetwork {
     }
 }
 
-/// The module in `file` with the `values` of `tensors` in it, as a file that `torch.jit.load` reads, and its constants.
+/// Writes the module in `file` with the `values` of `tensors`, as a file that `torch.jit.load`
+/// reads. Also returns its constants.
 pub(super) fn with_weights(
     file: &Path,
     tensors: &[TensorSpec],
@@ -204,8 +209,8 @@ fn check_inputs(script: &Script, loss: Loss) -> Result<()> {
     )))
 }
 
-/// Seeds libtorch's generators. They belong to the process, so a model on another thread must wait until this one has
-/// drawn what it draws.
+/// Seeds libtorch's generators. They belong to the process, so a model on another thread must wait
+/// until this one has finished drawing.
 fn seed(key: u64) -> MutexGuard<'static, ()> {
     static GENERATORS: Mutex<()> = Mutex::new(());
     let guard = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,7 +243,8 @@ fn constant(name: &str, tensor: &Tensor) -> Result<Constant> {
     Ok(Constant { name: name.to_owned(), shape, dtype, bytes })
 }
 
-/// What is wrong with memory or device may go better elsewhere; the rest is the script's or the data's fault.
+/// Classifies the error of a forward pass. An error of memory or device may not occur elsewhere.
+/// Others are the fault of the script or the data.
 fn forward_failed(error: &str, features: &Tensor) -> Error {
     let error = brief(error);
     let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];

@@ -1,7 +1,9 @@
-//! The switches that make libtorch's results depend on nothing but the inputs, and the way to CUDA.
+//! The settings that make libtorch's results depend on nothing but the inputs, and the loading of
+//! CUDA.
 //!
-//! libtorch keeps some of its settings per process and some per thread. [`start`] sets the first once, before anything
-//! else asks libtorch whether there is CUDA; [`enter`] sets the second on the thread that is about to compute.
+//! libtorch has settings of the process and of each thread. [`start`] makes the first once, before
+//! anything else asks libtorch whether there is CUDA. [`enter`] makes the second on the thread that
+//! is about to compute.
 #![expect(unsafe_code, reason = "loads a library at run time")]
 
 use std::ffi::CString;
@@ -12,7 +14,7 @@ use std::sync::OnceLock;
 use super::shim;
 use crate::error::{Error, Result};
 
-/// CUDA devices that this process can compute on.
+/// Returns the number of CUDA devices that this process can compute on.
 pub(in crate::engines) fn cuda_devices() -> usize {
     if start().is_err() {
         return 0;
@@ -20,8 +22,9 @@ pub(in crate::engines) fn cuda_devices() -> usize {
     usize::try_from(tch::Cuda::device_count()).unwrap_or(0)
 }
 
-/// Prepares the process: loads CUDA's half of libtorch where there is one, and requires deterministic algorithms. An
-/// operation that has none then fails by name instead of breaking the promise of equal bits.
+/// Prepares the process: loads CUDA's half of libtorch where there is one, and requires
+/// deterministic algorithms. An operation without one then fails by name, instead of breaking the
+/// promise of equal bits.
 pub(super) fn start() -> Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let started = STARTED.get_or_init(|| {
@@ -31,23 +34,25 @@ pub(super) fn start() -> Result<()> {
     started.clone().map_err(|reason| Error::Engine { what: "libtorch's settings".to_owned(), reason })
 }
 
-/// Prepares the calling thread. Cheap, so it is done before every computation: a model may have moved to another thread,
-/// or share its thread with a model that has another number.
+/// Prepares the calling thread. It is cheap, and runs before every computation: a model may have
+/// moved to another thread, or share its thread with a model that has another number of threads.
 pub(super) fn enter(threads: usize) -> Result<()> {
     shim::thread(threads).map_err(|reason| Error::Engine { what: format!("{threads} threads"), reason })
 }
 
-/// Programs are linked to libtorch's CPU half, so that they start everywhere; the CUDA half registers itself when it is
-/// loaded, provided that nobody asked for CUDA before.
+/// Loads the CUDA half of libtorch. Programs are linked to the CPU half only, so that they start
+/// everywhere. The CUDA half registers itself when it is loaded, provided that nothing asked for
+/// CUDA before.
 fn load_cuda() {
     let Some(cpu) = shim::library() else { return };
     let Some(library) = candidates(&cpu).into_iter().find(|path| path.exists()) else { return };
-    // cuBLAS is deterministic only with a workspace of fixed size (NVIDIA: cuBLAS, "Results reproducibility").
-    // SAFETY: both are C strings. CUDA, whose C code reads the environment, is not loaded yet.
+    // cuBLAS is deterministic only with a workspace of fixed size (NVIDIA: cuBLAS, "Results
+    // reproducibility"). SAFETY: both are C strings. CUDA, whose C code reads the environment, is
+    // not loaded yet.
     unsafe { libc::setenv(c"CUBLAS_WORKSPACE_CONFIG".as_ptr(), c":4096:8".as_ptr(), 0) };
     let Ok(path) = CString::new(library.as_os_str().as_bytes()) else { return };
-    // SAFETY: the library is the other half of the libtorch that is already loaded; its initialisers register CUDA's
-    // kernels, which is what they are for.
+    // SAFETY: the library is the other half of the libtorch that is already loaded. Its
+    // initialisers register CUDA's kernels, which is what they are for.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
         let (library, reason) = (library.display(), dlopen_error());
@@ -55,8 +60,8 @@ fn load_cuda() {
     }
 }
 
-/// Where the CUDA half may lie: beside the CPU half (a wheel of CUDA), or in the folder that `cargo xtask libtorch --cuda`
-/// fills.
+/// Returns the paths where the CUDA half may be: beside the CPU half (a wheel of CUDA), or in the
+/// folder that `cargo xtask libtorch --cuda` fills.
 fn candidates(cpu: &Path) -> Vec<PathBuf> {
     let Some(folder) = cpu.parent() else { return Vec::new() };
     let name = "libtorch_cuda.so";
@@ -64,7 +69,8 @@ fn candidates(cpu: &Path) -> Vec<PathBuf> {
 }
 
 fn dlopen_error() -> String {
-    // SAFETY: dlerror gives null or a C string that lives until this thread's next call of the dl functions.
+    // SAFETY: dlerror gives null or a C string that lives until this thread's next call of the dl
+    // functions.
     unsafe {
         let text = libc::dlerror();
         if text.is_null() {
@@ -106,7 +112,8 @@ mod tests {
                 enter(1).unwrap();
                 barrier.wait();
                 barrier.wait();
-                // A thread's first loop takes over what the process was told last, unless that is settled before.
+                // A thread's first loop takes over the last setting of the process, unless the
+                // thread's own is made before.
                 let _ = tch::Tensor::ones([1 << 17], (tch::Kind::Float, tch::Device::Cpu)).exp();
                 tch::get_num_threads()
             });

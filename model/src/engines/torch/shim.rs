@@ -1,4 +1,5 @@
-//! The safe side of `shim.cpp`: a TorchScript module, and libtorch's switches. Errors are what libtorch says.
+//! The safe side of `shim.cpp`: a TorchScript module, and libtorch's settings. Errors are
+//! libtorch's messages.
 #![expect(unsafe_code, reason = "calls the C++ shim")]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_void};
@@ -9,7 +10,7 @@ use std::ptr::{self, NonNull};
 
 use tch::Tensor;
 
-/// A C++ `at::Tensor`, what `tch` calls `C_tensor`.
+/// A C++ `at::Tensor`, called `C_tensor` in `tch`.
 type RawTensor = c_void;
 
 #[repr(C)]
@@ -49,14 +50,14 @@ unsafe extern "C" {
     fn ebb_save(script: *mut RawScript, bytes: *mut *mut c_void, length: *mut usize) -> *mut c_char;
 }
 
-/// The file that libtorch's CPU half was loaded from.
+/// Returns the file from which libtorch's CPU half was loaded.
 pub(super) fn library() -> Option<PathBuf> {
     // SAFETY: the function gives null or a C string that lives as long as the process.
     let path = unsafe { ebb_library().as_ref().map(|path| CStr::from_ptr(path)) };
     path.map(|path| PathBuf::from(OsStr::from_bytes(path.to_bytes())))
 }
 
-/// What decides how libtorch rounds on a CUDA device, or on the CPU for -1; for people.
+/// Returns the facts, for people, that decide how libtorch rounds on a CUDA device. -1 is the CPU.
 pub(super) fn facts(device: i32) -> Result<String, String> {
     let mut facts = ptr::null_mut();
     // SAFETY: takes a number; without error `facts` is a C string of ours to free.
@@ -68,38 +69,40 @@ pub(super) fn facts(device: i32) -> Result<String, String> {
     }
 }
 
-/// Switches of the process, see `ebb_settings`.
+/// Makes the settings of the process; see `ebb_settings`.
 pub(super) fn settings() -> Result<(), String> {
     // SAFETY: takes nothing.
     result(unsafe { ebb_settings() })
 }
 
-/// Switches of the calling thread, see `ebb_thread`.
+/// Makes the settings of the calling thread; see `ebb_thread`.
 pub(super) fn thread(threads: usize) -> Result<(), String> {
     let threads = i32::try_from(threads).map_err(|_| "too many".to_owned())?;
     // SAFETY: takes a number.
     result(unsafe { ebb_thread(threads) })
 }
 
-/// An attribute of a script that training has to know about.
+/// An attribute of a script that matters for training.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Its path from the module, as in `state_dict`.
+    /// Path from the module, as in `state_dict`.
     pub(super) name: String,
-    /// The module's own tensor, not a copy; `None`: an attribute of another type, which `forward` changes.
+    /// The module's own tensor, not a copy. `None`: an attribute of another type, which `forward`
+    /// changes.
     pub(super) tensor: Option<Tensor>,
-    /// Registered as a parameter.
+    /// Whether it is registered as a parameter.
     pub(super) is_parameter: bool,
-    /// Registered as a buffer.
+    /// Whether it is registered as a buffer.
     pub(super) is_buffer: bool,
-    /// `forward` may change it.
+    /// Whether `forward` may change it.
     pub(super) is_written: bool,
 }
 
 /// A TorchScript module.
 pub(super) struct Script(NonNull<RawScript>);
 
-// SAFETY: a module holds reference-counted values and is tied to no thread; it is used through `&mut` or for reading.
+// SAFETY: a module holds reference-counted values and is tied to no thread; it is used through
+// `&mut` or for reading.
 unsafe impl Send for Script {}
 
 impl fmt::Debug for Script {
@@ -129,7 +132,7 @@ impl Script {
         NonNull::new(script).map(Self).ok_or_else(|| "no module".to_owned())
     }
 
-    /// How few and how many arguments `forward` takes, without `self`.
+    /// Returns the fewest and the most arguments of `forward`, without `self`.
     pub(super) fn inputs(&self) -> Result<(usize, usize), String> {
         let (mut min, mut max) = (0, 0);
         // SAFETY: the script is alive.
@@ -137,13 +140,13 @@ impl Script {
         Ok((min, max))
     }
 
-    /// Whether `forward` may draw random numbers.
+    /// Returns whether `forward` may draw random numbers.
     pub(super) fn draws(&self) -> bool {
         // SAFETY: the script is alive.
         unsafe { ebb_draws(self.0.as_ptr()) }
     }
 
-    /// Its parameters, buffers, and whatever else `forward` changes.
+    /// Returns the parameters, the buffers, and all other attributes that `forward` changes.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, String> {
         // SAFETY: the script is alive.
         let count = unsafe { ebb_entries(self.0.as_ptr()) };
@@ -153,8 +156,8 @@ impl Script {
     fn entry(&self, index: usize) -> Result<Entry, String> {
         let (mut name, mut tensor) = (ptr::null(), ptr::null_mut());
         let (mut is_parameter, mut is_buffer, mut is_written) = (false, false, false);
-        // SAFETY: the script is alive; without error `name` is a C string of the script's, copied here, and `tensor` is
-        // null or ours.
+        // SAFETY: the script is alive; without error `name` is a C string of the script's, copied
+        // here, and `tensor` is null or ours.
         unsafe {
             result(ebb_entry(
                 self.0.as_ptr(),
@@ -170,7 +173,7 @@ impl Script {
         }
     }
 
-    /// Calls `forward(features)`, or `forward(features, labels)`, which gives the loss as well.
+    /// Calls `forward(features)`, or `forward(features, labels)`, which returns the loss as well.
     pub(super) fn forward(
         &mut self,
         features: &Tensor,
@@ -187,7 +190,7 @@ impl Script {
         }
     }
 
-    /// The module with its present weights as a file that `torch.jit.load` reads.
+    /// Writes the module with its present weights as a file that `torch.jit.load` reads.
     pub(super) fn save(&mut self) -> Result<Vec<u8>, String> {
         let (mut bytes, mut length) = (ptr::null_mut(), 0);
         // SAFETY: the script is alive; without error `bytes` are `length` bytes of ours to free.
@@ -200,7 +203,7 @@ impl Script {
     }
 }
 
-/// Takes over a tensor that the shim gave out.
+/// Takes over a tensor from the shim.
 ///
 /// # Safety
 /// `tensor` is null or an `at::Tensor` that nobody else deletes.
@@ -209,7 +212,7 @@ unsafe fn own(tensor: *mut RawTensor) -> Option<Tensor> {
     (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor.cast()) })
 }
 
-/// The shim's answer: null, or a message to free.
+/// Converts the shim's answer: null, or a message to free.
 fn result(message: *mut c_char) -> Result<(), String> {
     if message.is_null() {
         return Ok(());
