@@ -1,78 +1,82 @@
 //! The whole check, in the order in which a mistake is found soonest. The CI runs exactly this.
 //!
-//! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole workspace: another choice of
-//! packages is another choice of their dependencies' features, and would compile half of those again. What was built runs beside each
-//! other, because most tests wait most of the time (`check/runner.rs`).
+//! All stages use one profile, so libtorch's C++ bindings compile once. All take the whole
+//! workspace: another choice of packages is another choice of their dependencies' features, and
+//! would compile half of those again. What was built runs beside each other, because most tests
+//! wait most of the time (`check/runner.rs`).
 
 mod dependencies;
 pub(crate) mod programs;
 pub(crate) mod runner;
 
 use crate::{
-    bench::peers,
-    etcd, libtorch, moto, packages,
-    workspace::{self, requires_all},
+    libtorch,
+    needs::{self, DEPLOY, TESTS},
+    workspace::{self, requires_all, run_cargo},
 };
 use anyhow::{Context, Result, bail};
 use clap::builder::PossibleValuesParser;
-use programs::{Half, Program};
+use programs::{Program, WHOLE, WITHOUT_TORCH};
 use runner::{Done, Task};
 use std::{
-    collections::BTreeMap,
     ffi::OsString,
     fmt::Write as _,
+    fs,
     path::PathBuf,
+    process::Command,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-/// Run the whole check: format, lints, build with and without libtorch, tests, deploy/, doctests, benches once, dependencies.
+/// Run the whole check: format, lints, build with and without libtorch, tests, deploy/, doctests,
+/// benches once, dependencies.
 ///
-/// Ends with a table of results and times, and a list of what could not be tested here. With EBB_REQUIRE_ALL=1, as in the CI, a test
-/// whose program or package is missing fails instead of being skipped. Fetches what it needs (etcd, moto, packages of Debian where
-/// that disturbs nobody); 544 MB for libtorch.
+/// Ends with a table of results and times, and a list of what could not be tested here. With
+/// EBB_REQUIRE_ALL=1, as in the CI, a test whose program or package is missing fails instead of
+/// being skipped. Fetches what it needs (etcd, moto, packages of Debian where that disturbs
+/// nobody); 544 MB for libtorch.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these stages [default: all, in this order]
-    #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(STAGES))]
+    #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(STAGES.map(|(stage, _)| stage)))]
     stages: Vec<String>,
     /// Test programs at once [default: one more than there are cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     places: Option<u16>,
 }
 
-const STAGES: [&str; 11] = [
-    "format",
-    "dependencies",
-    "lint-without-torch",
-    "build-without-torch",
-    "lint",
-    "build",
-    "test-without-torch",
-    "test",
-    "test-deploy",
-    "doctest",
-    "bench-smoke",
-];
-
-/// What a stage before the tests runs.
-const COMMANDS: [(&str, &str); 3] = [
+/// The stages, and the command of cargo that one of them is.
+const STAGES: [(&str, &str); 11] = [
     ("format", "fmt --all --check"),
-    ("lint", "clippy --workspace --all-targets -- -D warnings"),
+    ("dependencies", ""),
     ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
+    ("build-without-torch", ""),
+    ("lint", "clippy --workspace --all-targets -- -D warnings"),
+    ("build", ""),
+    ("test-without-torch", ""),
+    ("test", ""),
+    ("test-deploy", ""),
+    ("doctest", ""),
+    ("bench-smoke", ""),
 ];
 
-/// Real containers, a real Slurm, a real sshd: with the build without libtorch, whose images are small.
-const DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
+/// Stages that run what was built, all beside each other.
+const RUNS: [&str; 5] = ["test-without-torch", "test", "test-deploy", "doctest", "bench-smoke"];
+
+/// Real containers, a real Slurm, a real sshd: with the build without libtorch, whose images are
+/// small.
+const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 
 /// Libraries and tests that run in both halves, because they do something else without libtorch.
 const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
 
-/// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in both halves run without it: each process
-/// that loads libtorch computes for a third of a second before it begins, and tests start thousands of them.
+/// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
+/// both halves run without it: each process that loads libtorch computes for a third of a second
+/// before it begins, and tests start thousands of them.
 const WITH_TORCH: [&str; 5] = ["chaos", "custom_model", "matches_pytorch", "same_bits", "shared_memory"];
 
-/// Those that take longest, the longest first: they begin first. Nothing depends on a name that is missing here.
+/// Those that take longest, the longest first: they begin first. Nothing depends on a name that is
+/// missing here.
 const LONGEST: [&str; 13] = [
     "compose",
     "simulation",
@@ -92,288 +96,126 @@ const LONGEST: [&str; 13] = [
 /// Whose processes compute all the time, on more than one core.
 const HEAVY: [&str; 2] = ["chaos", "compose"];
 
-/// After which a test program is ended. A test that hangs ends itself before (`tests/harness/watchdog.rs`).
+/// After which a test program is ended. A test that hangs ends itself before
+/// (`tests/harness/watchdog.rs`).
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// One line of the table.
-enum Outcome {
-    Passed(Duration),
-    Failed(Duration),
-    /// Programs that ran: until the last of them had ended.
-    Ran(Ran),
-    NotRun,
-}
-
-/// The programs of a stage.
-struct Ran {
-    took: Duration,
-    programs: usize,
-    tests: u64,
-    failed: Vec<String>,
-    skipped: usize,
-}
-
-/// What the stages need and build.
-struct Check {
-    fetching: Fetching,
-    environment: Vec<(String, OsString)>,
-    places: usize,
-    /// Programs of the build stages, by the stage that runs them.
-    programs: Vec<(&'static str, Program)>,
-}
-
-/// What comes over the network while the half without libtorch compiles; `None`: it was waited for, or nothing needs it.
-struct Fetching {
-    libtorch: Option<JoinHandle<Result<()>>>,
-    /// Programs that tests start. Answers the variables by which they are found.
-    programs: Option<JoinHandle<Result<Environment>>>,
-}
+/// Programs that were built, by the stage that runs them.
+type Built = Vec<(&'static str, Program)>;
 
 /// Variables for the tests.
 type Environment = Vec<(String, OsString)>;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let begin = now();
-    let chosen = |stage: &&str| args.stages.is_empty() || args.stages.iter().any(|name| name == stage);
-    let mut stages: Vec<&'static str> = STAGES.into_iter().filter(chosen).collect();
-    // What a stage runs is built before it.
-    for (build, needed) in [
-        ("build-without-torch", &["test-without-torch", "test-deploy"][..]),
-        ("build", &["test", "bench-smoke"]),
-    ] {
-        if !stages.contains(&build)
-            && let Some(at) = stages.iter().position(|stage| needed.contains(stage))
-        {
-            stages.insert(at, build);
-        }
-    }
-    let mut check = Check::new(&stages, args.places);
-    let mut outcomes = Vec::new();
-    let mut done = Vec::new();
-    let mut failed = None;
-    let is_run = |stage: &&str| !COMMANDS.iter().any(|(name, _)| name == stage);
+    let stages = stages(&args.stages);
+    let has = |names: &[&str]| stages.iter().any(|stage| names.contains(stage));
+    // What comes over the network comes while the half without libtorch compiles.
+    let (tests, deploy) = (has(&["test"]), has(&["test-deploy"]));
+    let mut libtorch = has(&["lint", "build", "doctest"]).then(|| thread::spawn(libtorch::ensure_installed));
+    let mut programs = (tests || deploy || has(&["test-without-torch"]))
+        .then(|| thread::spawn(move || environment(tests, deploy)));
+
+    let (mut built, mut lines, mut failed) = (Built::new(), Vec::<Line>::new(), None);
     for stage in stages.iter().copied() {
+        if failed.is_some() || RUNS.contains(&stage) {
+            lines.push(Line { stage, word: "not run", note: String::new() });
+            continue;
+        }
         let start = now();
-        let passed = match stage {
-            _ if failed.is_some() => None,
-            "dependencies" => Some(check.dependencies()),
-            "build" | "build-without-torch" => Some(check.build(stage)),
-            "lint" => Some(check.has_libtorch().and_then(|()| command(stage))),
-            _ if !is_run(&stage) => Some(command(stage)),
-            _ => None,
-        };
-        match passed {
-            Some(Ok(())) => outcomes.push((stage, Outcome::Passed(start.elapsed()))),
-            Some(Err(error)) => {
-                eprintln!("{stage}: {error:#}");
-                outcomes.push((stage, Outcome::Failed(start.elapsed())));
-                failed = Some(stage);
-            }
-            None => outcomes.push((stage, Outcome::NotRun)),
+        eprintln!("\n== {stage}");
+        let with_torch = if ["lint", "build"].contains(&stage) { fetched(&mut libtorch) } else { Ok(()) };
+        let result = with_torch.and_then(|()| match stage {
+            "dependencies" => dependencies::check(),
+            "build-without-torch" => build_without_torch(&mut built),
+            "build" => build(&mut built),
+            _ => run_cargo(STAGES.iter().find(|(name, _)| *name == stage).context("a stage")?.1),
+        });
+        let word = if result.is_ok() { PASSED } else { FAILED };
+        lines.push(Line { stage, word, note: seconds(start.elapsed()) });
+        if let Err(error) = result {
+            eprintln!("{stage}: {error:#}");
+            failed = Some(stage);
         }
     }
-    check.has_programs()?;
-    let tasks = check.tasks(&stages);
-    if failed.is_none() && !tasks.is_empty() {
-        eprintln!("\n== {} programs, in {} places beside each other", tasks.len(), check.places);
-        done = runner::run(tasks, check.places)?;
-        for (stage, outcome) in &mut outcomes {
-            if let Some(ran) = Ran::of(stage, &done) {
-                failed = failed.or((!ran.failed.is_empty()).then_some(*stage));
-                *outcome = Outcome::Ran(ran);
-            }
+    let environment = fetched(&mut programs)?;
+    let mut done = Vec::new();
+    if failed.is_none() && has(&RUNS) {
+        fetched(&mut libtorch)?;
+        let (tasks, places) = (tasks(&built, &stages, &environment), places(args.places));
+        eprintln!("\n== {} programs, in {places} places beside each other", tasks.len());
+        done = runner::run(tasks, places)?;
+        for line in &mut lines {
+            *line = Line::of(line.stage, &done).unwrap_or_else(|| line.clone());
         }
+        failed = lines.iter().find(|line| line.word == FAILED).map(|line| line.stage);
     }
-    eprint!("\n{}{}", table(&outcomes, begin.elapsed()), skips(&done));
+    eprint!("\n{}", summary(&lines, begin.elapsed(), &done));
     match failed {
         Some(stage) => bail!("stage `{stage}` failed; repeat it alone: cargo xtask test {stage}"),
         None => Ok(()),
     }
 }
 
-/// Fetches the programs that tests start; answers the variables by which they are found.
-fn fetch_programs(tests: bool, deploy: bool) -> Result<Environment> {
-    let packages = if tests || deploy { packages::ensure()? } else { None };
-    let folders: Vec<PathBuf> = [etcd::ensure()?, moto::ensure()?, packages].into_iter().flatten().collect();
-    let mut environment = Vec::new();
-    if !folders.is_empty() {
-        environment.push(("PATH".to_owned(), workspace::path_with(&folders)?));
-    }
+/// The chosen stages in their order. What a stage runs is built before it.
+fn stages(chosen: &[String]) -> Vec<&'static str> {
+    let is_chosen = |stage: &str| chosen.is_empty() || chosen.iter().any(|name| name == stage);
+    let is_needed = |stage: &str| match stage {
+        "build-without-torch" => is_chosen("test-without-torch") || is_chosen("test-deploy"),
+        "build" => is_chosen("test") || is_chosen("bench-smoke"),
+        _ => false,
+    };
+    STAGES.map(|(stage, _)| stage).into_iter().filter(|stage| is_chosen(stage) || is_needed(stage)).collect()
+}
+
+/// Fetches what tests start; answers the variables by which they find it.
+fn environment(tests: bool, deploy: bool) -> Result<Environment> {
+    let of_deploy = if tests || deploy { DEPLOY } else { &[] };
+    let mut environment = vec![("PATH".to_owned(), needs::fetch(&[TESTS, of_deploy].concat())?)];
     // PyTorch scripts its layers, and judges what was trained on MNIST.
     if requires_all() && tests {
-        let python = peers::Python::torch()?;
-        environment.extend(python.map(|python| ("EBB_PYTHON".to_owned(), python.program.into())));
+        environment.extend(needs::torch()?.map(|python| ("EBB_PYTHON".to_owned(), python.into())));
     }
     Ok(environment)
 }
 
-fn joined<T>(fetching: JoinHandle<Result<T>>) -> Result<T> {
+/// Waits for what is being fetched, if anything is.
+fn fetched<T: Default>(fetching: &mut Option<JoinHandle<Result<T>>>) -> Result<T> {
+    let Some(fetching) = fetching.take() else { return Ok(T::default()) };
     fetching.join().unwrap_or_else(|_| bail!("what fetches has panicked, see above"))
 }
 
-/// A stage that is one command of cargo.
-fn command(stage: &str) -> Result<()> {
-    let (_, cargo) = COMMANDS.iter().find(|(name, _)| *name == stage).context("a stage of this list")?;
-    eprintln!("\n== {stage}: cargo {cargo}");
-    let mut command = workspace::cargo();
-    command.args(cargo.split_whitespace()).current_dir(workspace::root());
-    let status = command.status().with_context(|| format!("run cargo {cargo}"))?;
-    if status.success() { Ok(()) } else { bail!("cargo {cargo}: {status}") }
+/// How many programs run at once.
+pub(crate) fn places(asked: Option<u16>) -> usize {
+    asked.map_or_else(|| 1 + thread::available_parallelism().map_or(2, usize::from), usize::from)
 }
 
-impl Check {
-    /// Begins to fetch what the stages need.
-    fn new(stages: &[&'static str], places: Option<u16>) -> Self {
-        let of = |names: &[&str]| stages.iter().any(|stage| names.contains(stage));
-        let (tests, deploy) = (of(&["test"]), of(&["test-deploy"]));
-        let libtorch = of(&["lint", "build", "doctest"]).then(|| thread::spawn(libtorch::ensure_installed));
-        let any = tests || deploy || of(&["test-without-torch"]);
-        let programs = any.then(|| thread::spawn(move || fetch_programs(tests, deploy)));
-        let cores = thread::available_parallelism().map_or(2, usize::from);
-        let places = places.map_or(cores + 1, usize::from);
-        let fetching = Fetching { libtorch, programs };
-        Self { fetching, environment: Vec::new(), places, programs: Vec::new() }
+fn build_without_torch(built: &mut Built) -> Result<()> {
+    let programs = programs::build(&format!("{WITHOUT_TORCH} --lib --test system --test simulation"))?;
+    let mut names = OF_DEPLOY.iter().chain(&BOTH).chain(&WITH_TORCH);
+    if let Some(lost) = names.find(|name| programs.iter().all(|program| program.label != **name)) {
+        bail!("there is no test program `{lost}`");
     }
-
-    /// Waits until libtorch is there.
-    fn has_libtorch(&mut self) -> Result<()> {
-        self.fetching.libtorch.take().map_or(Ok(()), joined)
+    built.extend(programs.into_iter().filter_map(|program| Some((stage_without_torch(&program)?, program))));
+    // The programs that these tests start have to outlive the next build, which makes others in
+    // their place.
+    run_cargo(&format!("build {WITHOUT_TORCH} --example oracle"))?;
+    let (from, to) = (workspace::target_dir().join("debug"), without_torch());
+    fs::create_dir_all(to.join("examples")).with_context(|| format!("create `{}`", to.display()))?;
+    for name in ["ebb", "examples/oracle"] {
+        fs::copy(from.join(name), to.join(name))
+            .with_context(|| format!("copy {name} to `{}`", to.display()))?;
     }
-
-    /// Waits until the programs that tests start are there.
-    fn has_programs(&mut self) -> Result<()> {
-        if let Some(fetching) = self.fetching.programs.take() {
-            self.environment = joined(fetching)?;
-        }
-        Ok(())
-    }
-
-    fn dependencies(&self) -> Result<()> {
-        eprintln!("\n== dependencies: licences, bans and sources of deny.toml");
-        let count = dependencies::check()?;
-        eprintln!("{count} packages keep the rules");
-        Ok(())
-    }
-
-    fn build(&mut self, stage: &'static str) -> Result<()> {
-        if stage == "build-without-torch" {
-            let args = format!("{} --lib --test system --test simulation", Half::WithoutTorch.flags());
-            eprintln!("\n== {stage}: cargo test --no-run {args}");
-            let programs = programs::build(&args)?;
-            let mut names = DEPLOY.iter().chain(&BOTH).chain(&WITH_TORCH);
-            if let Some(lost) = names.find(|name| programs.iter().all(|program| program.label != **name)) {
-                bail!("there is no test program `{lost}`");
-            }
-            self.programs.extend(programs.into_iter().filter_map(|program| {
-                let stage = stage_without_torch(&program)?;
-                Some((stage, program))
-            }));
-            // The programs that these tests start have to outlive the next build, which makes others in their place.
-            return self.keep_programs();
-        }
-        self.has_libtorch()?;
-        // Everything in one go, so that all cores stay busy.
-        let args = format!("{} --all-targets", Half::Whole.flags());
-        eprintln!("\n== {stage}: cargo test --no-run {args}");
-        let programs = programs::build(&args)?;
-        let rest: Vec<_> =
-            programs.into_iter().filter_map(|program| self.not_run_without_torch(program)).collect();
-        for program in rest {
-            let stage = if program.is_bench { "bench-smoke" } else { "test" };
-            self.programs.push((stage, program));
-        }
-        // Tests start example programs; `--all-targets` builds only the tests in them.
-        let mut command = workspace::cargo();
-        command.args(["build", "--workspace", "--examples"]).current_dir(workspace::root());
-        if command.status().context("run cargo")?.success() {
-            Ok(())
-        } else {
-            bail!("the examples do not build")
-        }
-    }
-
-    /// The program with the tests that do not run without libtorch already, if it has any.
-    fn not_run_without_torch(&self, program: Program) -> Option<Program> {
-        let same = |other: &&Program| other.label == program.label && !BOTH.contains(&other.label.as_str());
-        match self.programs.iter().map(|(_, other)| other).find(same) {
-            Some(other) => program.without(&other.tests),
-            None => Some(program),
-        }
-    }
-
-    /// Builds the examples without libtorch, and copies them and `ebb` away, before the next build makes others in their place.
-    fn keep_programs(&mut self) -> Result<()> {
-        let examples = format!("build {} --example oracle", Half::WithoutTorch.flags());
-        let mut command = workspace::cargo();
-        command.args(examples.split_whitespace()).current_dir(workspace::root());
-        if !command.status().context("run cargo")?.success() {
-            bail!("the examples do not build");
-        }
-        let (from, to) = (workspace::target_dir().join("debug"), without_torch());
-        let examples = to.join("examples");
-        std::fs::create_dir_all(&examples).with_context(|| format!("create `{}`", examples.display()))?;
-        for name in ["ebb", "examples/oracle"] {
-            let (from, to) = (from.join(name), to.join(name));
-            std::fs::copy(&from, &to)
-                .with_context(|| format!("copy `{}` to `{}`", from.display(), to.display()))?;
-        }
-        Ok(())
-    }
-
-    /// What the stages run, in the order in which it should begin.
-    fn tasks(&self, stages: &[&'static str]) -> Vec<Task> {
-        let programs = self.programs.iter().filter(|(stage, _)| stages.contains(stage));
-        let mut tasks: Vec<Task> = programs.map(|(stage, program)| self.task(stage, program)).collect();
-        if stages.contains(&"doctest") {
-            let args = ["test", "--workspace", "--doc"].map(OsString::from).to_vec();
-            let program = workspace::cargo().get_program().into();
-            tasks.push(Task { program, args, ..self.task("doctest", &Program::nowhere("doctest")) });
-        }
-        tasks.sort_by_key(|task| {
-            let rank = LONGEST.iter().position(|name| *name == task.label);
-            (rank.unwrap_or(LONGEST.len()), task.stage == "bench-smoke")
-        });
-        tasks
-    }
-
-    fn task(&self, stage: &'static str, program: &Program) -> Task {
-        task(stage, program, &self.environment)
-    }
+    Ok(())
 }
 
-/// How a program is run.
-pub(crate) fn task(stage: &'static str, program: &Program, environment: &[(String, OsString)]) -> Task {
-    let Program { label, path, folder, .. } = program.clone();
-    let name = label.as_str();
-    let in_background = name == "simulation";
-    let mut environment = environment.to_vec();
-    if matches!(stage, "test-deploy" | "test-without-torch") {
-        environment.push(("EBB_TEST_PROGRAM".to_owned(), without_torch().join("ebb").into()));
-    }
-    Task {
-        stage,
-        program: path,
-        args: program.args("").unwrap_or_default(),
-        folder,
-        environment,
-        // What computes in the background leaves its place to those that wait.
-        places: if HEAVY.contains(&name) { 2 } else { usize::from(!in_background) },
-        in_background,
-        limit: LIMIT,
-        label: if stage == "test-without-torch" && BOTH.contains(&name) {
-            format!("{label} without libtorch")
-        } else {
-            label
-        },
-    }
-}
-
-/// The stage that runs a program of the half without libtorch. The libraries that never see libtorch are the same programs in both halves.
+/// The stage that runs a program of the half without libtorch. The libraries that never see
+/// libtorch are the same programs in both halves.
 fn stage_without_torch(program: &Program) -> Option<&'static str> {
     let is = |names: &[&str]| names.contains(&program.label.as_str());
     let is_library = program.label.contains('/');
     match () {
-        () if is(&DEPLOY) => Some("test-deploy"),
+        () if is(&OF_DEPLOY) => Some("test-deploy"),
         () if is(&BOTH) => Some("test-without-torch"),
         () if is(&WITH_TORCH) || is_library => None,
         () => Some("test-without-torch"),
@@ -385,65 +227,124 @@ fn without_torch() -> PathBuf {
     workspace::target_dir().join("check/without-torch")
 }
 
-impl Ran {
-    /// What ran of a stage, if anything did.
-    fn of(stage: &str, done: &[Done]) -> Option<Self> {
-        let of_stage: Vec<_> = done.iter().filter(|done| done.stage == stage).collect();
-        let failed = of_stage.iter().filter(|done| done.failure.is_some());
-        (!of_stage.is_empty()).then(|| Self {
-            took: of_stage.iter().map(|done| done.ended).max().unwrap_or_default(),
-            programs: of_stage.len(),
-            tests: of_stage.iter().map(|done| done.tests).sum(),
-            failed: failed.map(|done| done.label.clone()).collect(),
-            skipped: of_stage.iter().map(|done| done.skipped.len()).sum(),
-        })
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a stage is timed for people")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
-}
-
-fn table(outcomes: &[(&str, Outcome)], total: Duration) -> String {
-    let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let mut table = String::new();
-    for (name, outcome) in outcomes {
-        let (word, note) = match outcome {
-            Outcome::Passed(time) => ("passed", seconds(*time)),
-            Outcome::Failed(time) => ("FAILED", seconds(*time)),
-            Outcome::NotRun => ("not run", String::new()),
-            Outcome::Ran(ran) => {
-                let word = if ran.failed.is_empty() { "passed" } else { "FAILED" };
-                let mut note =
-                    format!("{:12}  {} tests in {} programs", seconds(ran.took), ran.tests, ran.programs);
-                if ran.skipped > 0 {
-                    let _ = write!(note, ", {} SKIPPED", ran.skipped);
-                }
-                if !ran.failed.is_empty() {
-                    let _ = write!(note, ", failed: {}", ran.failed.join(", "));
-                }
-                (word, note)
-            }
+/// Everything in one go, so that all cores stay busy.
+fn build(built: &mut Built) -> Result<()> {
+    let without_torch = built.clone();
+    for program in programs::build(&format!("{WHOLE} --all-targets"))? {
+        let stage = if program.is_bench { "bench-smoke" } else { "test" };
+        let runs_already = |(_, other): &&(_, Program)| {
+            other.label == program.label && !BOTH.contains(&program.label.as_str())
         };
-        let line = format!("{name:width$}  {word:7}  {note}");
-        let _ = writeln!(table, "{}", line.trim_end());
+        let rest = match without_torch.iter().find(runs_already) {
+            Some((_, other)) => program.without(other),
+            None => Some(program),
+        };
+        built.extend(rest.map(|program| (stage, program)));
     }
-    let _ = writeln!(table, "{:width$}  {:7}  {}", "total", "", seconds(total));
-    table
+    // Tests start example programs; `--all-targets` builds only the tests in them.
+    run_cargo("build --workspace --examples")
 }
 
-/// What was not tested, and by which programs.
-fn skips(done: &[Done]) -> String {
+/// What the stages run, in the order in which it should begin.
+fn tasks(
+    built: &[(&'static str, Program)],
+    stages: &[&str],
+    environment: &[(String, OsString)],
+) -> Vec<Task> {
+    let programs = built.iter().filter(|(stage, _)| stages.contains(stage));
+    let mut tasks: Vec<_> =
+        programs.filter_map(|(stage, program)| task(stage, program, "", environment)).collect();
+    if stages.contains(&"doctest") {
+        let mut command = workspace::cargo();
+        command.args(["test", "--workspace", "--doc"]).current_dir(workspace::root());
+        command.envs(environment.iter().cloned());
+        tasks.push(Task { stage: "doctest", label: "doctest".to_owned(), command, places: 1, limit: LIMIT });
+    }
+    tasks.sort_by_key(|task| {
+        let rank = LONGEST.iter().position(|name| *name == task.label);
+        (rank.unwrap_or(LONGEST.len()), task.stage == "bench-smoke")
+    });
+    tasks
+}
+
+/// How a program runs its tests with `text` in their names. `None`: a part without such a test.
+pub(crate) fn task(
+    stage: &'static str,
+    program: &Program,
+    text: &str,
+    environment: &[(String, OsString)],
+) -> Option<Task> {
+    let Program { path, folder, .. } = program;
+    let label = program.label.as_str();
+    // What computes all the time leaves its place to those that wait.
+    let in_background = label == "simulation";
+    let mut command = Command::new(if in_background { "nice".as_ref() } else { path.as_path() });
+    if in_background {
+        command.args(["-n", "15"]).arg(path);
+    }
+    command.args(program.args(text)?).current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
+    command.envs(environment.iter().cloned());
+    if ["test-deploy", "test-without-torch"].contains(&stage) {
+        command.env("EBB_TEST_PROGRAM", without_torch().join("ebb"));
+    }
+    let half = if stage == "test-without-torch" && BOTH.contains(&label) { " without libtorch" } else { "" };
+    let places = if HEAVY.contains(&label) { 2 } else { usize::from(!in_background) };
+    Some(Task { stage, label: format!("{label}{half}"), command, places, limit: LIMIT })
+}
+
+const PASSED: &str = "passed";
+const FAILED: &str = "FAILED";
+
+/// A stage in the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    stage: &'static str,
+    word: &'static str,
+    note: String,
+}
+
+impl Line {
+    /// What ran of a stage, if anything did.
+    pub(crate) fn of(stage: &'static str, done: &[Done]) -> Option<Self> {
+        let done: Vec<_> = done.iter().filter(|done| done.stage == stage).collect();
+        let took = done.iter().map(|done| done.ended).max()?;
+        let tests = done.iter().map(|done| done.tests).sum::<u64>();
+        let mut note = format!("{:12}  {tests} tests in {} programs", seconds(took), done.len());
+        let skipped = done.iter().map(|done| done.skipped.len()).sum::<usize>();
+        if skipped > 0 {
+            let _ = write!(note, ", {skipped} SKIPPED");
+        }
+        let failed: Vec<_> = done.iter().filter(|done| done.failure.is_some()).collect();
+        let failed: Vec<&str> = failed.iter().map(|done| &*done.label).collect();
+        if failed.is_empty() {
+            return Some(Self { stage, word: PASSED, note });
+        }
+        Some(Self { stage, word: FAILED, note: format!("{note}, failed: {}", failed.join(", ")) })
+    }
+}
+
+/// A table of all stages, and below it what was not tested, and by which programs.
+pub(crate) fn summary(lines: &[Line], total: Duration, done: &[Done]) -> String {
+    let width = lines.iter().map(|line| line.stage.len()).max().unwrap_or(0);
     let mut text = String::new();
-    let skipped: BTreeMap<_, _> = runner::skipped(done);
+    let total = Line { stage: "total", word: "", note: seconds(total) };
+    for Line { stage, word, note } in lines.iter().chain([&total]) {
+        text += format!("{stage:width$}  {word:7}  {note}").trim_end();
+        text.push('\n');
+    }
+    let skipped = runner::skipped(done);
     if !skipped.is_empty() {
-        let _ = writeln!(text, "\nSKIPPED, and so not tested here:");
+        text += "\nSKIPPED, and so not tested here:\n";
     }
     for (what, programs) in skipped {
         let _ = writeln!(text, "  {what} ({})", programs.join(", "));
     }
     text
+}
+
+#[expect(clippy::disallowed_methods, reason = "what runs is timed for people, and ended when it hangs")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
 }
 
 /// `7.2 s`, or `3 min 07 s` from two minutes on.
@@ -458,14 +359,13 @@ pub(crate) fn seconds(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{programs::tests::labelled, *};
 
     fn done(stage: &'static str, label: &str, failure: Option<&str>, ended: u64, skipped: &[&str]) -> Done {
         Done {
             stage,
             label: label.to_owned(),
             failure: failure.map(str::to_owned),
-            took: Duration::from_secs(1),
             ended: Duration::from_secs(ended),
             tests: 4,
             skipped: skipped.iter().map(|&what| what.to_owned()).collect(),
@@ -479,38 +379,43 @@ mod tests {
             done("test", "mnist", None, 12, &["no MNIST", "no GPU"]),
             done("test-deploy", "compose", Some("exit status: 101"), 90, &[]),
         ];
-        let outcomes = [
-            ("format", Outcome::Passed(Duration::from_millis(1250))),
-            ("lint", Outcome::Failed(Duration::from_secs(187))),
-            ("build", Outcome::NotRun),
-            ("test", Outcome::Ran(Ran::of("test", &done).unwrap())),
-            ("test-deploy", Outcome::Ran(Ran::of("test-deploy", &done).unwrap())),
+        let lines = [
+            Line { stage: "lint", word: FAILED, note: seconds(Duration::from_millis(1250)) },
+            Line { stage: "build", word: "not run", note: String::new() },
+            Line::of("test", &done).unwrap(),
+            Line::of("test-deploy", &done).unwrap(),
         ];
         let expected = "\
-format       passed   1.2 s
-lint         FAILED   3 min 07 s
+lint         FAILED   1.2 s
 build        not run
 test         passed   3 min 07 s    8 tests in 2 programs, 3 SKIPPED
 test-deploy  FAILED   90.0 s        4 tests in 1 programs, failed: compose
 total                 6 min 40 s
+
+SKIPPED, and so not tested here:
+  no GPU (mnist)
+  no MNIST (chaos, mnist)
 ";
-        assert_eq!(table(&outcomes, Duration::from_secs(400)), expected);
-        let expected = "\nSKIPPED, and so not tested here:\n  no GPU (mnist)\n  no MNIST (chaos, mnist)\n";
-        assert_eq!(skips(&done), expected);
-        assert_eq!(skips(&done[2..]), "");
+        assert_eq!(summary(&lines, Duration::from_secs(400), &done), expected);
+        assert!(Line::of("doctest", &done).is_none());
+    }
+
+    #[test]
+    fn what_a_stage_runs_is_built_before_it() {
+        let chosen = |names: &[&str]| stages(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(chosen(&["test", "format"]), ["format", "build", "test"]);
+        assert_eq!(chosen(&["test-deploy"]), ["build-without-torch", "test-deploy"]);
+        assert_eq!(chosen(&[]).len(), STAGES.len());
     }
 
     #[test]
     fn longest_programs_begin_first_and_benches_last() {
-        let program = |label: &str| Program { label: label.to_owned(), ..Program::nowhere("") };
-        let programs = ["tidy", "security", "chaos"].map(|label| ("test", program(label)));
-        let fetching = Fetching { libtorch: None, programs: None };
-        let mut check = Check { fetching, environment: Vec::new(), places: 3, programs: programs.to_vec() };
-        check.programs.insert(0, ("bench-smoke", program("adam")));
-        check.programs.push(("test-without-torch", program("model/lib")));
-        let tasks = check.tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]);
-        let labels: Vec<_> = tasks.iter().map(|task| task.label.as_str()).collect();
+        let mut built = vec![("bench-smoke", labelled("adam", &[]))];
+        built.extend(["tidy", "security", "chaos"].map(|label| ("test", labelled(label, &[]))));
+        built.push(("test-without-torch", labelled("model/lib", &[])));
+        let tasks = |stages: &[&str]| tasks(&built, stages, &[]).into_iter().map(|task| task.label);
+        let labels: Vec<_> = tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]).collect();
         assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "model/lib without libtorch", "adam"]);
-        assert_eq!(check.tasks(&["format"]).len(), 0);
+        assert_eq!(tasks(&["format"]).count(), 0);
     }
 }

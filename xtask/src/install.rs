@@ -1,149 +1,193 @@
-//! Folders that are either complete or not there. A folder is filled under a temporary name beside its final one and
-//! renamed at the end, so whatever interrupts the filling (Ctrl-C, SIGKILL, a full disk), nobody ever finds half of it.
+//! How things come into the cache that clones share: whole folders, filled through pip or Debian's
+//! packages.
 //!
-//! A file lock makes clones that share the place take turns. It is given to child processes too: the kernel drops it
-//! when the last of them is gone, so an orphan of a killed install is waited for and never writes into a later one.
+//! A folder is either complete or not there. It is filled under a temporary name beside its final
+//! one and renamed at the end. The name has the id of this process, so an orphan of a killed
+//! install never writes into a later one. A file lock makes clones take turns.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     ffi::OsStr,
     fs::{self, File, TryLockError},
-    path::{Path, PathBuf},
+    path::Path,
+    process::{Command, Stdio},
 };
 
-/// Makes `dir` by `fill`, unless it is there already; returns whether it had to.
-///
-/// `fill` gets the temporary folder, and the lock for the processes it starts.
+/// Makes `dir` by `fill`, unless it is there already. `fill` gets the temporary folder.
 ///
 /// # Errors
 /// Those of `fill`, and of the file system; `dir` does not exist then.
-pub(crate) fn install(dir: &Path, fill: impl FnOnce(&Path, &File) -> Result<()>) -> Result<bool> {
-    let parent = dir.parent().with_context(|| format!("`{}` has no parent folder", dir.display()))?;
+pub(crate) fn install(dir: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let (parent, name) = dir.parent().zip(dir.file_name()).context("a folder of the cache has a name")?;
     fs::create_dir_all(parent).with_context(|| format!("create `{}`", parent.display()))?;
-    let lock = lock(parent)?;
+    let _lock = lock(parent)?;
     if dir.exists() {
-        return Ok(false);
+        return Ok(());
     }
-    let partial = partial(dir);
-    if partial.exists() {
-        fs::remove_dir_all(&partial).with_context(|| format!("remove `{}`", partial.display()))?;
+    let started = format!(".partial-{}-", name.display());
+    // What others of this name began, and were killed. A folder that an orphan still fills is left
+    // to the next install.
+    for entry in fs::read_dir(parent)?.filter_map(Result::ok) {
+        if entry.file_name().to_string_lossy().starts_with(&started) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
+    let partial = parent.join(started + &std::process::id().to_string());
     fs::create_dir(&partial).with_context(|| format!("create `{}`", partial.display()))?;
-    let result = fill(&partial, &lock)
-        .and_then(|()| fs::rename(&partial, dir).with_context(|| format!("rename to `{}`", dir.display())));
+    let rename = |()| fs::rename(&partial, dir).with_context(|| format!("rename to `{}`", dir.display()));
+    let result = fill(&partial).and_then(rename);
     if result.is_err() {
-        // The first error is the one to report; what stays here is removed by the next install.
+        // The first error is the one to report.
         let _ = fs::remove_dir_all(&partial);
     }
-    result.map(|()| true)
-}
-
-fn partial(dir: &Path) -> PathBuf {
-    let mut name = OsStr::new(".partial-").to_owned();
-    name.push(dir.file_name().unwrap_or_default());
-    dir.with_file_name(name)
+    result
 }
 
 fn lock(parent: &Path) -> Result<File> {
     let path = parent.join(".lock");
-    let context = || format!("lock `{}`", path.display());
-    let file = File::create(&path).with_context(context)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            eprintln!("another process is installing into `{}`: waiting for it", parent.display());
-            file.lock().with_context(context)?;
-        }
-        Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+    let file = File::create(&path).with_context(|| format!("create `{}`", path.display()))?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        eprintln!("another process is installing into `{}`: waiting for it", parent.display());
     }
+    file.lock().with_context(|| format!("lock `{}`", path.display()))?;
     Ok(file)
 }
 
+/// Makes a virtual environment in the empty folder `dir`, which may be moved, and installs packages
+/// there with what they need.
+///
+/// # Errors
+/// When Python or pip fails: no network, no such package.
+pub(crate) fn venv(dir: &Path, packages: &[&str]) -> Result<()> {
+    // Without a pip of its own, which some systems split off.
+    run(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(dir))?;
+    let mut asked = Command::new(dir.join("bin/python"));
+    let asked = asked.args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output()?;
+    let target = String::from_utf8(asked.stdout)?;
+    pip(dir, [&["install", "--quiet", "--target", target.trim()], packages].concat())
+}
+
+/// Runs pip, which knows the user's proxies, mirrors and certificates, to fill `dir`. What it says
+/// goes to the user.
+///
+/// # Errors
+/// There is no pip, or it fails.
+pub(crate) fn pip<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Result<()> {
+    // /tmp may be small, or in memory.
+    let temporary = dir.join("tmp");
+    fs::create_dir(&temporary).with_context(|| format!("create `{}`", temporary.display()))?;
+    let mut command = Command::new("python3");
+    command.args(["-m", "pip", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]).args(args);
+    command.env("TMPDIR", &temporary).env("PIP_ROOT_USER_ACTION", "ignore").stdin(Stdio::null());
+    let status = command.status();
+    fs::remove_dir_all(&temporary)?;
+    let status = status.context("start `python3`; install it: apt-get install python3 python3-pip")?;
+    ensure!(
+        status.success(),
+        "{command:?}: {status}, its reason is above; without pip: apt-get install python3-pip; for a proxy or mirror see PIP_PROXY \
+         and PIP_INDEX_URL"
+    );
+    Ok(())
+}
+
+/// Runs a command whose output is shown only when it fails.
+///
+/// # Errors
+/// It does not start or fails; with the last thing that it said.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("run {command:?}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {}", said.lines().last().unwrap_or("no reason given"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use anyhow::bail;
-    use std::{
-        process::{Command, Stdio},
-        sync::{
-            Barrier,
-            atomic::{AtomicUsize, Ordering},
-        },
-    };
+    use std::{path::PathBuf, sync::Barrier};
+
+    const FAKE_WHEEL: &str = "
+import sys, zipfile, hashlib
+with zipfile.ZipFile(sys.argv[1], 'w') as w:
+    w.writestr('torch/lib/libtorch_cpu.so', 'cpu')
+    w.writestr('torch/lib/libtorch_cuda.so', 'cuda')
+    w.writestr('torch/nn/functional.py', 'import sys; print(sys.argv[1:])')
+    w.writestr('fake-1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: fake\\nVersion: 1.0\\n')
+    w.writestr('fake-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    w.writestr('fake-1.0.dist-info/RECORD', '')
+print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())
+";
+
+    /// A wheel `fake` 1.0 in `dir`, its hash, and the argument with which pip finds it and nothing
+    /// else.
+    pub(crate) fn fake_wheel(dir: &Path) -> (PathBuf, String, String) {
+        let wheel = dir.join("fake-1.0-py3-none-any.whl");
+        let made = Command::new("python3").args(["-c", FAKE_WHEEL]).arg(&wheel).output().unwrap();
+        let hash = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        (wheel, hash, format!("--find-links={}", dir.display()))
+    }
 
     fn names(dir: &Path) -> Vec<String> {
-        let entries =
-            fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = entries.filter(|name| name != ".lock").collect();
-        names.sort();
-        names
+        let entries = fs::read_dir(dir).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name != ".lock").collect()
     }
 
     #[test]
-    fn failed_filling_leaves_nothing_and_the_next_one_completes() {
+    fn a_folder_is_complete_or_not_there() {
         let cache = tempfile::tempdir().unwrap();
         let dir = cache.path().join("libtorch");
-        let error = install(&dir, |partial, _| {
+        let failed = install(&dir, |partial| {
             fs::write(partial.join("first"), "half")?;
             bail!("the network went away")
         });
-        assert_eq!(error.unwrap_err().to_string(), "the network went away");
-        assert_eq!(names(cache.path()), Vec::<String>::new());
+        assert_eq!(failed.unwrap_err().to_string(), "the network went away");
+        assert_eq!(names(cache.path()), [""; 0]);
 
-        assert!(install(&dir, |partial, _| Ok(fs::write(partial.join("first"), "whole")?)).unwrap());
+        // As a process leaves it that was killed.
+        fs::create_dir(cache.path().join(".partial-libtorch-1")).unwrap();
+        install(&dir, |partial| Ok(fs::write(partial.join("first"), "whole")?)).unwrap();
+        assert_eq!(names(cache.path()), ["libtorch"]);
         assert_eq!(fs::read_to_string(dir.join("first")).unwrap(), "whole");
-        assert_eq!(names(cache.path()), ["libtorch"]);
-    }
-
-    #[test]
-    fn leftovers_of_a_killed_process_are_removed_and_never_taken_for_an_install() {
-        let cache = tempfile::tempdir().unwrap();
-        let dir = cache.path().join("libtorch");
-        fs::create_dir(partial(&dir)).unwrap();
-        fs::write(partial(&dir).join("first"), "half").unwrap();
-
-        assert!(install(&dir, |_, _| Ok(())).unwrap());
-        assert_eq!(names(cache.path()), ["libtorch"]);
-        assert_eq!(names(&dir), Vec::<String>::new());
-    }
-
-    #[test]
-    fn child_that_outlives_its_install_keeps_the_lock() {
-        let cache = tempfile::tempdir().unwrap();
-        let mut child = None;
-        let failed = install(&cache.path().join("libtorch"), |_, lock| {
-            // `cat` ends when its standard input, our pipe, is closed; it holds the lock as its standard error.
-            let command = &mut Command::new("cat");
-            child = Some(command.stdin(Stdio::piped()).stderr(lock.try_clone()?).spawn()?);
-            bail!("killed")
-        });
-        assert!(failed.is_err());
-        let lock = File::open(cache.path().join(".lock")).unwrap();
-        assert!(matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
-
-        let mut child = child.unwrap();
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        lock.try_lock().unwrap();
     }
 
     #[test]
     fn two_clones_at_once_fill_the_folder_once() {
         let cache = tempfile::tempdir().unwrap();
-        let dir = cache.path().join("libtorch");
-        let (start, fills) = (Barrier::new(2), AtomicUsize::new(0));
+        let (dir, start) = (cache.path().join("libtorch"), Barrier::new(2));
         let clone = || {
             start.wait();
-            install(&dir, |_, _| {
-                fills.fetch_add(1, Ordering::Relaxed);
-                assert!(!dir.exists());
+            let mut fills = 0;
+            install(&dir, |_| {
+                fills += 1;
                 Ok(())
             })
-            .unwrap()
+            .unwrap();
+            fills
         };
-        let filled =
-            std::thread::scope(|scope| [scope.spawn(clone), scope.spawn(clone)].map(|t| t.join().unwrap()));
-        assert!(filled[0] != filled[1], "exactly one of them filled it");
-        assert_eq!(fills.into_inner(), 1);
+        let fills: i32 =
+            std::thread::scope(|scope| [scope.spawn(clone), scope.spawn(clone)].map(|t| t.join().unwrap()))
+                .iter()
+                .sum();
+        assert_eq!(fills, 1);
+    }
+
+    #[test]
+    fn a_virtual_environment_finds_its_packages_also_when_it_was_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, _, index) = fake_wheel(dir.path());
+        let (made, moved) = (dir.path().join("made"), dir.path().join("moved"));
+        venv(&made, &["--no-index", &index, "fake==1.0"]).unwrap();
+        fs::rename(&made, &moved).unwrap();
+        run(Command::new(moved.join("bin/python")).args(["-c", "import torch.nn.functional"])).unwrap();
+        assert!(venv(&dir.path().join("other"), &["--no-index", &index, "fake==2.0"]).is_err());
+    }
+
+    #[test]
+    fn what_fails_says_which_command_and_why() {
+        let error = run(Command::new("ls").arg("no-such-file")).unwrap_err().to_string();
+        assert!(error.contains("ls") && error.contains("no-such-file"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
-//! libtorch, pinned: the C++ library that `tch` links. An existing `LIBTORCH` wins; else the official wheel is fetched
-//! once into a cache that clones share, and `.libtorch` in the clone points there (`.cargo/config.toml` names it).
+//! libtorch, pinned: the C++ library that `tch` links. An existing `LIBTORCH` wins; else the
+//! official wheel is fetched once into a cache that clones share, and `.libtorch` in the clone
+//! points there (`.cargo/config.toml` names it).
 //!
 //! ```text
 //! CACHE/libtorch-2.11.0-x86_64/
@@ -12,18 +13,19 @@
 //!   cuda/torch/lib/  cuda/nvidia/  /  the CUDA half, laid out as in the wheels
 //! ```
 //!
-//! The libraries find each other by the rpaths they come with: `$ORIGIN` and `$ORIGIN/../../nvidia/*/lib`.
+//! The libraries find each other by the rpaths they come with: `$ORIGIN` and
+//! `$ORIGIN/../../nvidia/*/lib`.
 
 use crate::{
-    install::install,
-    pip::Pip,
+    install::{install, pip, run as succeed},
     workspace::{cache_dir, libtorch_link, libtorch_of_user},
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use std::{
-    fs, io,
+    fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// The version that `tch` in `Cargo.toml` is made for.
@@ -31,9 +33,10 @@ const VERSION: &str = "2.11.0";
 
 /// Fetch libtorch 2.11.0 for this clone, or check the one that LIBTORCH names.
 ///
-/// The CPU half is a download of 544 MB (aarch64: 432 MB) and takes 500 MB on disk; during the fetch 1.1 GB. A fetch
-/// that was interrupted starts again. A finished one is never changed; it lies in $EBB_CACHE_DIR, else
-/// $XDG_CACHE_HOME/ebbflow, else ~/.cache/ebbflow, and is shared by all clones.
+/// The CPU half is a download of 544 MB (aarch64: 432 MB) and takes 500 MB on disk; during the
+/// fetch 1.1 GB. A fetch that was interrupted starts again. A finished one is never changed; it
+/// lies in $EBB_CACHE_DIR, else $XDG_CACHE_HOME/ebbflow, else ~/.cache/ebbflow, and is shared by
+/// all clones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Also the CUDA half: 2.5 GB to download, 3.1 GB on disk. Programs need no rebuild to use it.
@@ -83,7 +86,26 @@ const CUDA: Half = Half {
     ],
 };
 
-/// Libraries of the CUDA half that libtorch_cpu.so opens by name at run time, so it looks beside itself.
+/// What pip is asked for, by any Python 3. The hashes of a requirement file pin the wheels. All
+/// their tags are named because pip widens none of them: a wheel may say `manylinux_2_17` or
+/// `manylinux2014` for the same thing.
+const DOWNLOAD: &str = "download --no-deps --only-binary=:all: --implementation=cp --python-version=3.11 --abi=cp311 --abi=none --require-hashes";
+const PLATFORMS: &str = "_2_28 _2_27 _2_25 _2_24 _2_18 _2_17 2014";
+
+/// Arguments: a wheel, a folder, patterns. Unpacks a member when a pattern matches it and none with
+/// a `!` does; `*` also matches `/`.
+const UNPACK: &str = r#"
+import fnmatch, sys, zipfile
+wheel, folder, *patterns = sys.argv[1:]
+matches = lambda member, mark: any(fnmatch.fnmatchcase(mark + member, pattern) for pattern in patterns)
+with zipfile.ZipFile(wheel) as archive:
+    members = [member for member in archive.namelist() if matches(member, "") and not matches(member, "!")]
+    archive.extractall(folder, members)
+sys.exit(None if members else f"{wheel} has nothing of it: its layout has changed")
+"#;
+
+/// Libraries of the CUDA half that libtorch_cpu.so opens by name at run time, so it looks beside
+/// itself.
 const OPENED_BY_NAME: [&str; 2] = ["libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so"];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -125,31 +147,40 @@ fn owned_by_user(link: &Path) -> Option<PathBuf> {
 }
 
 fn fetch(half: &Half, dir: &Path, finish: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let (name, place) = (half.name, dir.display());
+    let (name, arch, os) = (half.name, std::env::consts::ARCH, std::env::consts::OS);
     if dir.exists() {
         return Ok(());
     }
-    let arch = std::env::consts::ARCH;
     ensure!(
-        std::env::consts::OS == "linux" && ["x86_64", "aarch64"].contains(&arch),
-        "no wheel is pinned for {arch} {}; unpack libtorch {VERSION} yourself and set LIBTORCH to its folder",
-        std::env::consts::OS
+        os == "linux" && ["x86_64", "aarch64"].contains(&arch),
+        "no wheel is pinned for {arch} {os}; unpack libtorch {VERSION} yourself and set LIBTORCH to its folder"
     );
-    eprintln!("libtorch {VERSION}, {name}: fetching {} into `{place}`", half.size);
-    let filled = install(dir, |partial, lock| {
-        let pip = Pip::find(lock.try_clone()?)?;
-        for wheel in pip.download(half.requirements, partial)? {
-            eprintln!("unpacking {}", wheel.file_name().unwrap_or_default().display());
-            let members = pip.unpack(&wheel, partial, half.members)?;
-            ensure!(members > 0, "`{}` holds nothing of the {name}: its layout has changed", wheel.display());
-            fs::remove_file(&wheel)?;
-        }
-        fs::remove_dir(partial.join("wheels"))?;
+    eprintln!("libtorch {VERSION}, {name}: fetching {} into `{}`", half.size, dir.display());
+    install(dir, |partial| {
+        fill(half, partial, &[])?;
         finish(partial)
     })
-    .with_context(|| format!("install the {name} of libtorch {VERSION}"))?;
-    eprintln!("libtorch {VERSION}, {name}: {}", if filled { "complete" } else { "already complete" });
-    Ok(())
+    .with_context(|| {
+        format!("install the {name}; without network, unpack libtorch {VERSION} yourself and set LIBTORCH to its folder")
+    })
+}
+
+/// Downloads the wheels of a half, by pip with `more` arguments, and unpacks its members into
+/// `dir`.
+fn fill(half: &Half, dir: &Path, more: &[&str]) -> Result<()> {
+    let (list, wheels) = (dir.join("requirements.txt"), dir.join("wheels"));
+    fs::write(&list, half.requirements)?;
+    let platform = |tag| format!("--platform=manylinux{tag}_{}", std::env::consts::ARCH);
+    let mut args: Vec<_> = DOWNLOAD.split(' ').map(str::to_owned).collect();
+    args.extend(PLATFORMS.split(' ').map(platform));
+    args.extend([format!("--requirement={}", list.display()), format!("--dest={}", wheels.display())]);
+    pip(dir, args.iter().map(String::as_str).chain(more.iter().copied()))?;
+    for wheel in fs::read_dir(&wheels)? {
+        let wheel = wheel?.path();
+        let mut unpack = Command::new("python3");
+        succeed(unpack.args(["-c", UNPACK]).args([wheel.as_path(), dir]).args(half.members))?;
+    }
+    Ok(fs::remove_dir_all(wheels)?)
 }
 
 /// Turns the wheels' layout into the one `torch-sys` expects.
@@ -162,13 +193,15 @@ fn finish_cpu(partial: &Path) -> Result<()> {
         }
     }
     fs::remove_dir_all(partial.join("nvidia"))?;
-    // torch-sys asks the linker for `torch`, an empty library whose only use is to pull in libtorch_cuda.so.
+    // torch-sys asks the linker for `torch`, an empty library whose only use is to pull in
+    // libtorch_cuda.so.
     fs::write(lib.join("libtorch.so"), "/* linker script */ INPUT(libtorch_cpu.so)\n")?;
     fs::write(partial.join("torch/build-version"), format!("{VERSION}\n"))?;
     Ok(())
 }
 
-/// Lets the CPU half see the complete CUDA half; `torch/cuda`, which the worker looks for, comes last.
+/// Lets the CPU half see the complete CUDA half; `torch/cuda`, which the worker looks for, comes
+/// last.
 fn link_cuda(home: &Path) -> Result<()> {
     point(&home.join("nvidia"), Path::new("cuda/nvidia"))?;
     for name in OPENED_BY_NAME {
@@ -188,77 +221,71 @@ fn point(link: &Path, target: &Path) -> Result<()> {
         .with_context(|| format!("link `{}` to `{}`", link.display(), target.display()))
 }
 
-/// Checks that `torch` is a libtorch folder of our version.
+/// Checks that `torch` is a libtorch folder of our version. Zip archives say theirs in
+/// `build-version`, wheels in a header.
 fn verify(torch: &Path) -> Result<()> {
-    let here = || format!("LIBTORCH=`{}` is no libtorch folder", torch.display());
+    let here = torch.display();
     let library = torch.join("lib/libtorch_cpu.so");
-    fs::metadata(&library).with_context(|| format!("find `{}`", library.display())).with_context(here)?;
-    let version = version(torch).with_context(here)?;
-    if version != VERSION {
-        bail!(
-            "LIBTORCH=`{}` is libtorch {version}, this project needs {VERSION}; unset LIBTORCH to fetch it",
-            torch.display()
-        );
-    }
+    ensure!(library.exists(), "LIBTORCH=`{here}` is no libtorch folder: there is no `{}`", library.display());
+    let said = fs::read_to_string(torch.join("build-version"))
+        .or_else(|_| fs::read_to_string(torch.join("include/torch/headeronly/version.h")))
+        .with_context(|| format!("LIBTORCH=`{here}` does not say its version"))?;
+    let said = said
+        .split_once("#define TORCH_VERSION ")
+        .and_then(|(_, after)| after.split('"').nth(1))
+        .unwrap_or(&said);
+    let version = said.trim().split('+').next().unwrap_or_default();
+    ensure!(
+        version == VERSION,
+        "LIBTORCH=`{here}` is libtorch {version}, this project needs {VERSION}; unset LIBTORCH to fetch it"
+    );
     Ok(())
-}
-
-/// The version a libtorch folder says it has, without a suffix such as `+cpu`; zip archives bring `build-version`,
-/// wheels only a header.
-fn version(torch: &Path) -> Result<String> {
-    let file = torch.join("build-version");
-    match fs::read_to_string(&file) {
-        Ok(version) => return Ok(without_suffix(&version).to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("read `{}`", file.display())),
-    }
-    let header = torch.join("include/torch/headeronly/version.h");
-    let text = fs::read_to_string(&header).with_context(|| format!("read `{}`", header.display()))?;
-    let after = text.split_once("#define TORCH_VERSION ").map(|(_, after)| after);
-    let version = after.and_then(|after| after.split('"').nth(1));
-    let version = version.with_context(|| format!("no TORCH_VERSION in `{}`", header.display()))?;
-    Ok(without_suffix(version).to_owned())
-}
-
-fn without_suffix(version: &str) -> &str {
-    let version = version.trim();
-    version.split_once('+').map_or(version, |(version, _)| version)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::install::tests::fake_wheel;
 
-    /// A folder with the files that `verify` looks at.
-    fn libtorch(header: &str) -> tempfile::TempDir {
+    #[test]
+    fn a_folder_needs_the_library_and_our_version() {
         let torch = tempfile::tempdir().unwrap();
-        fs::create_dir_all(torch.path().join("lib")).unwrap();
-        fs::write(torch.path().join("lib/libtorch_cpu.so"), "").unwrap();
-        fs::create_dir_all(torch.path().join("include/torch/headeronly")).unwrap();
-        fs::write(torch.path().join("include/torch/headeronly/version.h"), header).unwrap();
-        torch
-    }
-
-    #[test]
-    fn version_is_read_from_build_version_or_from_the_header() {
-        let torch = libtorch("#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION \\\n  \"2.11.0\"\n");
+        let put = |name: &str, text: &str| {
+            let path = torch.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let refused = || verify(torch.path()).unwrap_err().to_string();
+        assert!(refused().contains("lib/libtorch_cpu.so"), "{}", refused());
+        put("lib/libtorch_cpu.so", "");
+        let header = "include/torch/headeronly/version.h";
+        put(header, "#define TORCH_VERSION \"2.10.1\"");
+        assert!(refused().contains("2.10.1") && refused().contains(VERSION), "{}", refused());
+        put(header, "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION \\\n  \"2.11.0\"\n");
         verify(torch.path()).unwrap();
-        fs::write(torch.path().join("build-version"), "2.11.0+cpu\n").unwrap();
+        put("build-version", "2.11.0+cpu\n");
         verify(torch.path()).unwrap();
     }
 
     #[test]
-    fn another_version_is_refused_with_both_numbers() {
-        let torch = libtorch("#define TORCH_VERSION \"2.10.1\"");
-        let error = verify(torch.path()).unwrap_err().to_string();
-        assert!(error.contains("2.10.1") && error.contains(VERSION), "{error}");
-    }
+    fn wanted_members_of_pinned_wheels_are_unpacked_and_other_wheels_refused() {
+        let (index, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (wheel, hash, find) = fake_wheel(index.path());
+        let half = |hash: &str| {
+            let requirements = format!("fake==1.0 --hash=sha256:{hash}").leak();
+            Half { name: "", size: "", requirements, members: &["torch/lib/*", "!*cuda*"] }
+        };
+        let more = ["--no-index", &find, "--quiet"];
+        assert!(fill(&half(&"0".repeat(64)), dir.path(), &more).is_err());
+        fill(&half(&hash), dir.path(), &more).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("torch/lib/libtorch_cpu.so")).unwrap(), "cpu");
+        assert!(
+            !dir.path().join("torch/lib/libtorch_cuda.so").exists() && !dir.path().join("torch/nn").exists()
+        );
 
-    #[test]
-    fn folder_without_the_library_is_refused_with_its_path() {
-        let torch = tempfile::tempdir().unwrap();
-        let error = format!("{:#}", verify(torch.path()).unwrap_err());
-        assert!(error.contains("lib/libtorch_cpu.so"), "{error}");
+        let lost = Half { members: &["lost/*"], ..half(&hash) };
+        let error = fill(&lost, dir.path(), &more).unwrap_err().to_string();
+        assert!(error.contains(&*wheel.file_name().unwrap().to_string_lossy()), "{error}");
     }
 
     #[test]

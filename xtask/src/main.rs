@@ -1,15 +1,12 @@
-//! Project chores, as `cargo xtask CHORE`: what a newcomer, a maintainer and the CI type, with nothing to install first
-//! but Rust, a C++ compiler and Python 3 with pip.
+//! Project chores, as `cargo xtask CHORE`: what a newcomer, a maintainer and the CI type, with
+//! nothing to install first but Rust, a C++ compiler and Python 3 with pip.
 
 mod bench;
 mod check;
-mod etcd;
 mod install;
 mod libtorch;
-mod moto;
 mod mutants;
-mod packages;
-mod pip;
+mod needs;
 mod run;
 mod sim;
 mod soak;

@@ -1,15 +1,17 @@
-//! `cargo xtask mutants`: breaks the program on purpose, in one place after the other, and shows whether the test that is there for it
-//! says so. A promise whose breach no test notices is not tested.
+//! `cargo xtask mutants`: breaks the program on purpose, in one place after the other, and shows
+//! whether the test that is there for it says so. A promise whose breach no test notices is not
+//! tested.
 
 mod list;
 
 use crate::{
     check::{
         self,
-        programs::{self, Half, Program},
+        programs::{self, Program, WITHOUT_TORCH},
         runner::{self, Done},
     },
-    etcd, workspace,
+    needs::{self, TESTS},
+    workspace,
 };
 use anyhow::{Context, Result, bail, ensure};
 use list::MUTANTS;
@@ -17,8 +19,9 @@ use std::{collections::BTreeSet, ffi::OsString, fs, path::PathBuf, time::Duratio
 
 /// Break the program on purpose, in one place after the other; prints which breach a test notices.
 ///
-/// First every test that is used runs once on the program as it is, and must pass. Then each breach is compiled and its test must fail.
-/// The places are in `xtask/src/mutants/list.rs`. An hour or more on 2 cores.
+/// First every test that is used runs once on the program as it is, and must pass. Then each breach
+/// is compiled and its test must fail. The places are in `xtask/src/mutants/list.rs`. An hour or
+/// more on 2 cores.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only those whose description, file or test contains this
@@ -62,10 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         mutant.broken()?;
         mutant.refuse_changed_file()?;
     }
-    let path = workspace::path_with(&etcd::ensure()?.into_iter().collect::<Vec<_>>())?;
+    let environment = vec![("PATH".to_owned(), needs::fetch(TESTS)?)];
     let tests: BTreeSet<Test> = chosen.iter().map(|mutant| mutant.test).collect();
     for test in tests {
-        let done = test.run(&path)?.context("the program as it is does not compile")?;
+        let done = test.run(&environment)?.context("the program as it is does not compile")?;
         if let Some(failure) = done.failure {
             bail!("{}: fails on the program as it is, so it shows nothing: {failure}", test.names());
         }
@@ -74,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut survived = 0;
     for mutant in chosen {
         let begin = check::now();
-        let noticed = mutant.try_out(&path)?;
+        let noticed = mutant.try_out(&environment)?;
         survived += u32::from(noticed.is_none());
         let took = check::seconds(begin.elapsed());
         match noticed {
@@ -106,7 +109,8 @@ impl Mutant {
         }
     }
 
-    /// The file is put back in the end; when this program is killed before, `git checkout` must be able to do it.
+    /// The file is put back in the end; when this program is killed before, `git checkout` must be
+    /// able to do it.
     fn refuse_changed_file(&self) -> Result<()> {
         let mut git = std::process::Command::new("git");
         let diff = git.args(["diff", "--quiet", "HEAD", "--", self.file]).current_dir(workspace::root());
@@ -117,24 +121,20 @@ impl Mutant {
     }
 
     /// What noticed it, if anything did.
-    fn try_out(&self, path: &OsString) -> Result<Option<String>> {
+    fn try_out(&self, environment: &[(String, OsString)]) -> Result<Option<String>> {
         let (text, broken) = self.broken()?;
         let _put_back = PutBack { path: self.path(), text };
         fs::write(self.path(), broken).with_context(|| format!("write `{}`", self.file))?;
-        let done = self.test.run(path)?;
+        let done = self.test.run(environment)?;
         let done = done.with_context(|| format!("{}: does not compile, so it shows nothing", self.what))?;
-        let said = |failure: String| first_failure(&log()).unwrap_or(failure);
+        let said =
+            |failure| first_failure(&fs::read(runner::log(LABEL)).unwrap_or_default()).unwrap_or(failure);
         Ok(done.failure.map(said))
     }
 }
 
-/// The label of what runs, and so the name of the file with what it says.
+/// The label of what runs.
 const LABEL: &str = "mutant";
-
-fn log() -> String {
-    let path = workspace::target_dir().join("check").join(format!("{LABEL}.log"));
-    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
-}
 
 impl Test {
     /// The program and the tests in it.
@@ -148,30 +148,22 @@ impl Test {
     }
 
     /// Builds it and runs it; `None`: it does not compile.
-    fn run(self, path: &OsString) -> Result<Option<Done>> {
-        let (build, label, tests) = match self {
-            Self::Lib(krate, tests) => ("--lib".to_owned(), format!("{krate}/lib"), tests),
-            Self::Integration(krate, tests) => {
-                ("--test integration".to_owned(), format!("{krate}/integration"), tests)
-            }
-            Self::Module(name, tests) => ("--test system".to_owned(), name.to_owned(), tests),
-            Self::Seeds(_) => {
-                ("--test simulation".to_owned(), "simulation".to_owned(), "seeds_keep_both_promises")
-            }
+    fn run(self, environment: &[(String, OsString)]) -> Result<Option<Done>> {
+        let (target, label, tests) = match self {
+            Self::Lib(krate, tests) => ("--lib", format!("{krate}/lib"), tests),
+            Self::Integration(krate, tests) => ("--test integration", format!("{krate}/integration"), tests),
+            Self::Module(name, tests) => ("--test system", name.to_owned(), tests),
+            Self::Seeds(_) => ("--test simulation", "simulation".to_owned(), "seeds_keep_both_promises"),
         };
-        let Ok(built) = programs::build(&format!("{} {build}", Half::WithoutTorch.flags())) else {
-            return Ok(None);
-        };
+        let Ok(built) = programs::build(&format!("{WITHOUT_TORCH} {target}")) else { return Ok(None) };
         let program = built.into_iter().find(|program| program.label == label);
         let program = program.with_context(|| format!("there is no test program `{label}`"))?;
         let program = Program { label: LABEL.to_owned(), ..program };
-        let args = program.args(tests).with_context(|| format!("`{label}` has no test `{tests}`"))?;
-        let mut task = check::task("mutants", &program, &[("PATH".to_owned(), path.clone())]);
-        task.args = args;
+        let task = check::task("mutants", &program, tests, environment);
+        let mut task = task.with_context(|| format!("`{label}` has no test `{tests}`"))?;
         task.limit = LIMIT;
         if let Self::Seeds(count) = self {
-            let settings = [("EBB_SIM_SEED", "0".to_owned()), ("EBB_SIM_SEEDS", count.to_string())];
-            task.environment.extend(settings.map(|(name, value)| (name.to_owned(), value.into())));
+            task.command.env("EBB_SIM_SEED", "0").env("EBB_SIM_SEEDS", count.to_string());
         }
         Ok(runner::run(vec![task], 1)?.pop())
     }
@@ -192,7 +184,8 @@ impl Drop for PutBack {
 }
 
 /// The seed or the test that failed first, by what the tests printed.
-fn first_failure(said: &str) -> Option<String> {
+fn first_failure(said: &[u8]) -> Option<String> {
+    let said = String::from_utf8_lossy(said);
     let seed = said.lines().find(|line| line.starts_with("seed ") && line.contains(" failed"));
     let test = || said.lines().find_map(|line| line.strip_prefix("---- ")?.strip_suffix(" stdout ----"));
     Some(seed.or_else(test)?.to_owned())
@@ -213,8 +206,8 @@ mod tests {
     #[test]
     fn what_noticed_a_breach_is_named() {
         let said = "running 1 test\n---- a::b stdout ----\nseed 7 failed:\nboom\n";
-        assert_eq!(first_failure(said).as_deref(), Some("seed 7 failed:"));
-        assert_eq!(first_failure("---- a::b stdout ----\nboom").as_deref(), Some("a::b"));
-        assert_eq!(first_failure("killed"), None);
+        assert_eq!(first_failure(said.as_bytes()).as_deref(), Some("seed 7 failed:"));
+        assert_eq!(first_failure(b"---- a::b stdout ----\nboom").as_deref(), Some("a::b"));
+        assert_eq!(first_failure(b"killed"), None);
     }
 }

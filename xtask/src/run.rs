@@ -6,7 +6,8 @@ use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf};
 
 /// Build `ebb` (release) and run a job in one process: `ebb run JOB.toml [ARGS]...`.
 ///
-/// Fetches libtorch first if this clone has none (see `cargo xtask libtorch --help`). The exit code is the job's.
+/// Fetches libtorch first if this clone has none (see `cargo xtask libtorch --help`). The exit code
+/// is the job's.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Job file, for example examples/digits/job.toml
@@ -18,7 +19,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     libtorch::ensure_installed()?;
-    // Cargo replaces itself by the program, and so do we: exit code, Ctrl-C and SIGTERM are the job's own.
+    // Cargo replaces itself by the program, and so do we: exit code, Ctrl-C and SIGTERM are the
+    // job's own.
     let error = cargo()
         .args(["run", "--release", "--package", "ebbflow", "--bin", "ebb", "--", "run"])
         .arg(&args.job)

@@ -4,13 +4,15 @@ use anyhow::{Result, bail};
 
 use crate::workspace;
 
-/// Simulate whole clusters with faults, one for each seed; prints the seed of a failure, which replays it exactly.
+/// Simulate whole clusters with faults, one for each seed; prints the seed of a failure, which
+/// replays it exactly.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How many seeds
     #[arg(long, value_name = "N", default_value_t = 300)]
     seeds: u64,
-    /// The first seed; with `--seeds 1` it replays one run, with its log. Without it: new seeds, beside those that failed once
+    /// The first seed; with `--seeds 1` it replays one run, with its log. Without it: new seeds,
+    /// beside those that failed once
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }

@@ -1,8 +1,8 @@
-//! Where this clone is, what the environment says, and how cargo is called. The only file here that reads the
-//! environment.
+//! Where this clone is, what the environment says, and how cargo is called. The only file here that
+//! reads the environment.
 #![expect(clippy::disallowed_methods, reason = "xtask's one reader of the environment")]
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::{
     env,
     ffi::OsString,
@@ -20,13 +20,14 @@ pub(crate) fn libtorch_link() -> PathBuf {
     root().join(".libtorch")
 }
 
-/// The user's own `LIBTORCH`. Cargo sets the variable to [`libtorch_link`] for everything it runs, xtask included, when
-/// the user has not set it; that value is not the user's.
+/// The user's own `LIBTORCH`. Cargo sets the variable to [`libtorch_link`] for everything it runs,
+/// xtask included, when the user has not set it; that value is not the user's.
 pub(crate) fn libtorch_of_user() -> Option<PathBuf> {
     env::var_os("LIBTORCH").map(PathBuf::from).filter(|path| *path != libtorch_link())
 }
 
-/// The folder that clones share: `$EBB_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbflow`, else `~/.cache/ebbflow`. Absolute.
+/// The folder that clones share: `$EBB_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbflow`, else
+/// `~/.cache/ebbflow`. Absolute.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
     let of_user = |name| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let caches = || of_user("XDG_CACHE_HOME").or_else(|| Some(env::home_dir()?.join(".cache")));
@@ -43,9 +44,9 @@ pub(crate) fn path_with(folders: &[PathBuf]) -> Result<OsString> {
     env::join_paths(all).with_context(|| format!("add {folders:?} to the PATH"))
 }
 
-/// Whether the user says where an S3 server is.
-pub(crate) fn has_moto() -> bool {
-    env::var_os("EBB_MOTO").is_some()
+/// Whether the user has set a variable.
+pub(crate) fn is_set(variable: &str) -> bool {
+    env::var_os(variable).is_some()
 }
 
 /// Whether a program is on the PATH, or where those of an administrator lie.
@@ -65,7 +66,8 @@ pub(crate) fn python_of_user() -> Option<PathBuf> {
     env::var_os("EBB_PYTHON").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the clone.
+/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the
+/// clone.
 pub(crate) fn mnist() -> Option<PathBuf> {
     let given = env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
     let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
@@ -77,8 +79,27 @@ pub(crate) fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// The cargo that runs this program, without what cargo says of this package: build scripts of dependencies look at these variables,
-/// and would run again after each build that a user began without xtask.
+/// Runs cargo with words in the clone's root.
+///
+/// # Errors
+/// It fails; its reason is shown above.
+pub(crate) fn run_cargo(words: &str) -> Result<()> {
+    succeed(cargo().args(words.split_whitespace()))
+}
+
+/// Runs a command in the clone's root.
+///
+/// # Errors
+/// It fails; its reason is shown above.
+pub(crate) fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.current_dir(root()).status().with_context(|| format!("run {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
+
+/// The cargo that runs this program, without what cargo says of this package: build scripts of
+/// dependencies look at these variables, and would run again after each build that a user began
+/// without xtask.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {

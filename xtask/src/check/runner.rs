@@ -1,16 +1,18 @@
-//! Runs test programs beside each other, as many as the machine bears: most of them wait for processes of theirs most of the time.
+//! Runs test programs beside each other, as many as the machine bears: most of them wait for
+//! processes of theirs most of the time.
 //!
-//! What a program says goes to a file of its own and is shown when it fails. A program that takes too long is ended with all that it
-//! started. Nothing is given up when one fails: the others go on, and each failure is told at once.
+//! What a program says goes to a file of its own and is shown when it fails. A program that takes
+//! too long is ended with all that it started. Nothing is given up when one fails: the others go
+//! on, and each failure is told at once.
 
+use super::{now, seconds};
 use crate::workspace;
 use anyhow::{Context, Result};
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
     fs::{self, File},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -24,32 +26,26 @@ const LOOK: Duration = Duration::from_millis(20);
 const LINES: usize = 500;
 
 /// Something to run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Task {
     /// The stage that it belongs to.
     pub(crate) stage: &'static str,
     /// For people; unique.
     pub(crate) label: String,
-    pub(crate) program: PathBuf,
-    pub(crate) args: Vec<OsString>,
-    pub(crate) folder: PathBuf,
-    pub(crate) environment: Vec<(String, OsString)>,
+    pub(crate) command: Command,
     /// How many places it takes; all of them when there are fewer.
     pub(crate) places: usize,
-    /// It computes all the time and never waits: it gets what the others leave.
-    pub(crate) in_background: bool,
     /// After which it is ended.
     pub(crate) limit: Duration,
 }
 
 /// How a task ended.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) stage: &'static str,
     pub(crate) label: String,
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
-    pub(crate) took: Duration,
     /// From the begin of the first task to the end of this one.
     pub(crate) ended: Duration,
     /// Tests that passed.
@@ -58,41 +54,35 @@ pub(crate) struct Done {
     pub(crate) skipped: Vec<String>,
 }
 
-/// A task that runs.
+/// A task that runs. It ends, with all that it started, when it is dropped.
 struct Running {
     task: Task,
     child: Child,
     since: Instant,
-    log: PathBuf,
 }
 
 /// Runs all, the first ones first, in `places` places.
 ///
 /// # Errors
 /// A program cannot be started; those that run are ended.
-pub(crate) fn run(tasks: Vec<Task>, places: usize) -> Result<Vec<Done>> {
-    let logs = workspace::target_dir().join("check");
-    fs::create_dir_all(&logs).with_context(|| format!("create `{}`", logs.display()))?;
-    let (begin, count) = (now(), tasks.len());
-    let mut waiting = tasks;
-    let mut running = Tasks(Vec::new());
+pub(crate) fn run(mut waiting: Vec<Task>, places: usize) -> Result<Vec<Done>> {
+    let (begin, count) = (now(), waiting.len());
+    let mut running: Vec<Running> = Vec::new();
     let mut done = Vec::new();
     while done.len() < count {
-        while let Some(next) = next(&waiting, &running.0, places) {
-            let task = waiting.remove(next);
-            running.0.push(start(task, &logs)?);
+        while let Some(next) = next(&waiting, &running, places) {
+            running.push(Running::start(waiting.remove(next))?);
         }
         std::thread::park_timeout(LOOK);
         let mut index = 0;
-        while index < running.0.len() {
-            let Some(failure) = running.0[index].look()? else {
+        while index < running.len() {
+            let Some(failure) = running[index].look()? else {
                 index += 1;
                 continue;
             };
-            let ended = running.0.remove(index);
-            let result = ended.result(failure, begin);
-            tell(&result, &ended.log, done.len() + 1, count);
-            done.push(result);
+            let number = done.len() + 1;
+            eprint!("[{number:2}/{count}] ");
+            done.push(running.remove(index).tell(failure, begin));
         }
     }
     Ok(done)
@@ -104,75 +94,73 @@ fn next(waiting: &[Task], running: &[Running], places: usize) -> Option<usize> {
     waiting.iter().position(|task| taken + task.places.min(places) <= places)
 }
 
-fn start(task: Task, logs: &Path) -> Result<Running> {
-    let log = logs.join(format!("{}.log", task.label.replace('/', "-")));
-    let file = File::create(&log).with_context(|| format!("create `{}`", log.display()))?;
-    let mut command = match task.in_background {
-        true => {
-            let mut command = Command::new("nice");
-            command.args(["-n", "15"]).arg(&task.program);
-            command
-        }
-        false => Command::new(&task.program),
-    };
-    command.args(&task.args).current_dir(&task.folder).env("CARGO_MANIFEST_DIR", &task.folder);
-    command.envs(task.environment.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    let child = command.spawn().with_context(|| format!("start {command:?}"))?;
-    Ok(Running { task, child, since: now(), log })
+/// The file with all that a task says.
+pub(crate) fn log(label: &str) -> PathBuf {
+    workspace::target_dir().join(format!("check/{}.log", label.replace('/', "-")))
 }
 
 impl Running {
+    fn start(mut task: Task) -> Result<Self> {
+        let log = log(&task.label);
+        fs::create_dir_all(log.parent().context("a folder")?).context("create the folder of the logs")?;
+        let file = File::create(&log).with_context(|| format!("create `{}`", log.display()))?;
+        task.command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = task.command.spawn().with_context(|| format!("start {:?}", task.command))?;
+        Ok(Self { task, child, since: now() })
+    }
+
     /// Whether it has ended; then why it failed, if it did.
     fn look(&mut self) -> Result<Option<Option<String>>> {
         if let Some(status) = self.child.try_wait().context("wait for a program")? {
-            return Ok(Some(failure(status)));
+            return Ok(Some((!status.success()).then(|| status.to_string())));
         }
-        if self.since.elapsed() < self.task.limit {
-            return Ok(None);
-        }
-        self.end();
-        Ok(Some(Some(format!("ended after {}: it hangs", super::seconds(self.task.limit)))))
+        let hangs = self.since.elapsed() >= self.task.limit;
+        Ok(hangs.then(|| Some(format!("ended after {}: it hangs", seconds(self.task.limit)))))
     }
 
-    /// Kills it and all that it started.
-    fn end(&mut self) {
+    /// Says how it ended, and what it said if it failed.
+    fn tell(self, failure: Option<String>, begin: Instant) -> Done {
+        let (stage, label) = (self.task.stage, self.task.label.clone());
+        let took = seconds(self.since.elapsed());
+        // What hangs is ended before its output is read.
+        drop(self);
+        let bytes = fs::read(log(&label)).unwrap_or_default();
+        let said = String::from_utf8_lossy(&bytes);
+        let skip = |line: &str| Some(line.split_once(SKIPPED)?.1.to_owned());
+        let mut skipped: Vec<_> = said.lines().filter_map(skip).collect();
+        skipped.sort();
+        skipped.dedup();
+        let tests = passed(&said);
+        let skips = if skipped.is_empty() { String::new() } else { format!(", {} skipped", skipped.len()) };
+        match &failure {
+            None => eprintln!("passed {label} in {took}: {tests} tests{skips}"),
+            Some(failure) => {
+                let lines: Vec<&str> = said.lines().collect();
+                eprintln!("FAILED {label} in {took}: {failure}{skips}");
+                eprintln!("---- {label}: the last lines of {}", log(&label).display());
+                eprintln!("{}\n---- end of {label}", lines[lines.len().saturating_sub(LINES)..].join("\n"));
+            }
+        }
+        Done { stage, label, failure, ended: begin.elapsed(), tests, skipped }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(Some(_)) = self.child.try_wait() {
+            return;
+        }
         let mut all = vec![self.child.id()];
         // Those that it starts meanwhile are found too, until there is nobody new.
         let mut index = 0;
         while index < all.len() {
-            let parent = all[index];
-            stop(&[parent]);
-            all.extend(children(parent));
+            signal("STOP", &all[index..=index]);
+            all.extend(children(all[index]));
             index += 1;
         }
         signal("KILL", &all);
         let _ = self.child.wait();
     }
-
-    fn result(&self, failure: Option<String>, begin: Instant) -> Done {
-        let bytes = fs::read(&self.log).unwrap_or_default();
-        let said = String::from_utf8_lossy(&bytes);
-        let mut skipped: Vec<String> = said
-            .lines()
-            .filter_map(|line| line.find(SKIPPED).map(|at| line[at + SKIPPED.len()..].to_owned()))
-            .collect();
-        skipped.sort();
-        skipped.dedup();
-        Done {
-            stage: self.task.stage,
-            label: self.task.label.clone(),
-            failure,
-            took: self.since.elapsed(),
-            ended: begin.elapsed(),
-            tests: passed(&said),
-            skipped,
-        }
-    }
-}
-
-fn stop(pids: &[u32]) {
-    signal("STOP", pids);
 }
 
 fn signal(name: &str, pids: &[u32]) {
@@ -193,43 +181,11 @@ fn children(parent: u32) -> Vec<u32> {
     pids.filter(|pid| of(pid) == Some(parent)).collect()
 }
 
-/// Tasks that run; whatever ends this program's interest in them ends them too.
-struct Tasks(Vec<Running>);
-
-impl Drop for Tasks {
-    fn drop(&mut self) {
-        self.0.iter_mut().for_each(Running::end);
-    }
-}
-
-fn failure(status: ExitStatus) -> Option<String> {
-    (!status.success()).then(|| status.to_string())
-}
-
 /// Tests that passed, by the lines `test result: ok. 3 passed; ..`.
 fn passed(said: &str) -> u64 {
     let counts = said.lines().filter(|line| line.starts_with("test result: "));
     let count = |line: &str| line.split(" passed").next()?.rsplit(' ').next()?.parse::<u64>().ok();
     counts.filter_map(count).sum()
-}
-
-fn tell(done: &Done, log: &Path, number: usize, count: usize) {
-    let Done { label, took, tests, failure, skipped, .. } = done;
-    let took = super::seconds(*took);
-    let (outcome, tests) = match failure {
-        None => ("passed", format!("{tests} tests")),
-        Some(failure) => ("FAILED", failure.clone()),
-    };
-    let skips = if skipped.is_empty() { String::new() } else { format!(", {} skipped", skipped.len()) };
-    eprintln!("[{number:2}/{count}] {outcome} {label} in {took}: {tests}{skips}");
-    if failure.is_some() {
-        let bytes = fs::read(log).unwrap_or_default();
-        let said = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = said.lines().collect();
-        let left_out = lines.len().saturating_sub(LINES);
-        eprintln!("---- {label}: the last lines of {}", log.display());
-        eprintln!("{}\n---- end of {label}", lines[left_out..].join("\n"));
-    }
 }
 
 /// What was not tested, each line once, with the programs that say so.
@@ -243,40 +199,26 @@ pub(crate) fn skipped(done: &[Done]) -> BTreeMap<&str, Vec<&str>> {
     all
 }
 
-#[expect(clippy::disallowed_methods, reason = "programs are timed, and ended when they hang")]
-fn now() -> Instant {
-    Instant::now()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn shell(label: &str, script: &str, places: usize) -> Task {
-        Task {
-            stage: "test",
-            label: format!("runner-test-{}-{label}", std::process::id()),
-            program: "sh".into(),
-            args: vec!["-c".into(), script.into()],
-            folder: workspace::root().to_owned(),
-            environment: vec![("EBB_WORD".to_owned(), "told".into())],
-            places,
-            in_background: false,
-            limit: Duration::from_secs(600),
-        }
+        let label = format!("runner-test-{}-{label}", std::process::id());
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Task { stage: "test", label, command, places, limit: Duration::from_secs(600) }
     }
 
     fn logged(done: &Done) -> String {
-        let log = workspace::target_dir().join("check").join(format!("{}.log", done.label));
-        let said = fs::read_to_string(&log).unwrap();
-        fs::remove_file(&log).unwrap();
+        let said = fs::read_to_string(log(&done.label)).unwrap();
+        fs::remove_file(log(&done.label)).unwrap();
         said
     }
 
     #[test]
     fn tests_skips_failures_and_output_are_seen() {
-        let good =
-            "echo $EBB_WORD; echo 'test result: ok. 3 passed; 0 failed'; echo 'test result: ok. 2 passed'";
+        let good = "echo told; echo 'test result: ok. 3 passed; 0 failed'; echo 'test result: ok. 2 passed'";
         let skips = "echo 'SKIPPED: no etcd' >&2; echo 'x SKIPPED: no etcd'; echo 'SKIPPED: no GPU'";
         let tasks = vec![shell("good", good, 1), shell("skips", skips, 1), shell("bad", "exit 3", 1)];
         let mut done = run(tasks, 2).unwrap();
@@ -285,8 +227,7 @@ mod tests {
         assert!(bad.failure.as_deref().unwrap().contains('3'), "{bad:?}");
         assert!(good.failure.is_none() && good.tests == 5, "{good:?}");
         assert_eq!(skips.skipped, ["no GPU", "no etcd"]);
-        let all = skipped(&done);
-        assert_eq!(all["no etcd"].len(), 1);
+        assert_eq!(skipped(&done)["no etcd"].len(), 1);
         assert!(logged(good).starts_with("told"));
         logged(bad);
         logged(skips);
@@ -294,8 +235,7 @@ mod tests {
 
     #[test]
     fn what_hangs_is_ended_with_what_it_started() {
-        let mut task = shell("hangs", "sleep 1000 & echo $!; wait", 1);
-        task.limit = Duration::from_secs(1);
+        let task = Task { limit: Duration::from_secs(1), ..shell("hangs", "sleep 1000 & echo $!; wait", 1) };
         let done = run(vec![task], 1).unwrap();
         assert!(done[0].failure.as_deref().unwrap().contains("hangs"), "{done:?}");
         let child: u32 = logged(&done[0]).trim().parse().unwrap();
@@ -310,9 +250,9 @@ mod tests {
     fn there_is_room_for_as_many_as_there_are_places() {
         let waiting = [shell("large", "true", 9), shell("two", "true", 2), shell("one", "true", 1)];
         assert_eq!(next(&waiting, &[], 3), Some(0), "more than there are places is all of them");
-        let running = vec![start(shell("runs", "sleep 1000", 2), &std::env::temp_dir()).unwrap()];
+        let running = [Running::start(shell("runs", "sleep 1000", 2)).unwrap()];
         assert_eq!(next(&waiting, &running, 3), Some(2));
         assert_eq!(next(&waiting, &running, 2), None);
-        drop(Tasks(running));
+        fs::remove_file(log(&running[0].task.label)).unwrap();
     }
 }
