@@ -500,11 +500,12 @@ mod tests {
 
     #[test]
     fn whoever_takes_no_part_has_a_reason() {
+        use proto::pb::Why;
+
         let mut job = Job::new(WorkersSpec { min: 1, max: 1 }, true);
         job.look_at([(1, "a", threads(2)), (2, "b", threads(1)), (3, "a", threads(1))].into_iter(), true);
         assert!(job.decide());
         let refusals = [1, 2, 3, 4].map(|id| job.crew.refusal(IncarnationId(id)).map(|why| why.word()));
-        use proto::pb::Why;
         assert_eq!(refusals, [None, Some(Why::OtherClass), Some(Why::StandsBy), Some(Why::NotSeen)]);
     }
 

@@ -1,23 +1,21 @@
-//! Spans that follow a microbatch through the roles: lease, load, pull, compute, push, and the
-//! update of its step.
+//! Spans that follow a microbatch from the worker's lease to the update that its gradient ends in.
 //!
-//! These spans have a target of their own, below the level of the log. Users switch them on with
-//! `--trace FILE` on one machine, or OTLP across machines. Between processes a call carries its
-//! span as W3C trace context (`traceparent`) in gRPC's metadata.
+//! They have one target of their own, below the level of the log: `--trace FILE` asks for them on
+//! one machine, and OTLP across machines. A push carries its span to the ps as W3C trace context
+//! (`traceparent`) in gRPC's metadata. Always true here: without a collector no span has a
+//! [`Place`], so nothing is formatted and sent.
 //!
-//! Always true here: without a collector no span has a [`Place`], so nothing is formatted, parsed
-//! or kept.
+//! A step has about a dozen spans, because they cost the processors that train. A call has one span,
+//! at the process that waits for it, and none at the process that serves it.
 //!
 //! ```text
-//! task ─┬─ lease ── grant (master)          a worker's lease, from the request to the report
-//!       ├─ pull ─┬─ pull (ps)               one for each partition
-//!       ├─ load, compute
-//!       └─ push ─┬─ push (ps) ── apply      below the last push, linked to every push of the step
+//! task ─┬─ lease, pull, compute      a worker's lease, from asking for it to the report
+//!       └─ push ── apply (ps)        below the last push, linked to every push of the step
+//! checkpoint (ps)                    one partition of a version, written to the store
 //! ```
 
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{SpanId, TraceFlags, TraceId};
-use tonic::Request;
 use tracing::Span;
 use tracing_subscriber::Registry;
 use tracing_subscriber::registry::LookupSpan as _;
@@ -37,6 +35,8 @@ pub struct Mark {
     pub span: SpanId,
     /// Whether the trace is collected. The begin of the trace decides it.
     pub sampled: bool,
+    /// Whether it is a span of another process.
+    pub remote: bool,
 }
 
 /// Place of a span among all spans. A subscriber that collects spans keeps it among the extensions
@@ -45,11 +45,9 @@ pub struct Mark {
 pub struct Place {
     /// Mark of the span itself.
     pub mark: Mark,
-    /// Parent of the span. `None` for the root of a trace.
-    pub parent: Option<SpanId>,
-    /// Whether the parent is a span of another process.
-    pub remote: bool,
-    /// Spans from which this one follows.
+    /// None for the root of a trace.
+    pub parent: Option<Mark>,
+    /// What it follows from.
     pub links: Vec<Mark>,
 }
 
@@ -59,7 +57,12 @@ impl Mark {
         placed(&Span::current(), |place| place.mark)
     }
 
-    /// Writes the mark as a `traceparent` header: `00-<trace>-<span>-<flags>`.
+    /// The span of a call's sender; none without a collector there.
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        headers.get(HEADER).and_then(Self::parse)
+    }
+
+    /// As `traceparent` has it: `00-<trace>-<span>-<flags>`.
     fn header(self) -> Option<HeaderValue> {
         let flags = TraceFlags::default().with_sampled(self.sampled);
         let mut header =
@@ -77,14 +80,14 @@ impl Mark {
         let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
         let known = version != "ff" && trace != TraceId::INVALID && span != SpanId::INVALID;
         let sampled = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?).is_sampled();
-        known.then_some(Self { trace, span, sampled })
+        known.then_some(Self { trace, span, sampled, remote: true })
     }
 }
 
 impl Place {
     /// Returns the place of the span `span` below `parent`, whose trace it shares.
     pub fn below(parent: Mark, span: SpanId) -> Self {
-        Self { mark: Mark { span, ..parent }, parent: Some(parent.span), remote: false, links: Vec::new() }
+        Self { mark: Mark { span, remote: false, ..parent }, parent: Some(parent), links: Vec::new() }
     }
 }
 
@@ -96,33 +99,14 @@ fn placed<T>(span: &Span, act: impl FnOnce(&mut Place) -> T) -> Option<T> {
     })?
 }
 
-/// Wraps a message in a call whose span at the other end becomes a child of the current one.
-pub fn carry<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    inject(request.metadata_mut().as_mut());
-    request
-}
-
-/// Adds the current span to the headers of a call, so that the call's span at the other end becomes
-/// its child.
+/// Adds the current span to the headers of a call, for [`Mark::of`] at the other end.
 pub fn inject(headers: &mut HeaderMap) {
     if let Some(header) = Mark::current().and_then(Mark::header) {
         headers.insert(HEADER, header);
     }
 }
 
-/// Makes `span` a child of the caller's, if the caller sent one. Call it before `span` is first
-/// entered.
-pub fn follow(span: &Span, headers: &HeaderMap) {
-    placed(span, |place| {
-        if let Some(caller) = headers.get(HEADER).and_then(Mark::parse) {
-            *place = Place { remote: true, ..Place::below(caller, place.mark.span) };
-        }
-    });
-}
-
-/// Makes `span` a child of the last of `marks`, with a link to each mark. Call it before `span` is
-/// first entered.
+/// Makes `span` what follows from all of `marks`: a child of the last one, with a link to each. Before `span` is first entered.
 ///
 /// A span has one parent. The joint result of several calls belongs to the trace of each, which
 /// links express.
@@ -143,11 +127,11 @@ mod tests {
     #[test]
     fn without_a_collector_nothing_is_carried() {
         assert!(Mark::current().is_none());
-        assert!(carry(()).metadata().is_empty());
         let mut headers = HeaderMap::new();
         inject(&mut headers);
         assert!(headers.is_empty());
-        follow(&tracing::debug_span!(target: TARGET, "grant"), &headers);
+        assert_eq!(Mark::of(&headers), None);
+        join(&tracing::debug_span!(target: TARGET, "apply"), Vec::new());
     }
 
     #[test]
@@ -180,7 +164,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_mark_is_read_as_it_was_written(trace in 1_u128.., span in 1_u64.., sampled: bool) {
-            let mark = Mark { trace: trace.into(), span: span.into(), sampled };
+            let mark = Mark { trace: trace.into(), span: span.into(), sampled, remote: true };
             prop_assert_eq!(mark.header().and_then(|header| Mark::parse(&header)), Some(mark));
         }
 

@@ -17,12 +17,14 @@ mod write;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use net::timeline;
 use proto::checkpoint::{self, folder};
 use proto::ids::{Era, Version};
 use proto::plan::Plan;
 use proto::spec::CheckpointSpec;
 use store::Stores;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 pub(crate) use self::cut::Cut;
 pub(crate) use self::report::Reports;
@@ -111,10 +113,15 @@ impl Saver {
             let mut turn = Some((cut, Turn(&saver.wishes)));
             while let Some((cut, this)) = turn {
                 let version = cut.version();
+                let Place { job, partition } = saver.place;
+                let span = tracing::debug_span!(
+                    target: timeline::TARGET, parent: None, "checkpoint",
+                    job = job.get(), partition = partition.get(), version = version.get()
+                );
                 tokio::select! {
                     biased;
                     () = saver.ended.cancelled() => return,
-                    saved = saver.write(cut) => match saved {
+                    saved = saver.write(cut).instrument(span) => match saved {
                         Ok(saved) => {
                             saver.metrics.saves.add(1);
                             saver.metrics.save_bytes.add(saved.bytes);

@@ -11,6 +11,7 @@ use kernels::Squares;
 use net::channel::Dialer;
 use net::memory::Memory;
 use net::ps_client::PsClients;
+use net::timeline::Mark;
 use proto::checkpoint::PROBE;
 use proto::ids::{Era, JobId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
@@ -374,7 +375,13 @@ impl Parameters for Ps {
             let partition = self.find(address)?;
             // Nothing travels: the values are what they are rounded to.
             let (wire, carrier) = (WireType::F32, Carrier::Memory);
-            let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier })?;
+            let mut arriving = partition.receive(Header {
+                era: address.era,
+                target,
+                wire,
+                carrier,
+                mark: Mark::current(),
+            })?;
             chunks.into_iter().try_for_each(|chunk| arriving.take(chunk.id, chunk.values))?;
             arriving.finish().await
         };

@@ -14,10 +14,10 @@ use kernels::cpu::cast;
 use net::bulk::{self, Incoming, PULL, PUSH};
 use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
-use net::timeline;
+use net::timeline::Mark;
 use proto::convert::{encode, pack_as, required, tensors, wire_type};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
-use proto::parameters::{Address, Pull, Pulled, Pushed, Target, Want};
+use proto::parameters::{Address, Pull, Pulled, Pushed};
 use proto::pb;
 use proto::pb::parameters_server::{ParametersServer, SERVICE_NAME};
 use proto::pb::{pull_reply, push_request};
@@ -32,8 +32,6 @@ use tonic::body::Body;
 use tonic::codegen::Service as HttpService;
 use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::field::{Empty, debug};
-use tracing::{Instrument as _, Span};
 
 use crate::error::{Error, Result};
 use crate::opening::{Applied, Opening};
@@ -58,7 +56,7 @@ impl Service {
 
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks. The last clone of `held` is dropped
     /// when nothing of the sender's memory is read any more.
-    async fn receive(&self, mut stream: Incoming<Body>, held: Held) -> Result<Pushed> {
+    async fn receive(&self, mut stream: Incoming<Body>, held: Held, mark: Option<Mark>) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
         let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
@@ -66,15 +64,11 @@ impl Service {
         let name = std::mem::take(&mut header.attachment);
         let wire = wire_type("PushHeader", header.wire)?;
         let (address, target) = header.try_into()?;
-        record(address);
-        if let Target::Node { node, .. } = target {
-            Span::current().record("step", node.step.get());
-        }
         let attachment = self.ps.attachments().get(&name);
         let carrier = if attachment.is_some() { Carrier::Memory } else { Carrier::Socket };
         let partition = self.ps.find(address)?;
         let place = partition.place();
-        let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier })?;
+        let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier, mark })?;
         if attachment.is_none() && !name.is_empty() {
             return Err(Error::NotAttached { place });
         }
@@ -106,9 +100,7 @@ impl Service {
         let waited = self.ps.options().push_timeout;
         let timed_out = |_| Error::PushTimedOut { place, waited };
         tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
-        let pushed = arriving.finish().await?;
-        Span::current().record("outcome", debug(pushed.outcome));
-        Ok(pushed)
+        arriving.finish().await
     }
 
     /// How a push went; the call ends when nothing of the sender's memory is read any more. One that is still read when this ps stops
@@ -135,9 +127,6 @@ impl Service {
         let mut request = required("Parameters.Pull", "request", request)?;
         let name = std::mem::take(&mut request.attachment);
         let pull = Pull::try_from(request)?;
-        record(pull.address);
-        let (Want::Exact(version) | Want::AtLeast(version)) = pull.want;
-        Span::current().record("version", version.get());
         let pulled = tokio::select! {
             biased;
             pulled = self.ps.pull(pull) => pulled?,
@@ -246,25 +235,6 @@ fn lock<I>(replies: &Mutex<Option<I>>) -> MutexGuard<'_, Option<I>> {
     replies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says in the span of a call where it goes.
-fn record(address: Address) {
-    let span = Span::current();
-    span.record("job", address.job.get());
-    span.record("partition", address.partition.get());
-}
-
-/// The span of a call, as the timeline shows it, below that of the caller.
-macro_rules! served {
-    ($name:literal, $number:ident, $request:expr) => {{
-        let span = tracing::debug_span!(
-            target: timeline::TARGET, parent: None, $name,
-            otel.kind = "server", job = Empty, partition = Empty, $number = Empty, outcome = Empty
-        );
-        timeline::follow(&span, $request.headers());
-        span
-    }};
-}
-
 /// What a pull answers, one after the other.
 fn replies(
     pulled: Pulled,
@@ -310,22 +280,21 @@ impl HttpService<HttpRequest<Body>> for Bulk {
         let service = self.service.clone();
         match request.uri().path() {
             PUSH => {
-                let span = served!("push", step, request);
                 let pushing = async move {
                     let (held, released) = oneshot::channel();
+                    let mark = Mark::of(request.headers());
                     let stream = Incoming::request(request.into_body());
-                    let pushed = service.receive(stream, Arc::new(held)).await;
+                    let pushed = service.receive(stream, Arc::new(held), mark).await;
                     Ok(service.acknowledge(service.ps.counted(pushed), released))
                 };
-                Box::pin(pushing.instrument(span))
+                Box::pin(pushing)
             }
             PULL => {
-                let span = served!("pull", version, request);
                 let pulling = async move {
                     let sent = service.send(Incoming::request(request.into_body())).await;
                     Ok(sent.unwrap_or_else(Status::into_http))
                 };
-                Box::pin(pulling.instrument(span))
+                Box::pin(pulling)
             }
             _ => self.others.call(request),
         }

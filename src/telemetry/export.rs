@@ -93,7 +93,7 @@ impl Export {
         let Fields { kind, list } = fields;
         let sampled = self.config.sampler.should_sample(None, trace, metadata.name(), kind, list, &[]);
         let sampled = sampled.decision == SamplingDecision::RecordAndSample;
-        Place { mark: Mark { trace, span, sampled }, parent: None, remote: false, links: Vec::new() }
+        Place { mark: Mark { trace, span, sampled, remote: false }, parent: None, links: Vec::new() }
     }
 
     /// Largest number of log lines that a span keeps.
@@ -160,8 +160,8 @@ impl Export {
         links.dropped_count = cut(&mut links.links, limits.max_links_per_span);
         SpanData {
             span_context: context(place.mark),
-            parent_span_id: place.parent.unwrap_or(SpanId::INVALID),
-            parent_span_is_remote: place.remote,
+            parent_span_id: place.parent.map_or(SpanId::INVALID, |parent| parent.span),
+            parent_span_is_remote: place.parent.is_some_and(|parent| parent.remote),
             span_kind: open.fields.kind,
             name: metadata.name().into(),
             start_time: open.begin,
@@ -176,9 +176,9 @@ impl Export {
     }
 }
 
-fn context(Mark { trace, span, sampled }: Mark) -> SpanContext {
+fn context(Mark { trace, span, sampled, remote }: Mark) -> SpanContext {
     let flags = TraceFlags::default().with_sampled(sampled);
-    SpanContext::new(trace, span, flags, false, TraceState::default())
+    SpanContext::new(trace, span, flags, remote, TraceState::default())
 }
 
 /// Removes all but the first `max`. Returns the number of those removed.
@@ -190,7 +190,7 @@ fn cut<T>(list: &mut Vec<T>, max: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use net::timeline::{carry, follow, join};
+    use net::timeline::{inject, join};
     use opentelemetry::trace::{SpanKind, Status};
     use opentelemetry::{KeyValue, Value};
     use opentelemetry_sdk::error::OTelSdkResult;
@@ -235,17 +235,18 @@ mod tests {
             task.record("lease", 7_u64);
             let call =
                 debug_span!(parent: &task, "push", otel.kind = "client", step = u64::MAX, whole = true);
-            let sent = call.in_scope(|| carry(()));
-            let served = debug_span!(parent: None, "served", otel.kind = "server");
-            follow(&served, sent.metadata().as_ref());
-            let apply = debug_span!(parent: None, "apply");
+            let mut sent = tonic::Request::new(());
+            call.in_scope(|| inject(sent.metadata_mut().as_mut()));
+            let sender = Mark::of(sent.metadata().as_ref()).expect("it is carried");
+            let apply = debug_span!(parent: None, "apply", otel.kind = "server");
             let of_another_trace = marked(&debug_span!(parent: None, "other"));
-            join(&apply, vec![of_another_trace, marked(&served)]);
-            marks = [&task, &call, &served, &apply].map(marked).to_vec();
+            join(&apply, vec![of_another_trace, sender]);
+            let below = debug_span!(parent: &apply, "below");
+            marks = [&task, &call, &apply, &below].map(marked).to_vec();
         });
         let [spans] = &batches[..] else { panic!("{batches:?}") };
         let named = |name| spans.iter().find(|span| span.name == name).expect("it arrived");
-        let all = ["task", "push", "served", "apply"].map(named);
+        let all = ["task", "push", "apply", "below"].map(named);
         for (span, mark) in all.iter().zip(&marks) {
             assert_eq!(span.span_context, context(*mark));
             assert_eq!(mark.trace, marks[0].trace);
@@ -257,8 +258,8 @@ mod tests {
         assert_eq!(parents, expected);
         let kinds = all.map(|span| span.span_kind.clone());
         assert_eq!(kinds, [SpanKind::Internal, SpanKind::Client, SpanKind::Server, SpanKind::Internal]);
-        let links: Vec<_> = all[3].links.iter().map(|link| link.span_context.span_id()).collect();
-        assert_eq!(links, [named("other").span_context.span_id(), marks[2].span]);
+        let links: Vec<_> = all[2].links.iter().map(|link| link.span_context.span_id()).collect();
+        assert_eq!(links, [named("other").span_context.span_id(), marks[1].span]);
         assert_eq!(all[0].attributes, [KeyValue::new("lease", 7)]);
         let step = KeyValue::new("step", Value::from(u64::MAX.to_string()));
         assert_eq!(all[1].attributes, [step, KeyValue::new("whole", true)]);
@@ -302,9 +303,9 @@ mod tests {
             let caller = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
             let mut sent = tonic::Request::new(());
             sent.metadata_mut().insert("traceparent", caller.parse().expect("a header"));
-            let served = debug_span!(parent: None, "served");
-            follow(&served, sent.metadata().as_ref());
-            drop(debug_span!(parent: &served, "below"));
+            let apply = debug_span!(parent: None, "apply");
+            join(&apply, vec![Mark::of(sent.metadata().as_ref()).expect("it is carried")]);
+            drop(debug_span!(parent: &apply, "below"));
             drop(debug_span!(parent: None, "other"));
         });
         let names: Vec<_> = batches.iter().flatten().map(|span| span.name.as_ref()).collect();

@@ -1,7 +1,7 @@
 //! A tracing layer that keeps a span while it lasts, and then writes it to the timeline's file,
 //! sends it to the collector, or both.
 //!
-//! One layer of our own does both: a step has several dozen spans, and they cost time of the
+//! One layer of our own does both: a step has about a dozen spans, and they cost time of the
 //! processors that train. `docs/performance.md` has the times, and
 //! `docs/measurements/2026-11-22.md` those of tracing-opentelemetry.
 

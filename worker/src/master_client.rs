@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use net::session::AsMember;
-use net::timeline;
 use proto::convert;
 use proto::ids::{IncarnationId, JobId, LeaseId, PartitionId};
 use proto::pb;
@@ -36,10 +35,7 @@ impl MasterClient {
     pub(crate) async fn lease(&self, incarnation: IncarnationId) -> Result<Option<pb::Lease>> {
         let wait_ms = LEASE_WAIT.as_millis() as u32;
         let request = pb::LeaseRequest { incarnation: incarnation.get(), wait_ms };
-        Ok(self
-            .call("lease", |mut fleet| async move { fleet.lease(timeline::carry(request)).await })
-            .await?
-            .lease)
+        Ok(self.call("lease", |mut fleet| async move { fleet.lease(request).await }).await?.lease)
     }
 
     /// Asks for a job's description.

@@ -194,17 +194,12 @@ async fn master_lost(session: &Session, url: &str, patience: Duration) -> Error 
     }
 }
 
-/// Creates the span of a part of a lease: in this process, or a call of another one.
+/// A part of what happens for a lease, as the timeline shows it: `client` for a call, `internal` for
+/// what this process computes.
 macro_rules! part {
-    ($name:literal, $lease:expr, $step:expr) => {
-        part!($name, "internal", $lease, $step)
-    };
-    ($name:literal, calls, $lease:expr, $step:expr) => {
-        part!($name, "client", $lease, $step)
-    };
-    ($name:literal, $kind:literal, $lease:expr, $step:expr) => {
+    ($name:literal, $kind:literal, $lease:expr, $step:expr $(, $field:ident)*) => {
         tracing::debug_span!(
-            target: net::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get()
+            target: net::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get() $(, $field)*
         )
     };
 }
@@ -388,7 +383,7 @@ impl TaskLoop {
         lease.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
         let client = job.placed()?.ps.at(train.era).saying(&lease.progress);
         let _timer = metrics.pull_nanos.time();
-        let pull = client.pull_rounded(want).instrument(part!("pull", calls, lease.span, step));
+        let pull = client.pull_rounded(want).instrument(part!("pull", "client", lease.span, step));
         tokio::pin!(pull);
         let pulled = loop {
             tokio::select! {
@@ -454,11 +449,14 @@ impl TaskLoop {
                     break;
                 }
             }
-            let Some((microbatch, batch)) = self.load(lease, train, step, shutdown).await? else { break };
+            let waiting = Instant::now();
+            let Some((microbatch, batch)) = self.load(lease, train, shutdown).await? else { break };
+            let load_us = waiting.elapsed().as_micros() as u64;
             lease.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
             let (computing, began) = (self.metrics.compute_nanos.time(), Instant::now());
             let adding = piece.add(&train.job, weights, microbatch, batch, &lease.progress);
-            let (added, report) = adding.instrument(part!("compute", lease.span, step)).await?;
+            let (added, report) =
+                adding.instrument(part!("compute", "internal", lease.span, step, load_us)).await?;
             self.held.computed(train.job.id, began.elapsed());
             drop(computing);
             self.metrics.microbatches.add(1);
@@ -485,12 +483,11 @@ impl TaskLoop {
         &self,
         lease: &Lease,
         train: &mut Train,
-        step: Step,
         shutdown: &CancellationToken,
     ) -> Result<Option<(Microbatch, Batch)>> {
         let _timer = self.metrics.load_nanos.time();
         lease.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
-        match train.batches.recv().instrument(part!("load", lease.span, step)).await {
+        match train.batches.recv().await {
             Some(read) => read.map(Some),
             None if shutdown.is_cancelled() => Ok(None),
             None => {
@@ -525,7 +522,7 @@ impl TaskLoop {
                 }
                 let _timer = metrics.push_nanos.time();
                 let push = client.push(Target::Node { node, samples }, values);
-                let pushed = push.instrument(part!("push", calls, span, node.step)).await.map(drop);
+                let pushed = push.instrument(part!("push", "client", span, node.step)).await.map(drop);
                 drop(pushing);
                 metrics.pushes.add(u64::from(pushed.is_ok()));
                 pushed

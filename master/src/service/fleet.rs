@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use net::security::Caller;
 use net::session::Shown;
-use net::timeline;
 use proto::convert::{artifact_name, required};
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
@@ -17,7 +16,6 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::Instrument as _;
 
 use super::{Answers, Messages, nothing};
 use crate::artifacts::Folder;
@@ -119,11 +117,8 @@ impl Fleet for FleetService {
     }
 
     async fn lease(&self, request: Request<pb::LeaseRequest>) -> Result<Response<pb::LeaseReply>, Status> {
-        let span =
-            tracing::debug_span!(target: timeline::TARGET, parent: None, "grant", otel.kind = "server");
-        timeline::follow(&span, request.metadata().as_ref());
         let sender = Sender::of(&request);
-        self.wait_for_lease(&sender, request.into_inner()).instrument(span).await
+        self.wait_for_lease(&sender, request.into_inner()).await
     }
 
     async fn job(&self, request: Request<pb::JobRequest>) -> Result<Response<pb::JobReply>, Status> {

@@ -35,6 +35,8 @@ pub(crate) struct Header {
     pub(crate) wire: WireType,
     /// What brings them.
     pub(crate) carrier: Carrier,
+    /// The sender's span.
+    pub(crate) mark: Option<Mark>,
 }
 
 /// What brings the values of a push.
@@ -80,7 +82,7 @@ pub(super) struct Arrived {
     /// What they are added to as they come, and the node that the sums belong to.
     pub(super) sibling: Option<(StepNode, Sums)>,
     sums: Sums,
-    /// The push's span.
+    /// The sender's span.
     mark: Option<Mark>,
 }
 
@@ -101,10 +103,10 @@ impl Partition {
     /// # Errors
     /// Whatever is wrong with the header, or no memory for the values now. Nothing has changed then.
     pub(crate) fn receive(self: &Arc<Self>, header: Header) -> Result<Arriving<'_>> {
-        let Header { era, target, wire, carrier } = header;
+        let Header { era, target, wire, carrier, mark } = header;
         self.check(era, target, wire)?;
         let reserved = self.admission.reserve(self.place, self.bytes(), || self.is_needed_first(target))?;
-        let mut arrived = self.arriving(target, wire, carrier);
+        let mut arrived = Arrived { mark, ..self.arriving(target, wire, carrier) };
         let chunks = if arrived.is_worked_on() && !self.is_inline() {
             let (partition, (values, received)) = (self.clone(), mpsc::channel());
             let adding = tokio::task::spawn_blocking(move || {
@@ -169,7 +171,7 @@ impl Partition {
             }
         };
         let sums = Vec::with_capacity(self.dense.members().len());
-        Arrived { target, wire, sibling, sums, mark: Mark::current() }
+        Arrived { target, wire, sibling, sums, mark: None }
     }
 
     /// Takes the values of the next chunk of a push, which were checked.

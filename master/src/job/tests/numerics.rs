@@ -204,8 +204,6 @@ fn a_restarted_master_knows_the_class() {
     let mut world = World::of_classes(parse(""), &["a", "b", "b"]);
     world.begin(1, 0);
     let record = world.job.take_record(world.now).expect("news");
-    let mut fleet = Membership::new(IncarnationId(100), 5 * SECOND, 99);
-    join(&mut fleet, Role::Ps, "p");
     let settings = Settings { claim: 3 * SECOND, ps_grace: 30 * SECOND, stop: 10 * SECOND };
     let log = crate::events::EventLog::default();
     let job = Job::restore(record, log, settings, world.now).expect("a good record");

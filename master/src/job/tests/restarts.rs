@@ -174,7 +174,6 @@ fn a_record_that_does_not_fit_together_is_refused() {
     let record = world.job.take_record(world.now).expect("something to write down");
     let restore = |record: pb::JobRecord| {
         let settings = Settings { claim: SECOND, ps_grace: SECOND, stop: SECOND };
-        let fleet = Membership::new(IncarnationId(1), SECOND, 9);
         Job::restore(record, EventLog::default(), settings, Now::default())
     };
     assert!(restore(pb::JobRecord { spec_json: "{}".to_owned(), ..record.clone() }).is_err());
