@@ -131,7 +131,6 @@ mod tests {
 
     use client::pipe::Network;
 
-    use super::*;
     use crate::fake::{app, reach};
 
     #[tokio::test(start_paused = true)]

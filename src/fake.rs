@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use client::pipe::Network;
+use client::{JobState, JobStatus};
 
 #[path = "../client/src/fake.rs"]
 #[allow(dead_code, reason = "the tests of the client use the rest")]
@@ -18,6 +19,19 @@ use crate::telemetry::metrics::Numbers;
 use crate::terminal::screen::Screen;
 
 impl Fake {
+    /// A master whose job trains, with 3 workers.
+    pub(crate) fn running() -> Self {
+        let fake = Self::new();
+        fake.script().status = JobStatus {
+            state: JobState::Running.into(),
+            reason: "workers train".to_owned(),
+            workers: 3,
+            artifacts: Vec::new(),
+            ..succeeded()
+        };
+        fake
+    }
+
     /// A user's program that reaches this master.
     pub(crate) fn app(&self) -> App {
         let network = Network::new();

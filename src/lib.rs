@@ -13,8 +13,8 @@
 //! }
 //! ```
 //!
-//! Such a program has the same commands, and a job file names the network with `model.builtin =
-//! "mine"`. `examples/custom_model.rs` is a whole program.
+//! Such a program has the same commands. A job file names the network: `model.builtin = "mine"`.
+//! `examples/custom_model.rs` is a whole program.
 //!
 //! [`client`] submits and follows jobs from a program without a command line. [`pipe`] is an
 //! in-memory network for tests.

@@ -252,5 +252,17 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
+impl Error {
+    /// The failed call below this error, if there is one: its kind says what a gateway answers.
+    pub const fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Url(failure) | Self::Failed(failure) | Self::Refused(failure) => Some(failure),
+            Self::AnswerLost(failure) | Self::Watch { source: failure, .. } => Some(failure),
+            Self::NoAnswer { last, .. } => last.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 /// The result of the calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

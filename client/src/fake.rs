@@ -99,19 +99,6 @@ impl Fake {
         })))
     }
 
-    /// A master whose job trains, with 3 workers.
-    pub(crate) fn running() -> Self {
-        let fake = Self::new();
-        fake.script().status = pb::JobStatus {
-            state: pb::JobState::Running.into(),
-            reason: "workers train".to_owned(),
-            workers: 3,
-            artifacts: Vec::new(),
-            ..succeeded()
-        };
-        fake
-    }
-
     /// The script, to change it or to look at it.
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -255,8 +255,9 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_job_is_an_error_at_once() {
         let (client, told) = Fake::new().client();
-        let error = client.status("square").await.unwrap_err().to_string();
-        assert!(error.contains("no job `square`"), "{error}");
+        let error = client.status("square").await.unwrap_err();
+        assert!(error.to_string().contains("no job `square`"), "{error}");
+        assert_eq!(error.failure().unwrap().kind, Kind::NotFound);
         assert!(told.lines().is_empty());
     }
 

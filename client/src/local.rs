@@ -186,11 +186,57 @@ impl Local {
     }
 }
 
-#[cfg(test)]
-mod hangs;
-
 /// The error of one part of the cluster.
 fn local<E: std::error::Error + Send + Sync + 'static>(what: &str) -> impl FnOnce(E) -> Error + use<E> {
     let what = what.to_owned();
     move |source| Error::Local { what, source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod hangs;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::job_file;
+    use crate::{Followed, JobState, Kind, Submission, report};
+
+    const JOB: &str = r#"
+name = "whole"
+epochs = 2
+model = { builtin = "softmax" }
+data = { format = "csv", header = false, train = { features = ["x.csv"] }, validation_fraction = 0.25 }
+batch = { micro = 2, effective = 4 }
+optimizer = { kind = "sgd", learning_rate = 0.1 }
+"#;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_job_is_submitted_followed_and_fetched_in_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines: String = (0..24u32).map(|i| format!("{},{},{}\n", i % 5, i % 7, i % 3)).collect();
+        std::fs::write(dir.path().join("x.csv"), lines).unwrap();
+        let submission = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
+        let options = Options { workers: 2, ps: 2, threads: 1, device: Choice::default(), data_root: None };
+        let local = Local::start(options, Stores::default(), Registry::default()).await.unwrap();
+        let client = local.client(Duration::from_secs(30));
+        let job = client.submit(submission).await.unwrap().name;
+        let mut follow = client.follow(&job);
+        let (mut steps, mut evaluations) = (0, 0);
+        let status = loop {
+            match follow.next().await.unwrap() {
+                Followed::Event(event) => match event.kind {
+                    Kind::Train(_) => steps += 1,
+                    Kind::Evaluation(_) => evaluations += 1,
+                    _ => {}
+                },
+                Followed::Ended(status) => break status,
+            }
+        };
+        assert_eq!(status.state(), JobState::Succeeded, "{}", status.reason);
+        assert!(steps > 0 && evaluations == 2, "{steps} steps, {evaluations} evaluations");
+        let weights = client.weights(&status).await.unwrap().expect("a model");
+        let hash = proto::artifact::sha256_hex(&weights);
+        assert_eq!(report::model_sha256(&status), Some(hash.as_str()));
+        local.stop().await;
+    }
 }

@@ -271,8 +271,12 @@ mod tests {
 
     /// The message of an error and of all its causes.
     fn whole(error: &Error) -> String {
-        let causes = std::iter::successors(error.source(), |cause| cause.source());
-        causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+        let (mut text, mut cause) = (error.to_string(), error.source());
+        while let Some(found) = cause {
+            text += &format!(": {found}");
+            cause = found.source();
+        }
+        text
     }
 
     #[test]

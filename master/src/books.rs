@@ -924,6 +924,7 @@ impl Books {
             (Some(job), _) => {
                 change(job, &self.fleet)?;
                 self.schedule(now, Some(id));
+                self.news = true;
             }
             (None, Changed::Cancelled) => {}
             (None, Changed::Else(changed)) => {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::{
     fs,
     io::ErrorKind,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -131,7 +131,7 @@ impl<'a> Bench<'a> {
         let python = if has(END_TO_END) || has("adam") { needs::torch()? } else { None };
         let tensorflow = if has(END_TO_END) { TENSORFLOW.interpreter()? } else { None };
         let built = workspace::target_dir().join("release/ebb");
-        let ebb = args.ebb.clone().unwrap_or(built);
+        let ebb = path::absolute(args.ebb.as_ref().unwrap_or(&built))?;
         let bench = Self { folder, quick: args.quick, ebb, python, tensorflow };
         let names: Vec<_> = parts.iter().flat_map(|part| benches(part)).collect();
         if !names.is_empty() {
@@ -187,7 +187,10 @@ impl<'a> Bench<'a> {
                 )?;
                 let python = self.python.as_ref().context("there is no PyTorch to compare with")?;
                 command = Command::new(python);
-                command.arg("benches/end_to_end.py").args([&self.ebb, &data]).arg(self.folder);
+                command
+                    .arg("benches/end_to_end.py")
+                    .args([&self.ebb, &path::absolute(data)?])
+                    .arg(self.folder);
                 command.args(self.quick.then_some("--quick"));
                 command.args(
                     self.tensorflow.iter().flat_map(|python| ["--tensorflow".as_ref(), python.as_path()]),

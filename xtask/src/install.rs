@@ -64,7 +64,7 @@ pub(crate) fn venv(dir: &Path, packages: &[&str]) -> Result<()> {
     let mut asked = Command::new(dir.join("bin/python"));
     let asked = asked.args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output()?;
     let target = String::from_utf8(asked.stdout)?;
-    pip(dir, [&["install", "--quiet", "--target", target.trim()], packages].concat())
+    pip(dir, [&["install", "--quiet", "--no-warn-conflicts", "--target", target.trim()], packages].concat())
 }
 
 /// Runs pip, which knows the user's proxies, mirrors and certificates, to fill `dir`. What it says

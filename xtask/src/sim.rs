@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::workspace;
+use crate::{check::programs::WITHOUT_TORCH, workspace};
 
 /// Simulate whole clusters with faults, one for each seed; prints the seed of a failure, which
 /// replays it exactly.
@@ -19,8 +19,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut command = workspace::cargo();
+    // As the whole check does it, so that nothing is compiled twice.
     command
-        .args(["test", "--no-default-features", "--test", "simulation", "--", "--nocapture", "seeds"])
+        .arg("test")
+        .args(WITHOUT_TORCH.split(' '))
+        .args(["--test", "simulation", "--", "--nocapture", "seeds"])
         .env("EBB_SIM_SEEDS", args.seeds.to_string())
         .envs(args.seed.map(|seed| ("EBB_SIM_SEED", seed.to_string())))
         .current_dir(workspace::root());

@@ -323,7 +323,7 @@ async fn the_status_of_a_job_says_why_a_worker_is_idle() {
     // One step in all: who comes first has all of it.
     let spec = job(|spec| {
         spec.epochs = 1;
-        spec.batch.effective = 8;
+        spec.batch.effective = Some(8);
         spec.fleet.workers.max = 2;
     });
     let (cluster, _ps, mut a, held) = training(&spec).await;

@@ -212,9 +212,9 @@ impl Job {
     pub(crate) fn round(&self, values: &mut [Values]) {
         let parameters =
             self.layout.tensors().iter().zip(values).filter(|(tensor, _)| tensor.role == Role::Parameter);
-        parameters.for_each(|(_, values)| {
-            cast::round(self.spec.exchange.dtype, values.as_f32_mut().expect("floats"))
-        });
+        for (_, values) in parameters {
+            cast::round(self.spec.exchange.dtype, values.as_f32_mut().expect("floats"));
+        }
     }
 
     /// The weights of every version up to `last`, computed on whole tensors, one step after the other.

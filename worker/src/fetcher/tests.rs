@@ -119,7 +119,7 @@ async fn heartbeats_name_a_lease_that_comes_while_another_one_opens_its_job() {
     let fetcher = Fetcher::new(
         &Options::default(),
         Device::Cpu,
-        Connector::grpc(Dialer::tcp()),
+        Connector::socket(Dialer::tcp()),
         Registry::default(),
         MasterClient::new(session.fleet(), &url, 0),
         session.clone(),
