@@ -31,12 +31,13 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// The program's name as the user typed it.
+    /// Returns the program's name as the user typed it.
     pub(crate) fn program(&self) -> &str {
         &self.environment.program
     }
 
-    /// A command about a job for the user to copy. It reaches the same master with the same keys.
+    /// Returns a command about a job for the user to copy. It reaches the same master with the same
+    /// keys.
     pub(crate) fn command(&self, verb: &str, job: &str, reach: &Reach) -> String {
         let MasterUrl { url, keys } = &reach.master;
         let master = url.as_ref().map(|url| format!(" --master {url}")).unwrap_or_default();
@@ -53,7 +54,7 @@ impl App {
         format!("{} {verb} {job}{master}{keys}", self.program())
     }
 
-    /// A client of the master that the user means.
+    /// Returns a client of the master that the user means.
     ///
     /// # Errors
     /// The keys cannot be read, or the URL is wrong.
@@ -70,7 +71,7 @@ impl App {
         Notices::new(move |notice| screen.line(&notice.to_string()))
     }
 
-    /// The folder of `--out`, with the events of an earlier run if the job goes on from it.
+    /// Returns the folder of `--out`, with the events of an earlier run if the job goes on from it.
     ///
     /// # Errors
     /// The folder cannot be written, or its events cannot be read.
@@ -79,7 +80,7 @@ impl App {
         Ok(if resumes { out.resuming()? } else { out })
     }
 
-    /// The note for a user whose results were not written here: how to fetch them.
+    /// Returns the note for a user whose results were not written here: how to fetch them.
     pub(crate) fn results_elsewhere(&self, job: &str, reach: &Reach) -> String {
         format!("the master has its results: {} --out DIR", self.command("fetch", job, reach))
     }

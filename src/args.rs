@@ -295,7 +295,7 @@ pub(crate) struct KeyFiles {
 }
 
 impl KeyFiles {
-    /// The key files of a user's command: flag over environment.
+    /// Returns the key files of a user's command: flag over environment.
     pub(crate) fn over(&self, environment: &security::Options) -> security::Options {
         let or = |flag: &Option<PathBuf>, environment: &Option<PathBuf>| {
             flag.clone().or_else(|| environment.clone())
@@ -377,12 +377,12 @@ pub(crate) struct GoOn {
 }
 
 impl GoOn {
-    /// Whether the job goes on, by either flag.
+    /// Returns whether the job goes on, by either flag.
     pub(crate) const fn is_asked(self) -> bool {
         self.resume || self.resume_anyway
     }
 
-    /// Where the job begins.
+    /// Returns where the job begins.
     pub(crate) const fn start(self) -> Start {
         match (self.resume, self.resume_anyway) {
             (_, true) => Start::ResumeAnyway,

@@ -64,7 +64,7 @@ impl Default for Batches {
     }
 }
 
-/// The value of `GLIBC_TUNABLES`, the user's settings of the C library.
+/// Returns the value of `GLIBC_TUNABLES`, the user's settings of the C library.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn c_tunables() -> String {
     std::env::var("GLIBC_TUNABLES").unwrap_or_default()
@@ -141,19 +141,19 @@ impl Environment {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
     }
 
-    /// The value of a variable that begins with `EBB_`.
+    /// Returns the value of a variable that begins with `EBB_`.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// An environment that has only these variables.
+    /// Creates an environment that has only these variables.
     #[cfg(test)]
     pub(crate) fn with(variables: &[(&str, &str)]) -> Self {
         let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
         Self { variables: variables.collect(), ..Self::default() }
     }
 
-    /// A dialer that takes the nearest way to a process, or TCP if the user says so.
+    /// Returns a dialer that takes the nearest way to a process, or TCP if the user says so.
     ///
     /// # Errors
     /// `EBB_SOCKETS` has another word.
@@ -161,7 +161,7 @@ impl Environment {
         Ok(if self.ways()? == Ways::Tcp { Dialer::tcp() } else { Dialer::nearest() })
     }
 
-    /// A listener at `tcp`, and at a Unix socket beside it unless the user says TCP.
+    /// Returns a listener at `tcp`, and at a Unix socket beside it unless the user says TCP.
     ///
     /// # Errors
     /// `EBB_SOCKETS` has another word, or the system refuses the socket.
@@ -199,12 +199,12 @@ impl Environment {
         self.master(Some(argument.or(self.health.as_deref()).unwrap_or(MASTER)), keys)
     }
 
-    /// The default name of a ps that listens on `address`.
+    /// Returns the default name of a ps that listens on `address`.
     pub(crate) fn ps_name(&self, address: SocketAddr) -> String {
         format!("ps-{}-{}", self.host, address.port())
     }
 
-    /// The default name of a worker.
+    /// Returns the default name of a worker.
     pub(crate) fn worker_name(&self) -> String {
         format!("worker-{}-{}", self.host, std::process::id())
     }
@@ -221,7 +221,7 @@ enum Ways {
     Tcp,
 }
 
-/// A list of URLs with commas, in full: `HOST:PORT` becomes `SCHEME://HOST:PORT`.
+/// Returns a list of URLs with commas, in full: `HOST:PORT` becomes `SCHEME://HOST:PORT`.
 pub(crate) fn urls(list: &str, scheme: &str) -> String {
     let written = |url: &str| match url.trim_end_matches('/') {
         url if url.contains("://") => url.to_owned(),

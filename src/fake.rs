@@ -19,7 +19,7 @@ use crate::telemetry::metrics::Numbers;
 use crate::terminal::screen::Screen;
 
 impl Fake {
-    /// A master whose job trains, with 3 workers.
+    /// Creates a master whose job trains, with 3 workers.
     pub(crate) fn running() -> Self {
         let fake = Self::new();
         fake.script().status = JobStatus {
@@ -32,7 +32,7 @@ impl Fake {
         fake
     }
 
-    /// A user's program that reaches this master.
+    /// Returns a user's program that reaches this master.
     pub(crate) fn app(&self) -> App {
         let network = Network::new();
         self.serve(&network);
@@ -40,7 +40,7 @@ impl Fake {
     }
 }
 
-/// A user's program on `network`, where nobody else is yet.
+/// Returns a user's program on `network`, where nobody else is yet.
 pub(crate) fn app(network: &Network) -> App {
     App {
         environment: Environment::default(),
@@ -52,7 +52,7 @@ pub(crate) fn app(network: &Network) -> App {
     }
 }
 
-/// The default master, for which the user waits as long.
+/// Returns the default master, for which the user waits as long.
 pub(crate) fn reach(master_timeout: Duration) -> Reach {
     Reach { master: MasterUrl { url: None, keys: KeyFiles::default() }, master_timeout }
 }
@@ -62,18 +62,18 @@ pub(crate) fn one_job(job: &str, json: bool) -> crate::args::OneJob {
     crate::args::OneJob { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
 }
 
-/// The arguments of a valid job file in `dir`.
+/// Returns the arguments of a valid job file in `dir`.
 pub(crate) fn job_args(dir: &std::path::Path) -> JobFile {
     JobFile { job: job_file(dir, JOB), overrides: Vec::new() }
 }
 
 impl App {
-    /// The lines on stdout.
+    /// Returns the lines on stdout.
     pub(crate) fn facts(&self) -> String {
         self.screen.facts.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// The lines on stderr.
+    /// Returns the lines on stderr.
     pub(crate) fn said(&self) -> String {
         self.screen.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }

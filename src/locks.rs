@@ -26,7 +26,7 @@ pub(crate) fn follow(options: security::Options) -> Result<Keys> {
     Ok(keys)
 }
 
-/// The door of a server with these keys.
+/// Returns the door of a server with these keys.
 pub(crate) fn door(keys: Keys) -> Door {
     let files = raise_open_files();
     let limits = Limits::default();
@@ -40,7 +40,7 @@ pub(crate) fn door(keys: Keys) -> Door {
     Door::new(keys, Limits { connections_max, ..limits })
 }
 
-/// The door of a port that shows something to everybody.
+/// Returns the door of a port that shows something to everybody.
 pub(crate) fn watchers() -> Door {
     Door::new(
         Keys::default(),
@@ -58,7 +58,7 @@ fn raise_open_files() -> Option<u64> {
     }
 }
 
-/// The number of connections that fit into so many files, at most `wanted`.
+/// Returns the number of connections that fit into so many files, at most `wanted`.
 fn connections(files: Option<u64>, wanted: usize) -> usize {
     let fit = files
         .map_or(wanted, |files| usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX));

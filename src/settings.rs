@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The unit of a value, for people.
+    /// Returns the unit of a value, for people.
     const fn unit(self) -> &'static str {
         match self {
             Self::Text | Self::Device => "text",
@@ -128,7 +128,7 @@ impl Setting {
         self.key.replace('_', "-")
     }
 
-    /// The default as a user would write it. `defaults` are those of the role's options.
+    /// Returns the default as a user would write it. `defaults` are those of the role's options.
     fn default(&self, defaults: &toml::Table) -> Option<String> {
         match self.of {
             Of::Options => defaults.get(self.key).map(written).filter(|default| !default.is_empty()),
@@ -142,13 +142,13 @@ pub(crate) trait Role: Clone + fmt::Debug + Send + Sync + 'static {
     /// The name of the role in commands.
     const NAME: &'static str;
 
-    /// All settings of the role.
+    /// Returns all settings of the role.
     fn settings() -> Vec<Setting>;
 
-    /// The defaults of the role's options.
+    /// Returns the defaults of the role's options.
     fn defaults() -> toml::Table;
 
-    /// Every violated relation between settings, in words.
+    /// Returns every violated relation between settings, in words.
     fn violations(settings: &Settings) -> Vec<String>;
 }
 
@@ -229,7 +229,7 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// The name of the kind of source.
+    /// Returns the name of the kind of source.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -239,7 +239,7 @@ impl Origin {
         }
     }
 
-    /// The file, variable or flag.
+    /// Returns the file, variable or flag.
     pub(crate) fn place(&self) -> Option<String> {
         match self {
             Self::Default => None,
@@ -272,7 +272,7 @@ impl Row {
         self.setting.kind.unit()
     }
 
-    /// The value as a user would write it.
+    /// Returns the value as a user would write it.
     pub(crate) fn shown(&self) -> Option<String> {
         self.value.as_ref().map(written)
     }
@@ -337,17 +337,17 @@ impl Settings {
         self.rows.iter().find(|row| row.setting.key == key)
     }
 
-    /// The text of a setting, if it has one.
+    /// Returns the text of a setting, if it has one.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.row(key)?.value.as_ref()?.as_str()
     }
 
-    /// The path of a setting, if it has one.
+    /// Returns the path of a setting, if it has one.
     pub(crate) fn path(&self, key: &str) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
     }
 
-    /// The duration of a setting, if it has one.
+    /// Returns the duration of a setting, if it has one.
     pub(crate) fn duration(&self, key: &str) -> Option<std::time::Duration> {
         proto::duration::parse(self.text(key)?).ok()
     }
@@ -362,7 +362,7 @@ impl Settings {
         self.row(key).is_some_and(|row| row.origin != Origin::Default)
     }
 
-    /// The role's options. Fields that are no setting have their defaults.
+    /// Returns the role's options. Fields that are no setting have their defaults.
     ///
     /// # Errors
     /// A value does not fit its field, e.g. because a number is too large.
@@ -379,7 +379,7 @@ fn read(path: &Path) -> Result<toml::Table> {
     toml::from_str(&text).with_context(|| format!("--config {}", path.display()))
 }
 
-/// The value as a user would write it: without the quotes of TOML.
+/// Returns the value as a user would write it: without the quotes of TOML.
 fn written(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -41,7 +41,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// A token that the first signal cancels.
+    /// Returns a token that the first signal cancels.
     pub(crate) const fn token(&self) -> &CancellationToken {
         &self.token
     }

@@ -91,8 +91,8 @@ pub(crate) fn start(
     Ok(Telemetry { sending, numbers, exporting, _timeline })
 }
 
-/// A filter by target and level, which are decided once for each place in the code. A filter by the
-/// spans around would be asked at every poll of every future that has a span.
+/// Returns a filter by target and level, which are decided once for each place in the code. A
+/// filter by the spans around would be asked at every poll of every future that has a span.
 fn filter(directives: &str) -> Result<Targets> {
     let filter = directives.parse().ok().filter(|_| !directives.contains('['));
     filter.with_context(|| {
@@ -119,7 +119,7 @@ fn resource(service: &'static str) -> Resource {
     Resource::builder().with_service_name(service).build()
 }
 
-/// A runtime of one thread, which sleeps between exports.
+/// Returns a runtime of one thread, which sleeps between exports.
 fn exporting() -> Result<Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
@@ -136,7 +136,7 @@ fn timeline(path: &Path, service: &'static str) -> Result<(Timeline, Ending)> {
 }
 
 impl Telemetry {
-    /// The meter that registers numbers for the collector, if there is one.
+    /// Returns the meter that registers numbers for the collector, if there is one.
     pub(crate) fn meter(&self) -> Option<Meter> {
         self.numbers.as_ref().map(|provider| provider.meter(SCOPE))
     }

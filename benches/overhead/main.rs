@@ -8,9 +8,9 @@
 //!
 //! Expected. A step whose microbatches come one by one has four leases: `task`, `lease`, `pull`,
 //! `compute` and `push`, and two `apply`: 4 x 5 + 2 = 22 spans. It has fewer when a worker has the
-//! weights or gets two microbatches at once. A span costs about 8 us of processor time: 4 to make and
-//! write to the file, 3 to encode and send, 1 to receive. So a step costs 0.2 ms of two cores' time,
-//! of 30 ms and more: 0.99.
+//! weights or gets two microbatches at once. A span costs about 8 us of processor time: 4 to make
+//! and write to the file, 3 to encode and send, 1 to receive. So a step costs 0.2 ms of two cores'
+//! time, of 30 ms and more: 0.99.
 //!
 //! `cargo bench --bench overhead` takes 5 minutes. It needs MNIST, see `examples/mnist`.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]

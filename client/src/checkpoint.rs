@@ -8,8 +8,8 @@ use store::{Folder, Stores};
 
 use crate::{Error, Result};
 
-/// The folder of one job below `url`, and what it has. `url` is the job file's `checkpoint.url`, or
-/// the job's folder in it; a path may be relative.
+/// Returns the folder of one job below `url`, and what it has. `url` is the job file's
+/// `checkpoint.url`, or the job's folder in it; a path may be relative.
 ///
 /// # Errors
 /// There are no checkpoints, there are those of several jobs, or the store cannot be read.
@@ -22,7 +22,8 @@ pub async fn look(stores: &Stores, url: &str) -> Result<(Folder, Found)> {
     Ok((folder, found))
 }
 
-/// The weights of the newest intact checkpoint below `url`, as the bytes of a safetensors file.
+/// Returns the weights of the newest intact checkpoint below `url`, as the bytes of a safetensors
+/// file.
 ///
 /// # Errors
 /// There is no intact checkpoint, or the store cannot be read.
@@ -39,7 +40,7 @@ async fn safetensors(folder: &Folder, manifest: &Manifest) -> Result<Vec<u8>> {
     Ok(model::export::safetensors(&manifest.tensors, &values, &[])?)
 }
 
-/// The folder of one job: the one that `url` names, or the only one in it.
+/// Returns the folder of one job: the one that `url` names, or the only one in it.
 async fn folder(stores: &Stores, url: &str) -> Result<Folder> {
     let absolute = match url.contains("://") {
         true => url.to_owned(),

@@ -253,7 +253,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The failed call below this error, if there is one: its kind says what a gateway answers.
+    /// Returns the failed call below this error, if there is one: its kind says what a gateway
+    /// answers.
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Url(failure) | Self::Failed(failure) | Self::Refused(failure) => Some(failure),

@@ -15,7 +15,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// The event of a message; `None` for a kind that only newer programs know.
+    /// Returns the event of a message; `None` for a kind that only newer programs know.
     pub(crate) fn of(message: pb::Event) -> Option<Self> {
         let pb::Event { sequence, unix_ms, kind } = message;
         Some(Self { sequence, unix_ms, kind: kind? })

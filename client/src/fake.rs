@@ -32,7 +32,7 @@ pub(crate) fn job_file(dir: &Path, text: &str) -> PathBuf {
     path
 }
 
-/// A client of the master at the default address of `network`, and what it tells.
+/// Returns a client of the master at the default address of `network`, and what it tells.
 pub(crate) fn client(network: &Network, patience: Duration) -> (Client, Told) {
     let told = Told::default();
     let hear = told.clone();
@@ -49,7 +49,7 @@ impl Told {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
     }
 
-    /// The lines so far.
+    /// Returns the lines so far.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -78,7 +78,7 @@ pub(crate) struct Script {
 }
 
 impl Fake {
-    /// A master whose job has trained, been measured and succeeded.
+    /// Creates a master whose job has trained, been measured and succeeded.
     pub(crate) fn new() -> Self {
         let files = vec![(MODEL.to_owned(), Bytes::from_static(b"weights"))];
         let events = vec![
@@ -99,7 +99,7 @@ impl Fake {
         })))
     }
 
-    /// The script, to change it or to look at it.
+    /// Returns the script, to change it or to look at it.
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,7 +111,7 @@ impl Fake {
         tokio::spawn(net::channel::server().add_service(service).serve_with_incoming(incoming));
     }
 
-    /// A patient client of this master, and what it tells.
+    /// Returns a patient client of this master, and what it tells.
     pub(crate) fn client(&self) -> (Client, Told) {
         let network = Network::new();
         self.serve(&network);
@@ -149,7 +149,7 @@ impl Fake {
     }
 }
 
-/// A step of 4, in 2 epochs.
+/// Returns a step of 4, in 2 epochs.
 pub(crate) fn train(step: u64) -> Event {
     let train = pb::TrainEvent {
         step,
@@ -166,14 +166,14 @@ pub(crate) fn train(step: u64) -> Event {
     event(step + 2, Kind::Train(train))
 }
 
-/// The evaluation of an epoch.
+/// Returns the evaluation of an epoch.
 pub(crate) fn evaluation(epoch: u64) -> Event {
     let metrics = [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into();
     let evaluation = pb::EvaluationEvent { epoch, step: 2 * (epoch + 1), metrics, samples: 20 };
     event(10 + epoch, Kind::Evaluation(evaluation))
 }
 
-/// A change of a job's state.
+/// Returns a change of a job's state.
 pub(crate) fn state(sequence: u64, state: pb::JobState, reason: &str) -> Event {
     event(sequence, Kind::State(pb::StateEvent { state: state.into(), reason: reason.to_owned() }))
 }
@@ -183,7 +183,7 @@ pub(crate) fn event(sequence: u64, kind: Kind) -> Event {
     Event { sequence, unix_ms: 1_700_000_000_000 + 500 * sequence, kind }
 }
 
-/// The status of a job that succeeded.
+/// Returns the status of a job that succeeded.
 pub(crate) fn succeeded() -> pb::JobStatus {
     pb::JobStatus {
         job: 3,

@@ -32,7 +32,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the master at `url`, or of the leader of several masters whose URLs are
+    /// Creates a client of the master at `url`, or of the leader of several masters whose URLs are
     /// separated by commas. Each call is tried for `patience`. Nothing is dialed yet.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Client {
         Self { notices, ..self }
     }
 
-    /// The receiver of notices.
+    /// Returns the receiver of notices.
     pub const fn notices(&self) -> &Notices {
         &self.notices
     }
@@ -71,13 +71,13 @@ impl Client {
         Ok(reply.into_inner())
     }
 
-    /// The events of a job, from its first one to its end.
+    /// Returns the events of a job, from its first one to its end.
     pub fn follow(&self, job: &str) -> Follow {
         Follow::new(self.clone(), job)
     }
 
-    /// The weights of a job that ended: the bytes of `model.safetensors`, checked against their
-    /// hash. `None` for a job that ended without a model.
+    /// Returns the weights of a job that ended: the bytes of `model.safetensors`, checked against
+    /// their hash. `None` for a job that ended without a model.
     ///
     /// # Errors
     /// The master does not answer, or the file does not arrive whole.
@@ -90,7 +90,7 @@ impl Client {
         Ok(files.into_iter().next().map(|(_, content)| content))
     }
 
-    /// The state of a job, with its counters and metrics.
+    /// Returns the state of a job, with its counters and metrics.
     ///
     /// # Errors
     /// The job is not known, or the master does not answer.
@@ -100,7 +100,7 @@ impl Client {
             .await
     }
 
-    /// All jobs of the master, the oldest first.
+    /// Returns all jobs of the master, the oldest first.
     ///
     /// # Errors
     /// The master does not answer.
@@ -170,7 +170,7 @@ impl Client {
             .await
     }
 
-    /// A stream of the job's events after number `after`.
+    /// Returns a stream of the job's events after number `after`.
     pub(crate) async fn watch(&self, job: &str, after: u64) -> Result<tonic::Streaming<pb::Event>> {
         let request = pb::WatchRequest { job: job.to_owned(), after };
         self.call(async |mut jobs| Ok(jobs.watch(request.clone()).await.map_err(failure)?.into_inner())).await
@@ -203,7 +203,7 @@ impl Client {
     }
 }
 
-/// The failure in a status, with what the transport knows below its own "transport error".
+/// Returns the failure in a status, with what the transport knows below its own "transport error".
 pub fn failure(status: Status) -> Failure {
     let mut deepest = None;
     let mut source = status.source();

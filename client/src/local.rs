@@ -89,7 +89,7 @@ impl Local {
         Ok(local)
     }
 
-    /// A client of the cluster's master, whose calls are tried for `patience`.
+    /// Returns a client of the cluster's master, whose calls are tried for `patience`.
     pub fn client(&self, patience: Duration) -> Client {
         Client::new(&self.dialer(), Self::MASTER_URL, patience).expect("a constant URL")
     }
@@ -186,7 +186,7 @@ impl Local {
     }
 }
 
-/// The error of one part of the cluster.
+/// Returns the error of one part of the cluster.
 fn local<E: std::error::Error + Send + Sync + 'static>(what: &str) -> impl FnOnce(E) -> Error + use<E> {
     let what = what.to_owned();
     move |source| Error::Local { what, source: Box::new(source) }

@@ -58,9 +58,12 @@ impl fmt::Display for Notice {
     }
 }
 
+/// A function that gets each notice.
+type Hear = dyn Fn(&Notice) + Send + Sync;
+
 /// A function that gets notices, or none by default. Clones share the function.
 #[derive(Clone, Default)]
-pub struct Notices(Option<Arc<dyn Fn(&Notice) + Send + Sync>>);
+pub struct Notices(Option<Arc<Hear>>);
 
 impl Notices {
     /// Notices for `hear`, which must return soon: a call waits for it.

@@ -30,7 +30,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network without hosts.
+    /// Creates a network without hosts.
     pub fn new() -> Self {
         Self::default()
     }
@@ -52,7 +52,7 @@ impl Network {
         Ok(Incoming(receiver))
     }
 
-    /// A dialer in this network, by the host of the URL. The port means nothing.
+    /// Returns a dialer in this network, by the host of the URL. The port means nothing.
     pub fn dialer(&self) -> Dialer {
         let network = self.clone();
         Dialer::new(move |uri| {

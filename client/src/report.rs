@@ -50,7 +50,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The summary of a job that ended.
+    /// Returns the summary of a job that ended.
     pub fn new(status: &JobStatus) -> Self {
         let training_seconds = status.training_ms as f64 / 1e3;
         Self {
@@ -76,12 +76,12 @@ impl Summary {
         }
     }
 
-    /// The summary as a JSON object over several lines, for the file.
+    /// Returns the summary as a JSON object over several lines, for the file.
     pub fn to_text(&self) -> String {
         serde_json::to_string_pretty(self).expect("plain fields") + "\n"
     }
 
-    /// The summary as a JSON object on one line.
+    /// Returns the summary as a JSON object on one line.
     pub fn to_line(&self) -> String {
         serde_json::to_string(self).expect("plain fields")
     }
@@ -100,7 +100,7 @@ pub fn model_sha256(status: &JobStatus) -> Option<&str> {
     status.artifacts.iter().find(|artifact| artifact.name == MODEL).map(|model| model.sha256.as_str())
 }
 
-/// All that the master says of a job, as one object.
+/// Returns all that the master says of a job, as one object.
 pub fn json(status: &JobStatus) -> Value {
     let artifact =
         |file: &pb::Artifact| json!({ "name": file.name, "size": file.size, "sha256": file.sha256 });
@@ -167,7 +167,7 @@ fn idle(idle: &pb::Idle) -> Value {
     value
 }
 
-/// The numerics classes that computed a job, each with the first version that it computed.
+/// Returns the numerics classes that computed a job, each with the first version that it computed.
 fn numerics(status: &JobStatus) -> Vec<Value> {
     let one = |since: &pb::NumericsSince| {
         let pb::Numerics { class, facts } = since.numerics.clone().unwrap_or_default();

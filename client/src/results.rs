@@ -134,7 +134,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The TensorBoard files in the folder.
+    /// Returns the TensorBoard files in the folder.
     fn boards(&self) -> Result<Vec<PathBuf>> {
         let folder = self.dir.join(TENSORBOARD);
         let entries = fs::read_dir(&folder).map_err(file_error("write", &folder))?;
@@ -250,7 +250,7 @@ pub struct Written {
     pub files: Vec<String>,
 }
 
-/// The name that an earlier job's file has until this job has one.
+/// Returns the name that an earlier job's file has until this job has one.
 fn previous(name: &str) -> String {
     format!("{name}.previous")
 }
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use crate::fake::{Fake, train};
 
-    /// The message of an error and of all its causes.
+    /// Returns the message of an error and of all its causes.
     fn whole(error: &Error) -> String {
         let (mut text, mut cause) = (error.to_string(), error.source());
         while let Some(found) = cause {

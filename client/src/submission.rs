@@ -36,11 +36,11 @@ pub struct Submission {
 }
 
 impl Submission {
-    /// A submission of a specification that needs no file.
+    /// Creates a submission of a specification that needs no file.
     ///
     /// # Errors
     /// The specification contradicts itself: every violation at once.
-    pub fn new(spec: JobSpec) -> Result<Self> {
+    pub fn new(spec: &JobSpec) -> Result<Self> {
         let spec = JobSpec::from_json(&spec.to_json())?;
         Ok(Self { spec, artifacts: Vec::new(), start: Start::New, base: PathBuf::new() })
     }
@@ -89,7 +89,7 @@ impl Submission {
         Ok(checkpoint::newest_weights(stores, &url).await?.into())
     }
 
-    /// The messages of a submission: the specification, then each file in slices.
+    /// Returns the messages of a submission: the specification, then each file in slices.
     pub(crate) fn into_messages(self) -> impl Iterator<Item = pb::SubmitRequest> + Send + use<> {
         use pb::artifact_part::Part;
         use pb::submit_request::Part as Message;
@@ -174,10 +174,10 @@ mod tests {
     fn a_specification_of_a_program_is_checked_like_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let read = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
-        assert_eq!(Submission::new(read.spec.clone()).unwrap().spec, read.spec);
+        assert_eq!(Submission::new(&read.spec).unwrap().spec, read.spec);
         let mut wrong = read.spec;
         wrong.epochs = 0;
-        assert!(Submission::new(wrong).unwrap_err().to_string().contains("epochs"));
+        assert!(Submission::new(&wrong).unwrap_err().to_string().contains("epochs"));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::storage::Slot;
 ///
 /// # Panics
 ///
-/// As [`Update::apply`].
+/// The panics of [`Update::apply`].
 pub fn apply<S: AsMut<[f32]>>(
     update: &Update,
     weights: &[f32],
@@ -47,7 +47,7 @@ pub fn apply<S: AsMut<[f32]>>(
 ///
 /// # Panics
 ///
-/// As [`Update::apply`].
+/// The panics of [`Update::apply`].
 pub(crate) fn apply_bytes(
     update: &Update,
     weights: &[f32],
@@ -79,7 +79,7 @@ pub(crate) fn apply_bytes(
 ///
 /// # Panics
 ///
-/// As [`Update::apply`].
+/// The panics of [`Update::apply`].
 pub(crate) fn apply_halves(
     update: &Update,
     weights: &[f32],

@@ -19,7 +19,8 @@ pub enum Merge {
 }
 
 impl Merge {
-    /// For a tensor of this role at a node below the root, in a job that exchanges `wire`.
+    /// Returns the merge for a tensor of this role at a node below the root. Parameters and state
+    /// round to their type in a job that exchanges `wire`.
     pub const fn of(role: Role, wire: WireType) -> Self {
         match role {
             Role::Counter => Self::Max,
@@ -27,7 +28,7 @@ impl Merge {
         }
     }
 
-    /// At the root of a step's tree: its sum is not rounded.
+    /// Returns the merge at the root of a step's tree, where the sum is not rounded.
     pub const fn root(dtype: DType) -> Self {
         match dtype {
             DType::F32 => Self::Sum(WireType::F32),
@@ -35,7 +36,7 @@ impl Merge {
         }
     }
 
-    /// Element type of the values.
+    /// Returns the element type of the values.
     pub const fn dtype(self) -> DType {
         match self {
             Self::Sum(_) => DType::F32,
@@ -82,7 +83,7 @@ impl Storage {
         }
     }
 
-    /// The next values of a state tensor: the mean of the `count` values that were summed.
+    /// Writes the next values of a state tensor: the mean of the `count` values that were summed.
     ///
     /// # Panics
     /// If types or lengths differ, or `count` is 0 or above 2^24.

@@ -19,14 +19,14 @@ use crate::optimizer::{Norms, Prepared, Update};
 pub struct Squares(pub [f64; 2]);
 
 impl Update {
-    /// Whether [`Update::measure`] has to be called for all chunks of the model, and
+    /// Returns whether [`Update::measure`] has to be called for all chunks of the model, and
     /// [`Update::with_norms`] with what it gave, before this update may be applied.
     pub const fn needs_norms(&self) -> bool {
         !matches!(self.norms, Norms::Complete)
     }
 
-    /// The updates of some chunks, one for each of `chunks`, from the squares of all parameter
-    /// chunks of the model in the order of their numbers.
+    /// Returns the updates of some chunks, one for each of `chunks`, from the squares of all
+    /// parameter chunks of the model in the order of their numbers.
     ///
     /// # Panics
     /// If there are other squares: a norm that lacks some would be wrong without a sign of it.
@@ -62,7 +62,8 @@ impl Update {
         }
     }
 
-    /// `torch.nn.utils.clip_grad_norm_`: gradients times `min(1, clip_norm / (norm + 1e-6))`.
+    /// Clips like `torch.nn.utils.clip_grad_norm_`: gradients times
+    /// `min(1, clip_norm / (norm + 1e-6))`.
     fn clipped(&self, clip_norm: f64, squares: f64) -> Self {
         let factor = clip_norm / (squares.sqrt() + 1e-6);
         // Not `min`, which would make a NaN a 1: a gradient that is no number has to be seen in the

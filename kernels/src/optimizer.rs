@@ -80,11 +80,11 @@ pub struct Update {
 /// The norms that an update lacks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Norms {
-    /// None.
+    /// The update lacks no norm.
     Complete,
-    /// That of the whole gradient, to be clipped at this value.
+    /// The norm of the whole gradient, which the update clips at this value.
     Gradient { clip_norm: f64 },
-    /// Those of each tensor's weights and of their direction.
+    /// The norms of each tensor's weights and of its direction.
     Tensors,
 }
 
@@ -106,7 +106,8 @@ pub(crate) enum Prepared {
 }
 
 impl Optimizer {
-    /// The optimizer of a job that will make `total_steps` updates (the end of a cosine schedule).
+    /// Returns the optimizer of a job that will make `total_steps` updates (the end of a cosine
+    /// schedule).
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl Optimizer {
         Ok(Self { rule, learning_rate, clip_norm, schedule, total_steps })
     }
 
-    /// Number of slots: f32 values of state beside each parameter.
+    /// Returns the number of slots: f32 values of state beside each parameter.
     pub fn slots(&self) -> usize {
         self.slot_names().len()
     }
@@ -128,7 +129,7 @@ impl Optimizer {
         self.rule.slot_names()
     }
 
-    /// What every element of slot number `slot` is before the first step.
+    /// Returns what every element of slot number `slot` is before the first step.
     ///
     /// # Panics
     ///
@@ -142,7 +143,7 @@ impl Optimizer {
         }
     }
 
-    /// The learning rate of `step` (from 0): the base rate times the schedule's factor.
+    /// Returns the learning rate of `step` (from 0): the base rate times the schedule's factor.
     pub fn learning_rate(&self, step: u64) -> f64 {
         self.learning_rate * self.schedule.factor(step, self.total_steps)
     }
@@ -213,8 +214,8 @@ impl Optimizer {
 }
 
 impl Update {
-    /// For weights that do not fit into the caches with their slots: the next ones, and slots that
-    /// move, are written past them, which saves reading what is overwritten. The bits are the same.
+    /// Writes the next weights and slots that move past the caches, with the same bits. This pays
+    /// if weights and slots exceed the caches: the old content of their memory is not read.
     #[must_use]
     pub const fn past_the_caches(self) -> Self {
         Self { write: Write::Streamed, ..self }

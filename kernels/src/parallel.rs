@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// ms.
 const BYTES_PER_THREAD: usize = 1 << 20;
 
-/// How many threads work on `bytes`, of at most `threads`.
+/// Returns how many threads work on `bytes`, of at most `threads`.
 pub fn threads_for(bytes: usize, threads: usize) -> usize {
     threads.min(bytes / BYTES_PER_THREAD).max(1)
 }

@@ -24,9 +24,9 @@ pub struct Storage {
 
 /// Where values lie.
 enum Memory {
-    /// In memory of this process.
+    /// Memory of this process.
     Heap(Values),
-    /// In memory of the host that the caller brought.
+    /// Memory of the host that the caller brought.
     External(Box<dyn ExternalMemory>),
 }
 
@@ -55,7 +55,7 @@ pub enum Slot<'a, S: ?Sized = Storage> {
 }
 
 impl Storage {
-    /// `len` zeros.
+    /// Creates `len` zeros.
     pub fn zeros(dtype: DType, len: usize) -> Self {
         Self { dtype, len, memory: Memory::Heap(Values::zeros(dtype, len)) }
     }
@@ -65,22 +65,22 @@ impl Storage {
         Self { dtype, len: memory.bytes().len() / dtype.size(), memory: Memory::External(memory) }
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Number of bytes of all elements.
+    /// Returns the number of bytes of all elements.
     pub const fn size(&self) -> usize {
         self.len * self.dtype.size()
     }
@@ -107,14 +107,14 @@ impl Storage {
         self.host_mut().copy_from_slice(values.host());
     }
 
-    /// The elements as little-endian bytes in memory of the host. They are borrowed if they lie
-    /// there, and copied if they do not.
+    /// Returns the elements as little-endian bytes in memory of the host. They are borrowed if they
+    /// lie there, and copied if they do not.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
         Cow::Borrowed(self.host())
     }
 
-    /// The elements of shared storage as bytes to send or to save. In memory of the host they are
-    /// not copied: the bytes hold `owner` as long as they live.
+    /// Returns the elements of shared storage as bytes to send or to save. In memory of the host
+    /// they are not copied: the bytes hold `owner` as long as they live.
     pub fn share<O>(owner: Arc<O>) -> Bytes
     where
         O: Deref<Target = Self> + Send + Sync + 'static,
@@ -128,7 +128,7 @@ impl Storage {
         Bytes::from_owner(Shared(owner))
     }
 
-    /// The elements as bytes in memory of the host.
+    /// Returns the elements as bytes in memory of the host.
     pub(crate) fn host(&self) -> &[u8] {
         match &self.memory {
             Memory::Heap(values) => values.bytes(),
@@ -136,7 +136,7 @@ impl Storage {
         }
     }
 
-    /// The elements as bytes in memory of the host, for writing.
+    /// Returns the elements as bytes in memory of the host, for writing.
     pub(crate) fn host_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Memory::Heap(values) => values.bytes_mut(),
@@ -144,7 +144,7 @@ impl Storage {
         }
     }
 
-    /// The floats in memory of the host.
+    /// Returns the floats in memory of the host.
     ///
     /// # Panics
     /// If the elements are integers.
@@ -153,7 +153,7 @@ impl Storage {
         bytemuck::cast_slice(self.host())
     }
 
-    /// The floats in memory of the host, for writing.
+    /// Returns the floats in memory of the host, for writing.
     ///
     /// # Panics
     /// If the elements are integers.
@@ -162,7 +162,7 @@ impl Storage {
         bytemuck::cast_slice_mut(self.host_mut())
     }
 
-    /// The integers in memory of the host, for writing.
+    /// Returns the integers in memory of the host, for writing.
     ///
     /// # Panics
     /// If the elements are floats.
@@ -179,7 +179,7 @@ impl fmt::Debug for Storage {
 }
 
 impl<'a> Operand<'a> {
-    /// Number of bytes of all values.
+    /// Returns the number of bytes of all values.
     pub const fn size(self) -> usize {
         match self {
             Self::Payload(bytes) => bytes.len(),
@@ -187,7 +187,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The values as bytes in memory of the host, at any alignment.
+    /// Returns the values as bytes in memory of the host, at any alignment.
     pub(crate) fn host(self) -> &'a [u8] {
         match self {
             Self::Payload(bytes) => bytes,
@@ -197,7 +197,7 @@ impl<'a> Operand<'a> {
 }
 
 impl<'a> Slot<'a> {
-    /// The slot as slices of host memory.
+    /// Returns the slot as slices of host memory.
     pub(crate) fn host(self) -> Slot<'a, [f32]> {
         match self {
             Self::InPlace(slot) => Slot::InPlace(slot.floats_mut()),

@@ -6,7 +6,8 @@ use crate::optimizer::Update;
 use crate::storage::{Operand, Slot, Storage};
 
 impl Update {
-    /// What one chunk contributes to the norms. Nothing is changed; repeating it gives the same.
+    /// Returns what one chunk contributes to the norms. Nothing is changed; repeating it gives the
+    /// same.
     ///
     /// # Panics
     /// If the number of slots or a length is wrong.
@@ -45,7 +46,7 @@ impl Update {
     ///
     /// # Panics
     ///
-    /// As [`apply`](Self::apply).
+    /// The panics of [`apply`](Self::apply).
     pub fn apply_halves<'a>(
         &self,
         weights: &Storage,

@@ -62,7 +62,7 @@ fn for_each_value(precision: &str, mut compare: impl FnMut(&str, f64, f64, f64))
     }
 }
 
-/// The weights and then the slots of versions 0 to 100.
+/// Returns the weights and then the slots of versions 0 to 100.
 fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     let mut random = Lcg(20);
     let mut weights: Vec<f32> = (0..ELEMENTS).map(|_| random.next()).collect();
@@ -89,7 +89,7 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     versions
 }
 
-/// The update of a model of this one tensor.
+/// Returns the update of a model of this one tensor.
 fn with_norms(update: Update, weights: &[f32], gradient: &[f32], slots: &[Vec<f32>]) -> Update {
     if !update.needs_norms() {
         return update;

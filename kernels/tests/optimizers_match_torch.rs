@@ -6,11 +6,11 @@
 //! is PyTorch as it comes, with fused multiply-adds and MKL's square root: there the relative error
 //! is bounded by 1e-6.
 //!
-//! That error is relative to `max(|torch|, floor)`, where the floor is the largest magnitude that
-//! the same element has had so far, its initial value included. Rounding errors are proportional to
-//! the terms of a sum, not to what is left of it: a weight that moves by 0.02 a step and happens to
-//! pass through 3e-7 carries the rounding errors of 0.02. At that very weight PyTorch's own
-//! kernels, portable and AVX-512, disagree with each other by 1.3e-5 of its value.
+//! The bounded error is relative to `max(|torch|, floor)`. The floor is the largest magnitude of
+//! the element so far, its initial value included. Rounding errors are proportional to the terms of
+//! a sum, not to their difference: a weight that moves by 0.02 a step and passes through 3e-7
+//! carries the rounding errors of 0.02. PyTorch's own kernels, portable and AVX-512, differ at this
+//! weight by 1.3e-5 of its value.
 
 use kernels::{Optimizer, Update, cpu};
 use proto::ids::ChunkId;
@@ -19,7 +19,7 @@ use proto::placement::Layout;
 use proto::tensor::TensorSpec;
 use serde_json::Value;
 
-/// As in the golden script: gradients nil, with a subnormal square, near eps, ordinary and huge.
+/// Gradients of the golden script: zero, with a subnormal square, near eps, ordinary and huge.
 const MAGNITUDES: [f32; 11] = [1.0, 0.0, 1e-30, 1e-20, 1e-8, 1e-3, 0.1, 10.0, 1e3, 1e6, 1e15];
 const ELEMENTS: usize = 33;
 const STEPS: u64 = 100;
@@ -91,7 +91,7 @@ fn for_each_value(golden: &str, mut compare: impl FnMut(&str, f64, f64, f64)) {
     }
 }
 
-/// The weights and then the slots of versions 0 to 100.
+/// Returns the weights and then the slots of versions 0 to 100.
 fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     let mut random = Lcg(20);
     let magnitudes: Vec<f32> = (0..ELEMENTS).map(|index| MAGNITUDES[index % MAGNITUDES.len()]).collect();
@@ -111,7 +111,7 @@ fn run(optimizer: &Optimizer, scale: f32) -> Vec<Vec<Vec<f32>>> {
     versions
 }
 
-/// The update of a model of this one tensor.
+/// Returns the update of a model of this one tensor.
 fn with_norms(update: Update, weights: &[f32], gradient: &[f32]) -> Update {
     if !update.needs_norms() {
         return update;

@@ -1,6 +1,8 @@
-//! Which steps are done: those that *every* partition has applied. The books after any recovery are computed from it.
+//! Which steps are done: those that *every* partition has applied. The books after any recovery are
+//! computed from it.
 //!
-//! With ledgers { below 2, and 4, 5 } and { below 5, and 6 } the steps 0, 1 and 4 are done: watermark 2, above it {4}.
+//! With ledgers { below 2, and 4, 5 } and { below 5, and 6 } the steps 0, 1 and 4 are done:
+//! watermark 2, above it {4}.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,7 +20,7 @@ pub(crate) struct Applied {
 }
 
 impl Applied {
-    /// What the ledgers of all partitions have in common; nothing without ledgers.
+    /// Returns what the ledgers of all partitions have in common; nothing without ledgers.
     pub(crate) fn on_all(ledgers: &[pb::PartitionLedger]) -> Self {
         let Some(lowest) = ledgers.iter().min_by_key(|ledger| ledger.watermark) else {
             return Self::default();
@@ -29,12 +31,12 @@ impl Applied {
         Self { watermark: Step(lowest.watermark), above }
     }
 
-    /// All steps below this one are done.
+    /// Returns the step below which all steps are done.
     pub(crate) const fn watermark(&self) -> Step {
         self.watermark
     }
 
-    /// Done steps above the watermark, increasing.
+    /// Returns the done steps above the watermark, increasing.
     pub(crate) fn above(&self) -> impl Iterator<Item = Step> {
         self.above.iter().copied()
     }
@@ -52,7 +54,7 @@ impl Applied {
         gaps
     }
 
-    /// One past the last step that is done.
+    /// Returns the step after the last step that is done.
     pub(crate) fn end(&self) -> Step {
         self.above.last().map_or(self.watermark, |last| last.next())
     }
@@ -68,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A ledger as a ps would write it.
+    /// Returns a ledger as a ps would write it.
     fn ledger(steps: &BTreeSet<u64>) -> pb::PartitionLedger {
         let watermark = (0..).find(|step| !steps.contains(step)).expect("finite");
         let applied_above = steps.range(watermark..).copied().collect();

@@ -9,11 +9,13 @@
 //!   data_dir/jobs/ID/output/SHA256    exported at its end
 //! ```
 //!
-//! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size and hash that were
-//! announced: they are received beside and renamed. They are named by their hash and never replaced, so a master that no longer leads
-//! can do no harm here: which files a job has is in the journal. What the journal is to refer to is durable before: the content of a file
-//! when it was received, its folders when a job adopts it, the number of a start before an id of it is given away. A disk may be slow,
-//! or a share away: whatever waits for it does so in [`waiting`], and never under a lock that a heartbeat needs.
+//! A name is checked before it becomes a path. Files appear under `jobs` only whole, with the size
+//! and hash that were announced: they are received beside and renamed. They are named by their hash
+//! and never replaced, so a master that no longer leads can do no harm here: which files a job has
+//! is in the journal. What the journal is to refer to is durable before: the content of a file when
+//! it was received, its folders when a job adopts it, the number of a start before an id of it is
+//! given away. A disk may be slow, or a share away: whatever waits for it does so in [`waiting`],
+//! and never under a lock that a heartbeat needs.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -57,12 +59,12 @@ impl Folder {
     }
 }
 
-/// Bytes of files on their way in, at most.
+/// Limits on the bytes of files that the master is receiving.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BytesMax {
-    /// Of one stream.
+    /// Limit of one stream, in bytes.
     pub(crate) one: u64,
-    /// Of all streams together.
+    /// Limit of all streams together, in bytes.
     pub(crate) all: u64,
 }
 
@@ -74,10 +76,10 @@ impl BytesMax {
 
 /// Makes durable what was written: a seam for tests of power losses.
 pub(crate) trait Disk: std::fmt::Debug + Send + Sync {
-    /// The content of a file.
+    /// Returns the content of a file.
     fn sync_file(&self, file: &File, path: &Path) -> io::Result<()>;
 
-    /// Which files and folders a folder has, by name.
+    /// Returns which files and folders a folder has, by name.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
 
@@ -129,7 +131,7 @@ pub(crate) struct Artifacts {
     /// The newest job that left files here.
     pub(crate) newest_job: JobId,
     next_incoming: AtomicU64,
-    /// Of one stream.
+    /// Limit of one stream, in bytes.
     bytes_max: u64,
     reserved: Reserved,
     /// Held until dropped.
@@ -143,7 +145,8 @@ impl Artifacts {
         Ok(Held { root: root.to_owned(), disk, _lock: lock })
     }
 
-    /// Makes what is missing, and forgets what was being received. The journal knows of `starts` earlier starts.
+    /// Creates missing folders and removes files that were being received. The journal knows of
+    /// `starts` earlier starts.
     pub(crate) fn open(held: Held, bytes_max: BytesMax, starts: u64) -> Result<Self> {
         let root = &held.root;
         let starts = count_start(root, starts, held.disk.as_ref()).map_err(at(&root.join("starts")))?;
@@ -154,7 +157,8 @@ impl Artifacts {
         }
     }
 
-    /// The same with a folder that the masters of the journal `identity` share, as the one that leads for the `starts`th time.
+    /// Opens a folder that the masters of the journal `identity` share. The caller is the leader of
+    /// start number `starts`.
     pub(crate) fn share(root: &Path, bytes_max: BytesMax, starts: u64, identity: u64) -> Result<Self> {
         let lock = Self::take(root, File::try_lock_shared)?;
         let held = Held { root: root.to_owned(), disk: Arc::new(Synced), _lock: lock };
@@ -164,7 +168,8 @@ impl Artifacts {
             replace(root, &path, &next, &text, held.disk.as_ref()).map_err(at(&path))?;
         }
         Self::check(root, identity)?;
-        // A master that led before may still be writing there, and so keep it from being removed: the next one will do it.
+        // A master that led before may still be writing there, and so keep it from being removed:
+        // the next one will do it.
         let _ = fs::remove_dir_all(root.join("incoming"));
         Self::begin(held, bytes_max, starts)
     }
@@ -179,7 +184,7 @@ impl Artifacts {
         Err(Error::NotShared { path: root.to_owned(), found, expected: identity })
     }
 
-    /// Of the masters that share the folder, once one of them led.
+    /// Returns the identity of the masters that share the folder, or `None` before the first leads.
     pub(crate) fn identity(root: &Path) -> Result<Option<u64>> {
         let path = root.join("identity");
         let text = match fs::read_to_string(&path) {
@@ -223,7 +228,7 @@ impl Artifacts {
         Ok(Self { root, disk, incoming, starts, newest_job, next_incoming, bytes_max, reserved, _lock })
     }
 
-    /// A place for the files of one stream of an owner.
+    /// Returns a place for the files of one stream of an owner.
     pub(crate) fn receive(&self, owner: &str) -> Result<Receiving, Failure> {
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let folder = self.incoming.join(number.to_string());
@@ -233,7 +238,8 @@ impl Artifacts {
         Ok(Receiving { received, current: None, bytes: 0, bytes_max, disk })
     }
 
-    /// Gives received files to a job. They are its own also after a power loss. Repeating it, or doing it twice at once, changes nothing.
+    /// Gives received files to a job. They are its own also after a power loss. Repeating it, or
+    /// doing it twice at once, changes nothing.
     pub(crate) fn adopt(
         &self,
         received: &Received,
@@ -260,7 +266,8 @@ impl Artifacts {
         waiting(moving)
     }
 
-    /// A file as a stream's messages: its header, then its content. Read as they are asked for.
+    /// Returns a file as a stream's messages: its header, then its content. Read as they are asked
+    /// for.
     pub(crate) fn parts(
         &self,
         job: JobId,
@@ -280,7 +287,7 @@ impl Artifacts {
         std::iter::once(Ok(header)).chain(failure).chain(slices.into_iter().flatten())
     }
 
-    /// The module that a job was submitted with, in slices; read as they are asked for.
+    /// Returns the module that a job was submitted with, in slices; read as they are asked for.
     pub(crate) fn script(
         &self,
         job: JobId,
@@ -304,8 +311,8 @@ impl Artifacts {
     }
 }
 
-/// Does what may wait for the disk, while other tasks of a runtime with several threads go on. A runtime with one thread, as that of a
-/// simulation, has nobody else to let them go on.
+/// Does what may wait for the disk, while other tasks of a runtime with several threads go on. A
+/// runtime with one thread, as that of a simulation, has nobody else to let them go on.
 fn waiting<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
@@ -328,8 +335,8 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     move |source| Error::File { path, source }
 }
 
-/// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers. A number that a power loss has torn is
-/// survived by the one of the journal.
+/// Reads, adds one and writes; in two files, so that a crash leaves one of the two numbers. A
+/// number that a power loss has torn is survived by the one of the journal.
 fn count_start(root: &Path, journal: u64, disk: &dyn Disk) -> io::Result<u64> {
     let (path, next) = (root.join("starts"), root.join("starts.next"));
     let found = match fs::read(&path) {
@@ -382,8 +389,9 @@ struct Incoming {
 }
 
 impl Receiving {
-    /// Makes room for what the next message announces, before [`accept`](Self::accept) takes it. `check` is asked whether the owner
-    /// may have as many bytes as all its streams bring then. Calls no file system.
+    /// Makes room for what the next message announces, before [`accept`](Self::accept) takes it.
+    /// `check` is asked whether the owner may have as many bytes as all its streams bring then.
+    /// Calls no file system.
     ///
     /// # Errors
     /// What `check` says, or all streams together bring too much.
@@ -411,7 +419,7 @@ impl Receiving {
         }
     }
 
-    /// The stream ended: all files are whole.
+    /// Ends the stream, whose last file has to be whole, and returns the files.
     pub(crate) fn finish(mut self) -> Result<Received, Failure> {
         self.end()?;
         Ok(self.received)
@@ -500,7 +508,7 @@ impl Received {
         self.reservation.of_owner()
     }
 
-    /// They are a job's from now on, and counted as its files.
+    /// Ends the reservation: a job owns the files from now on and counts them.
     pub(crate) fn given(&mut self) {
         self.reservation.give_back();
     }
@@ -540,7 +548,7 @@ impl Iterator for Slices {
     }
 }
 
-/// A file of ours that cannot be read or written: the client can do nothing about it.
+/// Returns the failure for a file of the master that cannot be read or written.
 fn unusable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Kind::Internal, format!("master's {}: {error}", path.display()))
 }
@@ -570,7 +578,8 @@ mod tests {
     /// What a folder has: each entry's name, inode, and whether it is a folder.
     type Entries = Vec<(OsString, u64, bool)>;
 
-    /// A disk that loses what was not synced when the power fails. It knows, by inode, what each synced file and folder had.
+    /// A disk that loses what was not synced when the power fails. It knows, by inode, what each
+    /// synced file and folder had.
     #[derive(Debug, Default)]
     struct Lossy {
         files: Mutex<HashMap<u64, Vec<u8>>>,
@@ -596,7 +605,8 @@ mod tests {
     }
 
     impl Lossy {
-        /// What is there when the power is back: files that were named and never synced are empty.
+        /// Returns what is there when the power is back: files that were named and never synced are
+        /// empty.
         fn after_power_loss(&self, root: &Path) -> tempfile::TempDir {
             let left = tempfile::tempdir().expect("a folder");
             self.copy(fs::metadata(root).expect("a folder").ino(), left.path());
@@ -821,7 +831,8 @@ mod tests {
         assert!(no_leader.contains("no leader has used"), "{no_leader}");
         let first = Artifacts::share(root.path(), MAX, 1, 7).expect("a folder");
         let half = first.receive("anna").expect("a folder");
-        // The first one may still run when the second is elected: it finds its uploads gone, and that is all.
+        // The first one may still run when the second is elected: it finds its uploads gone, and
+        // that is all.
         let second = Artifacts::share(root.path(), MAX, 2, 7).expect("the same folder");
         assert!(!half.received.folder.exists() && is_empty(&root.path().join("incoming/2")));
         assert!(matches!(

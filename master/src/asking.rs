@@ -1,4 +1,4 @@
-//! Who waits for work, so that one of thousands can be told without waking the others.
+//! Workers that wait for work: one of thousands can be notified without waking the others.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 /// The workers whose requests for work are open.
 #[derive(Debug, Default)]
 pub(crate) struct Asking {
-    /// With the number of their requests.
+    /// Each worker with the number of its open requests and the signal that wakes them.
     workers: Mutex<BTreeMap<IncarnationId, (usize, Arc<Notify>)>>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl Asking {
-    /// A worker asks for work, until the answer is dropped.
+    /// Opens a worker's request for work, which lasts until the returned value is dropped.
     pub(crate) fn ask(&self, worker: IncarnationId) -> Request<'_> {
         let mut workers = self.workers();
         let (requests, news) = workers.entry(worker).or_default();
@@ -30,14 +30,14 @@ impl Asking {
         Request { asking: self, worker, news: news.clone() }
     }
 
-    /// There may be work for this worker.
+    /// Wakes the requests of this worker: there may be work for it.
     pub(crate) fn tell(&self, worker: IncarnationId) {
         if let Some((_, news)) = self.workers().get(&worker) {
             news.notify_waiters();
         }
     }
 
-    /// There may be work for all of them.
+    /// Wakes the requests of all workers: there may be work for them.
     pub(crate) fn tell_all(&self) {
         self.workers().values().for_each(|(_, news)| news.notify_waiters());
     }
@@ -48,7 +48,8 @@ impl Asking {
 }
 
 impl Request<'_> {
-    /// The next time that there may be work. Listens from its first poll on, or from when it is enabled.
+    /// Returns the next time that there may be work. Listens from its first poll on, or from when
+    /// it is enabled.
     pub(crate) fn news(&self) -> tokio::sync::futures::Notified<'_> {
         self.news.notified()
     }

@@ -96,9 +96,9 @@ pub(crate) struct Books {
     ids: LeaseIds,
     /// Leases that expired: those of forgotten jobs, the others are with their jobs.
     metrics: Metrics,
-    /// There may be work for those who wait for some.
+    /// Whether there may be work for every waiting worker.
     news: bool,
-    /// There may be work for these.
+    /// Workers for which there may be work.
     news_for: Vec<IncarnationId>,
     /// Processes that came and went, for the log.
     changes: Vec<Change>,
@@ -137,7 +137,7 @@ struct Untold {
     reasons: Vec<String>,
     /// Number of reasons that are only counted.
     more: u64,
-    /// When jobs were told last, since the start of the master.
+    /// Time at which jobs were last told, since the start of the master.
     told: Option<Duration>,
 }
 
@@ -149,13 +149,13 @@ impl Untold {
         }
     }
 
-    /// Nobody is to be told of what happened so far.
+    /// Drops the changes so far, so that no job is told of them.
     fn forget(&mut self) {
         self.reasons.clear();
         self.more = 0;
     }
 
-    /// What to tell now, when there is anything and the last time is at least `pause` ago.
+    /// Returns what to tell now, when there is anything and the last time is at least `pause` ago.
     fn take(&mut self, now: Duration, pause: Duration) -> Option<String> {
         if self.reasons.is_empty() || self.told.is_some_and(|told| now < told + pause) {
             return None;
@@ -179,9 +179,9 @@ pub(crate) enum Answer {
 }
 
 impl Books {
-    /// `key`: random, of this start alone; `identity`: of this master over all its starts;
-    /// `starts`: how often it started with this data folder; `newest_job`: the newest that it has
-    /// files of.
+    /// Creates the books of a master without jobs. `key`: random, for this start alone; `identity`:
+    /// of this master over all its starts; `starts`: number of its starts with this data folder;
+    /// `newest_job`: the newest job that left files there.
     pub(crate) fn new(options: Options, key: Key, identity: u64, starts: u64, newest_job: JobId) -> Self {
         let first = (starts - 1) * IDS_PER_START + 1;
         Self {
@@ -206,23 +206,23 @@ impl Books {
         }
     }
 
-    /// Whether there may be work for those who wait, since the last call.
+    /// Returns whether there may be work for those who wait, since the last call.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.news)
     }
 
-    /// The workers for which there may be work, since the last call.
+    /// Returns the workers for which there may be work, since the last call.
     pub(crate) fn take_news_for(&mut self) -> Vec<IncarnationId> {
         std::mem::take(&mut self.news_for)
     }
 
-    /// The processes that came and went since the last call.
+    /// Returns the processes that came and went since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// What the edge must do since the last call. Crews follow the demands of their jobs from then
-    /// on.
+    /// Returns what the edge must do since the last call. Crews follow the demands of their jobs
+    /// from then on.
     pub(crate) fn take_effects(&mut self) -> Vec<(JobId, Effect)> {
         self.follow_demands();
         let of =
@@ -258,13 +258,13 @@ impl Books {
         self.archive.insert(id, job);
     }
 
-    /// A job of the journal that cannot be read: it is shown, and no ps drops it.
+    /// Keeps a job of the journal that cannot be read: users see it, and no ps drops it.
     pub(crate) fn keep(&mut self, job: Unreadable) {
         self.newest_job = self.newest_job.max(job.job);
         self.unreadable.insert(job.job, job);
     }
 
-    /// What is to be written down since the last call.
+    /// Returns what is to be written down since the last call.
     pub(crate) fn take_batch(&mut self, now: Now) -> Batch {
         let mut batch = std::mem::take(&mut self.forgotten);
         for job in self.jobs.values_mut() {
@@ -282,7 +282,7 @@ impl Books {
         batch
     }
 
-    /// The journal need not keep anything of a job any more.
+    /// Removes a job and its events from the journal.
     fn forget(&mut self, id: JobId) {
         self.forgotten.remove_range(keys::events(id));
         self.forgotten.remove(keys::job(id));
@@ -304,7 +304,7 @@ impl Books {
 
     // The fleet.
 
-    /// Time has passed.
+    /// Records that time has passed.
     pub(crate) fn on_tick(&mut self, now: Now) {
         for change in self.fleet.expire(now.since_start) {
             self.on_change(now, change);
@@ -341,7 +341,7 @@ impl Books {
         })
     }
 
-    /// Whether a call that speaks for `incarnation` is of that member.
+    /// Checks whether a call that speaks for `incarnation` is of that member.
     ///
     /// # Errors
     /// The member is gone, or the call is of another process; then nothing may be done for it.
@@ -354,8 +354,8 @@ impl Books {
         self.key.check(shown, incarnation)
     }
 
-    /// The first heartbeat of a stream: its number, for [`stream_broken`](Self::stream_broken), and
-    /// the answer.
+    /// Takes the first heartbeat of a stream. Returns the number of the stream, for
+    /// [`stream_broken`](Self::stream_broken), and the answer.
     pub(crate) fn stream_opened(
         &mut self,
         now: Now,
@@ -418,8 +418,8 @@ impl Books {
         Ok(pb::HeartbeatReply { reports_taken: taken, may_leave, ..self.reply(lost) })
     }
 
-    /// What a ps reports of checkpoints; answers which of it need not be told again. Only the
-    /// process that holds a partition says anything of it.
+    /// Takes a ps's reports of checkpoints. Returns those that it need not send again. Only
+    /// the process that holds a partition says anything of it.
     fn take_reports(&mut self, now: Now, request: &pb::HeartbeatRequest) -> Vec<u64> {
         let ps = IncarnationId(request.incarnation);
         let name = self.fleet.member(ps).map(|member| member.process.name.clone()).unwrap_or_default();
@@ -452,8 +452,8 @@ impl Books {
         taken
     }
 
-    /// The answer to a heartbeat, also to one that is only due: these leases of the sender have
-    /// ended.
+    /// Returns the answer to a heartbeat, even to one that is only due. `lost`: leases of the
+    /// sender that have ended.
     pub(crate) fn reply(&self, lost: Vec<LeaseId>) -> pb::HeartbeatReply {
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
@@ -544,7 +544,7 @@ impl Books {
 
     // Leases.
 
-    /// Work for a worker, or when to look again if nothing happens before.
+    /// Returns work for a worker, or the time of the next look if nothing happens before.
     pub(crate) fn lease(&mut self, now: Now, incarnation: IncarnationId) -> Result<Answer, Failure> {
         let member = self.fleet.member(incarnation)?;
         if member.process.role != Role::Worker {
@@ -588,8 +588,8 @@ impl Books {
         Ok(Answer::Wait(again.map(|again| again.saturating_sub(now.since_start))))
     }
 
-    /// Whether a worker hangs, in something that it holds or in what is left of a lease that has
-    /// ended.
+    /// Returns whether a worker hangs, in something that it holds or in what is left of a lease
+    /// that has ended.
     fn hangs(&self, now: Now, worker: IncarnationId) -> bool {
         self.live_jobs().any(|job| job.hangs_in(now, worker))
             || self
@@ -600,15 +600,15 @@ impl Books {
                 .any(|lingering| self.still_hangs(now, lingering))
     }
 
-    /// Whether what is left of a lease hangs. A call of the model is given as long as any other
-    /// place.
+    /// Returns whether what is left of a lease hangs. A call of the model is given as long as any
+    /// other place.
     fn still_hangs(&self, now: Now, lingering: &Lingering) -> bool {
         let live = self.jobs.get(&lingering.job).map(|job| job.spec.limits.stall);
         let stall = live.or_else(|| Some(self.archive.get(lingering.job)?.stall));
         stall.is_some_and(|stall| lingering.progress.hangs_from(None, stall) <= now.since_start)
     }
 
-    /// A task is done; false when its lease had ended, then nothing changed.
+    /// Records that a task is done; false when its lease had ended, then nothing changed.
     pub(crate) fn complete(&mut self, now: Now, request: pb::CompleteRequest) -> Result<bool, Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         let report = required("CompleteRequest", "result", request.result)?;
@@ -665,7 +665,8 @@ impl Books {
         Ok(())
     }
 
-    /// The job that a good lease is of. A lease that has ended is counted and answered with `None`.
+    /// Returns the job that a good lease is of. A lease that has ended is counted and answered with
+    /// `None`.
     fn job_of(&mut self, worker: IncarnationId, lease: LeaseId) -> Result<Option<&mut Job>, Failure> {
         self.fleet.member(worker)?;
         let job = self.jobs.values_mut().find(|job| !job.is_ended() && job.holds(worker, lease));
@@ -673,7 +674,7 @@ impl Books {
         Ok(job)
     }
 
-    /// The job that a good lease exports.
+    /// Returns the job that a good lease exports.
     pub(crate) fn exported_by(&self, worker: IncarnationId, lease: LeaseId) -> Option<JobId> {
         self.live_jobs().find(|job| job.exports(worker, lease)).map(|job| job.id)
     }
@@ -696,7 +697,8 @@ impl Books {
         Ok(Described { job: job.id, partitions, probe })
     }
 
-    /// It was looked whether the ps that are to hold the model see the same store as this master.
+    /// Records that it was looked whether the ps that are to hold the model see the same store as
+    /// this master.
     ///
     /// # Errors
     /// They do not, so the job has failed; or the lease has ended meanwhile.
@@ -721,7 +723,8 @@ impl Books {
 
     // Jobs.
 
-    /// Whether a job can be taken now. Forgets the oldest that has ended when there are too many.
+    /// Returns whether a job can be taken now. Forgets the oldest that has ended when there are too
+    /// many.
     pub(crate) fn admit(&mut self, spec: &JobSpec) -> Result<JobId, Failure> {
         if spec.limits.lease < 2 * self.options.heartbeat {
             return Err(Failure::new(
@@ -757,7 +760,7 @@ impl Books {
         Ok(self.newest_job.next())
     }
 
-    /// Whether `owner` may submit one more job, with files of `bytes`.
+    /// Checks whether `owner` may submit one more job, with files of `bytes`.
     ///
     /// # Errors
     /// It has all that it may have.
@@ -795,8 +798,8 @@ impl Books {
         reply
     }
 
-    /// The job that a user names: by its number, as `NAME-ID`, or by the name of its specification
-    /// (the newest).
+    /// Returns the job that a user names: by its number, as `NAME-ID`, or by the name of its
+    /// specification (the newest).
     pub(crate) fn find(&self, name: &str) -> Result<JobId, Failure> {
         if let Some(job) = self.find_unreadable(name) {
             return Err(Failure::new(Kind::Internal, format!("job {}: {}", job.name, job.reason)));
@@ -829,8 +832,8 @@ impl Books {
         live.or_else(|| Some(self.archive.get(id)?.status().name)).unwrap_or_default()
     }
 
-    /// Some numbers of jobs that can be read and come after `after`, in order: `some` takes them of
-    /// the live and of the ended ones.
+    /// Returns numbers of readable jobs after `after`, in order. `some` selects them among the live
+    /// and among the ended jobs.
     fn ids_after(
         &self,
         after: JobId,
@@ -843,7 +846,7 @@ impl Books {
         ids
     }
 
-    /// The unreadable job that a user names.
+    /// Returns the unreadable job that a user names.
     fn find_unreadable(&self, name: &str) -> Option<&Unreadable> {
         let by_number = name.parse().ok().and_then(|id| self.unreadable.get(&JobId(id)));
         by_number.or_else(|| self.unreadable.values().find(|job| job.name == name))
@@ -859,7 +862,7 @@ impl Books {
         Some(pb::JobStatus { state: pb::JobState::Cancelled.into(), reason, ..unreadable_status(&job) })
     }
 
-    /// Everything that a user may ask of the job that it names.
+    /// Returns everything that a user may ask of the job that it names.
     ///
     /// # Errors
     /// There is none.
@@ -870,8 +873,9 @@ impl Books {
         }
     }
 
-    /// The events of a job with larger numbers than `after`, up to `count` of those in memory, and
-    /// whether it has ended. `None` instead of events: the first of them is in the journal alone.
+    /// Returns the events of a job with larger numbers than `after`, up to `count` of those in
+    /// memory, and whether it has ended. `None` instead of events: the first of them is in the
+    /// journal alone.
     ///
     /// # Errors
     /// The job has been forgotten.
@@ -887,20 +891,20 @@ impl Books {
         }
     }
 
-    /// A job by its number whose end is not durable yet.
+    /// Returns a job by its number whose end is not durable yet.
     pub(crate) fn job(&self, id: JobId) -> Result<&Job, Failure> {
         let gone = || Failure::new(Kind::NotFound, format!("no job {id} (any more)"));
         self.jobs.get(&id).ok_or_else(gone)
     }
 
-    /// A job by its number, to bring it an answer. It may have been forgotten meanwhile.
+    /// Returns a job by its number, to bring it an answer. It may have been forgotten meanwhile.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.news = true;
         self.jobs.get_mut(&id)
     }
 
-    /// The end of a job is durable: from now on the ps may drop it, and it is archived. Answers
-    /// what to tell those that hold it.
+    /// Records that the end of a job is durable: from now on the ps may drop it, and it is
+    /// archived. Answers what to tell those that hold it.
     pub(crate) fn close(&mut self, now: Now, id: JobId, era: Era) -> pb::CloseRequest {
         if let Some(job) = self.jobs.remove(&id) {
             let stall = job.spec.limits.stall;
@@ -935,7 +939,7 @@ impl Books {
         Ok(self.status_of(now, id))
     }
 
-    /// A page of the list of all jobs, oldest first: up to `limit` with larger numbers than
+    /// Returns a page of the list of all jobs, oldest first: up to `limit` with larger numbers than
     /// `after`.
     pub(crate) fn list(&self, now: Now, request: pb::ListRequest) -> pb::ListReply {
         let limit = match request.limit as usize {
@@ -963,14 +967,15 @@ impl Books {
         pb::ListReply { jobs, next }
     }
 
-    /// Everything that the master says of one job.
+    /// Returns everything that the master says of one job.
     fn status_of(&self, now: Now, id: JobId) -> pb::JobStatus {
         let live = self.jobs.get(&id).filter(|job| !job.is_ended());
         let idle = live.map(|job| self.idle(now, job)).unwrap_or_default();
         pb::JobStatus { idle, ..self.listed(now, id) }
     }
 
-    /// What a list says of a job: all but idle workers, for which every worker is looked at.
+    /// Returns what a list says of a job: all but idle workers, for which every worker is looked
+    /// at.
     fn listed(&self, now: Now, id: JobId) -> pb::JobStatus {
         let job = self.jobs.get(&id);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -986,7 +991,7 @@ impl Books {
         pb::JobStatus { hangs: hangs.collect(), ..status.unwrap_or_default() }
     }
 
-    /// The workers that hang in leases of a job, also in those that have ended.
+    /// Returns the workers that hang in leases of a job, also in those that have ended.
     fn hangs_in(&self, now: Now, id: JobId) -> impl Iterator<Item = Hang> {
         let live = self.jobs.get(&id).filter(|job| !job.is_ended());
         let held = live.into_iter().flat_map(move |job| job.hangs(now));
@@ -1003,8 +1008,8 @@ impl Books {
         held.chain(lingering)
     }
 
-    /// The live workers without a lease of a job, and why. Workers that hang in this job are not
-    /// among them.
+    /// Returns the live workers without a lease of a job, and why. Workers that hang in this job
+    /// are not among them.
     fn idle(&self, now: Now, job: &Job) -> Vec<pb::Idle> {
         let hanging: BTreeSet<_> = self.hangs_in(now, job.id).map(|hang| hang.worker).collect();
         let holders = job.holders();
@@ -1033,8 +1038,8 @@ impl Books {
         groups
     }
 
-    /// The workers that hold leases of other jobs than this one, each with the oldest of these
-    /// jobs.
+    /// Returns the workers that hold leases of other jobs than this one, each with the oldest of
+    /// these jobs.
     fn at_work(&self, job: &Job) -> BTreeMap<IncarnationId, &Job> {
         let mut at_work = BTreeMap::new();
         for other in self.live_jobs().filter(|other| other.id != job.id) {
@@ -1045,7 +1050,7 @@ impl Books {
         at_work
     }
 
-    /// The name of a registered process, else its incarnation.
+    /// Returns the name of a registered process, else its incarnation.
     fn name(&self, incarnation: IncarnationId) -> String {
         let member = self.fleet.member(incarnation);
         member.map_or_else(|_| incarnation.to_string(), |member| member.process.name.clone())
@@ -1061,7 +1066,7 @@ impl Books {
     }
 }
 
-/// As much of a specification as most versions can read.
+/// The part of a specification that most versions can read.
 #[derive(serde::Deserialize)]
 struct Named {
     name: String,
@@ -1077,7 +1082,7 @@ fn unreadable_status(job: &Unreadable) -> pb::JobStatus {
     }
 }
 
-/// Whether an `Exported` report names exactly what was uploaded.
+/// Checks whether an `Exported` report names exactly what was uploaded.
 pub(crate) fn check_exported(report: Option<&Report>, uploaded: &[pb::Artifact]) -> Result<(), Failure> {
     match report {
         Some(Report::Exported(exported)) if exported.artifacts == uploaded && !uploaded.is_empty() => Ok(()),

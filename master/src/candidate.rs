@@ -1,7 +1,8 @@
-//! One of several masters: stands by until it is elected, leads until it is not, and stands by again.
+//! One of several masters: stands by until it is elected, leads until it is not, and stands by
+//! again.
 //!
-//! A master that stands by answers every call with who leads. One that was elected takes up the journal like after a restart; what it
-//! knew from an earlier lead is gone by then, and read again.
+//! A master that stands by answers every call with who leads. One that was elected takes up the
+//! journal like after a restart; what it knew from an earlier lead is gone by then, and read again.
 
 use std::io;
 use std::sync::Arc;
@@ -45,8 +46,8 @@ pub struct Outside {
 /// Runs one of several masters until `shutdown`.
 ///
 /// # Errors
-/// Options that contradict themselves, a data folder that is not the one of the other masters, a journal that cannot be read, or a
-/// server that cannot go on.
+/// Options that contradict themselves, a data folder that is not the one of the other masters, a
+/// journal that cannot be read, or a server that cannot go on.
 pub async fn run_elected<IO>(
     options: Options,
     election: ElectionOptions,
@@ -166,7 +167,8 @@ where
     }
 }
 
-/// Ends with an error when the data folder is not that of the journal in etcd, before anybody relies on this master.
+/// Ends with an error when the data folder is not that of the journal in etcd, before anybody
+/// relies on this master.
 async fn foreign_folder(options: &Options, client: &Client) -> Error {
     loop {
         // A journal that cannot be read, or is not there yet, is looked at again.

@@ -1,4 +1,5 @@
-//! The edge to the stores where checkpoints lie: what is there of a job, and the manifest that completes one.
+//! The edge to the stores where checkpoints lie: what is there of a job, and the manifest that
+//! completes one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,14 +27,14 @@ const PROBE_BYTES_MAX: u64 = 1 << 10;
 /// Where the checkpoints of one job lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// As the specification has it.
+    /// URL of the folder, as the specification writes it.
     pub(crate) url: String,
     /// Name of the job.
     pub(crate) job: String,
 }
 
 impl Place {
-    /// The folder of a version, as a ps is told.
+    /// Returns the folder of a version, as a ps is told.
     pub(crate) fn folder(&self, version: Version) -> String {
         format!("{self}/{}", folder_name(version))
     }
@@ -110,8 +111,8 @@ pub(crate) enum Probed {
     Unclear(String),
 }
 
-/// Looks whether each ps writes to the store that this master reads: a ps writes a file, and it must be found here. `name` is a name
-/// that was never used before.
+/// Looks whether each ps writes to the store that this master reads: a ps writes a file, and it
+/// must be found here. `name` is a name that was never used before.
 pub(crate) async fn probe(
     stores: &Stores,
     clients: &PsClients,
@@ -150,13 +151,14 @@ pub(crate) async fn probe(
     unclear.map_or(Probed::Shared, Probed::Unclear)
 }
 
-/// Completes a checkpoint, and then removes what it supersedes. `script` reads the job's module, which is written with its first
-/// checkpoint. Every file must be seen here first, whole and with the header that its ps reported: a manifest of anything else would
-/// be a checkpoint that cannot be restored, and in its name those that can be would be removed.
+/// Completes a checkpoint, and then removes what it supersedes. `script` reads the job's module,
+/// which is written with its first checkpoint. Every file must be seen here first, whole and with
+/// the header that its ps reported: a manifest of anything else would be a checkpoint that cannot
+/// be restored, and in its name those that can be would be removed.
 ///
 /// # Errors
-/// A file is not here as it was reported, or the module or the manifest cannot be written, after some time of trying: there is no such checkpoint. What cannot be removed is
-/// only logged.
+/// A file is not here as it was reported, or the module or the manifest cannot be written, after
+/// some time of trying: there is no such checkpoint. What cannot be removed is only logged.
 pub(crate) async fn publish<I: Iterator<Item = Result<Bytes>> + Send>(
     stores: &Stores,
     place: &Place,
@@ -215,7 +217,8 @@ async fn keep_script(
     }
 }
 
-/// Manifest first, so that what is half removed is no checkpoint.
+/// Removes superseded checkpoints, each with its manifest first: a half removed one is no
+/// checkpoint.
 async fn prune(folder: &Folder, newest: &Manifest, keep: u32) -> Result<()> {
     let found = Found::look(folder).await?;
     for version in found.superseded(&newest.run, newest.version, keep) {

@@ -1,7 +1,8 @@
 //! The edge where time comes in: everything below is told what time it is.
 //!
-//! Deadlines are in time that the master was *awake*. A master that was stopped, swapped out or suspended has heard nobody meanwhile, and what was
-//! said to it waits in its sockets: its clock stands still for as long, so that it listens before it declares anybody dead.
+//! Deadlines are in time that the master was *awake*. A master that was stopped, swapped out or
+//! suspended has heard nobody meanwhile, and what was said to it waits in its sockets: its clock
+//! stands still for as long, so that it listens before it declares anybody dead.
 //!
 //! ```text
 //!   real time     0.0  0.1  0.2  stopped for 60 s  60.2  60.3
@@ -18,11 +19,13 @@ use tokio::time::Instant;
 pub(crate) struct Now {
     /// Time awake since the master started: what deadlines are made of. Never steps back.
     pub(crate) since_start: Duration,
-    /// Wall clock, in milliseconds since 1970: what people read. May step back; nothing is decided by it.
+    /// Wall clock, in milliseconds since 1970: what people read. May step back; nothing is decided
+    /// by it.
     pub(crate) unix_ms: u64,
 }
 
-/// Longest time between two looks at the clock that counts as awake. The master looks every 0.1 s, and at each call.
+/// Longest time between two looks at the clock that counts as awake. The master looks every 0.1 s,
+/// and at each call.
 const LATE_MAX: Duration = Duration::from_millis(500);
 
 /// Tells the time.
@@ -58,7 +61,7 @@ impl Clock {
         Self::at_rate(1.0)
     }
 
-    /// A clock that runs this much faster than everybody else's: for simulations.
+    /// Creates a clock that runs this much faster than everybody else's: for simulations.
     pub fn at_rate(rate: f64) -> Self {
         Self { start: Instant::now(), rate, awake: Mutex::default() }
     }
@@ -70,7 +73,7 @@ impl Clock {
     }
 }
 
-/// The wall clock.
+/// Returns the wall clock.
 #[expect(clippy::disallowed_methods, reason = "events carry the time for people; nothing is decided by it")]
 fn unix_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

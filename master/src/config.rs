@@ -14,43 +14,47 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Folder for the files of jobs; made when it is not there. One master at a time may use it. Default: `ebb-master`.
+    /// Folder for the files of jobs; made when it is not there. One master at a time may use it.
+    /// Default: `ebb-master`.
     pub data_dir: PathBuf,
-    /// Keep a journal in the data folder, so that the jobs go on when this master is started again. Default: on. Off where the
-    /// jobs end with this process anyway.
+    /// Keep a journal in the data folder, so that the jobs go on when this master is started again.
+    /// Default: on. Off where the jobs end with this process anyway.
     pub journal: bool,
-    /// How often workers and ps send a heartbeat. Default 1 s. Shorter makes progress finer and lost answers cheaper;
-    /// longer suits thousands of processes.
+    /// How often workers and ps send a heartbeat. Default 1 s. Shorter makes progress finer and
+    /// lost answers cheaper; longer suits thousands of processes.
     #[serde(with = "proto::duration")]
     pub heartbeat: Duration,
-    /// Silence after which a process counts as gone; at least two heartbeats. Default 5 s. A process that dies is noticed at
-    /// once, by its connection: this is for machines and networks that vanish. Raise it where they pause for longer.
+    /// Silence after which a process counts as gone; at least two heartbeats. Default 5 s. A
+    /// process that dies is noticed at once, by its connection: this is for machines and networks
+    /// that vanish. Raise it where they pause for longer.
     #[serde(with = "proto::duration")]
     pub death: Duration,
-    /// How long a running job waits for a ps that lost its connection before another one takes its place and trains again what
-    /// it held. Default 30 s. Raise it where machines come back after longer.
+    /// How long a running job waits for a ps that lost its connection before another one takes its
+    /// place and trains again what it held. Default 30 s. Raise it where machines come back after
+    /// longer.
     #[serde(with = "proto::duration")]
     pub ps_grace: Duration,
-    /// Longest silence of a stream that brings files, a submission or an export. Default 15 s. Raise it for clients on networks that
-    /// pause for longer.
+    /// Longest silence of a stream that brings files, a submission or an export. Default 15 s.
+    /// Raise it for clients on networks that pause for longer.
     #[serde(with = "proto::duration")]
     pub stream_silence: Duration,
-    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2 s.
-    /// Default 13 s.
+    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by
+    /// waits that double from 0.2 s. Default 13 s.
     #[serde(with = "proto::duration")]
     pub store_patience: Duration,
-    /// Places, paths or URLs, below which jobs may have their checkpoints. Default: none, which is any place that the master and the ps
-    /// can write.
+    /// Places, paths or URLs, below which jobs may have their checkpoints. Default: none, which is
+    /// any place that the master and the ps can write.
     pub checkpoints: Vec<String>,
-    /// Jobs kept in memory. Beyond, the oldest that has ended is forgotten (its files stay); when none has, submissions
-    /// are refused. Default 1000.
+    /// Jobs kept in memory. Beyond, the oldest that has ended is forgotten (its files stay); when
+    /// none has, submissions are refused. Default 1000.
     pub jobs_max: usize,
     /// Processes registered at once. Default 4096.
     pub members_max: usize,
     /// Bytes of all files of one submission or one export together. Default 16 GiB.
     pub artifact_bytes_max: u64,
-    /// Bytes of all files that are on their way in at once, over all submissions and exports, until a job has them. Default
-    /// 64 GiB. Raise it where many large models are submitted at once, and the data folder has room for them.
+    /// Bytes of all files that are on their way in at once, over all submissions and exports, until
+    /// a job has them. Default 64 GiB. Raise it where many large models are submitted at once, and
+    /// the data folder has room for them.
     pub incoming_bytes_max: u64,
 }
 
@@ -79,18 +83,20 @@ impl Default for Options {
 pub struct ElectionOptions {
     /// URLs of etcd's members, separated by commas. It keeps the journal and says who leads.
     pub etcd: String,
-    /// What all keys in etcd begin with. Default `ebbflow/`. Masters with the same one are the same master; another cluster in
-    /// the same etcd needs another one.
+    /// What all keys in etcd begin with. Default `ebbflow/`. Masters with the same one are the same
+    /// master; another cluster in the same etcd needs another one.
     pub prefix: String,
-    /// How long a leader that died is waited for before another master leads. In whole seconds. Default 5 s. Shorter makes
-    /// takeovers faster; a leader that stands still, or that etcd does not answer, for three quarters of it steps down.
+    /// How long a leader that died is waited for before another master leads. In whole seconds.
+    /// Default 5 s. Shorter makes takeovers faster; a leader that stands still, or that etcd does
+    /// not answer, for three quarters of it steps down.
     pub ttl: Duration,
-    /// URL where the fleet and users reach this master; those who ask one that stands by are told it.
+    /// URL where the fleet and users reach this master; those who ask one that stands by are told
+    /// it.
     pub url: String,
 }
 
 impl ElectionOptions {
-    /// Every relation that does not hold.
+    /// Returns every relation that does not hold.
     ///
     /// # Errors
     /// One message for each.
@@ -123,7 +129,7 @@ impl ElectionOptions {
 }
 
 impl Options {
-    /// Every relation that does not hold.
+    /// Returns every relation that does not hold.
     ///
     /// # Errors
     /// One message for each.
@@ -168,7 +174,7 @@ impl Options {
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
-    /// The stores that jobs may use, with these options.
+    /// Returns the stores that jobs may use, with these options.
     ///
     /// # Errors
     /// The places are none; [`validate`](Self::validate) says so too.
@@ -178,7 +184,8 @@ impl Options {
         Ok(stores.within(allowed).patient_for(self.store_patience))
     }
 
-    /// How long a lease holds whose worker never named it in a heartbeat: the answer was lost on its way.
+    /// Returns how long a lease holds whose worker never named it in a heartbeat: the answer was
+    /// lost on its way.
     pub(crate) fn claim(&self) -> Duration {
         3 * self.heartbeat
     }

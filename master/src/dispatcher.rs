@@ -89,9 +89,9 @@ struct Returned {
 struct Run {
     end: u64,
     attempts: Attempts,
-    /// Since when the weights that it reads exist, while it was held.
+    /// Time since which its weights exist, while it was held.
     ready: Option<Duration>,
-    /// One holder, or more when there are copies.
+    /// The holder, and the holders of copies.
     holders: Vec<Grant>,
 }
 
@@ -147,7 +147,7 @@ impl Dispatcher {
         }
     }
 
-    /// These books with the applied steps done. Steps between them are handed out first.
+    /// Returns the books with the applied steps done. Steps between them are handed out first.
     pub(crate) fn after(mut self, applied: &Applied) -> Self {
         let first_of = |step: Step| self.plan.first_of(step).get();
         let gap = |gap: Range<Step>| {
@@ -159,8 +159,8 @@ impl Dispatcher {
         self
     }
 
-    /// The next work for the asker: returned runs first, then the frontier. `crew`: the workers
-    /// that share a step.
+    /// Returns the next work for the asker: returned runs first, then the frontier. `crew`: the
+    /// workers that share a step.
     ///
     /// # Errors
     /// The asker may have none now, and why.
@@ -180,7 +180,7 @@ impl Dispatcher {
         Ok(self.grant(now, ids, asker.worker, run.start))
     }
 
-    /// The microbatches that are to be handed out next, if the asker may hold one more run.
+    /// Returns the microbatches that are to be handed out next, if the asker may hold one more run.
     fn candidate(&self, asker: Asker) -> Result<Range<u64>, Why> {
         let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
         let candidate = returned.unwrap_or(self.next..self.end);
@@ -196,8 +196,8 @@ impl Dispatcher {
         Ok(candidate)
     }
 
-    /// How much of `candidate`, from its first microbatch on, falls to a worker. `crew`: how many
-    /// workers share a step.
+    /// Returns how much of `candidate`, from its first microbatch on, falls to a worker. `crew`:
+    /// how many workers share a step.
     fn choose(
         &self,
         now: Duration,
@@ -236,9 +236,9 @@ impl Dispatcher {
         self.waiting.insert(run.start);
     }
 
-    /// A copy of the lease of somebody else that will be done last, for a worker that has nothing
-    /// else to do and would be done earlier. Whoever completes first wins; the gradients are the
-    /// same bits, so the other's pushes are duplicates.
+    /// Returns a copy of the lease of somebody else that will be done last, for a worker that has
+    /// nothing else to do and would be done earlier. Whoever completes first wins; the gradients
+    /// are the same bits, so the other's pushes are duplicates.
     ///
     /// # Errors
     /// There is none; the time from which on there is one, if nothing else happens before.
@@ -282,13 +282,14 @@ impl Dispatcher {
         }
     }
 
-    /// The holder of a lease lives; false when the lease has ended.
+    /// Records that the holder of a lease lives; false when the lease has ended.
     pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
         let limits = self.limits;
         self.grant_of(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
     }
 
-    /// The holder of a lease says how it gets on; nothing changes when the lease has ended.
+    /// Records that the holder of a lease says how it gets on; nothing changes when the lease has
+    /// ended.
     pub(crate) fn progress(&mut self, now: Duration, worker: IncarnationId, said: &pb::LeaseProgress) {
         let Some(grant) = self.grant_of(worker, LeaseId(said.lease)) else { return };
         grant.progress.hear(now, said);
@@ -302,7 +303,8 @@ impl Dispatcher {
         run.holders.iter_mut().find(|grant| (grant.lease, grant.worker) == (lease, worker))
     }
 
-    /// The grants whose holders hang, each with its run and whether another holder of it gets on.
+    /// Returns the grants whose holders hang, each with its run and whether another holder of it
+    /// gets on.
     pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (Range<MicrobatchId>, &Grant, bool)> {
         self.runs.iter().flat_map(move |(&first, run)| {
             let range = MicrobatchId(first)..MicrobatchId(run.end);
@@ -313,7 +315,7 @@ impl Dispatcher {
         })
     }
 
-    /// Whether a worker hangs in one of its runs.
+    /// Returns whether a worker hangs in one of its runs.
     pub(crate) fn hangs(&self, now: Duration, worker: IncarnationId) -> bool {
         self.held_by(worker).iter().any(|first| {
             let run = &self.runs[first];
@@ -322,7 +324,7 @@ impl Dispatcher {
         })
     }
 
-    /// What a good lease is for.
+    /// Returns what a good lease is for.
     pub(crate) fn run_of(&self, worker: IncarnationId, lease: LeaseId) -> Option<Range<MicrobatchId>> {
         let first = *self.leases.get(&lease)?;
         let run = &self.runs[&first];
@@ -330,8 +332,8 @@ impl Dispatcher {
         good.then_some(MicrobatchId(first)..MicrobatchId(run.end))
     }
 
-    /// The run of the lease is done, for all its holders; `took`: how long it took the worker by
-    /// its own clock, when it says so. `None`: the lease had ended, nothing changed.
+    /// Records that the run of the lease is done, for all its holders; `took`: how long it took the
+    /// worker by its own clock, when it says so. `None`: the lease had ended, nothing changed.
     pub(crate) fn complete(
         &mut self,
         now: Duration,
@@ -354,14 +356,15 @@ impl Dispatcher {
         Some(Completed { run: range, beaten: others.map(|grant| (grant.worker, grant.lease)).collect() })
     }
 
-    /// The holder could not do it. `None`: the lease had ended, nothing changed.
+    /// Records that the holder could not do its work. `None`: the lease had ended, nothing changed.
     pub(crate) fn fail(&mut self, worker: IncarnationId, lease: LeaseId, message: &str) -> Option<Lost> {
         self.run_of(worker, lease)?;
         Some(self.end(lease, Ending::Failed(message.to_owned())))
     }
 
-    /// The holder gives it back with its first `done` microbatches finished. Answers what is done
-    /// by that, which may be nothing. `None`: the lease had ended, nothing changed.
+    /// Records that the holder gives its work back with its first `done` microbatches finished.
+    /// Answers what is done by that, which may be nothing. `None`: the lease had ended, nothing
+    /// changed.
     pub(crate) fn release(
         &mut self,
         now: Duration,
@@ -396,15 +399,15 @@ impl Dispatcher {
         self.take_back(|grant| (grant.worker == worker).then_some(Ending::Died))
     }
 
-    /// All microbatches below this one are done.
+    /// Returns the microbatch below which all microbatches are done.
     pub(crate) fn watermark(&self) -> MicrobatchId {
         let returned = self.returned.keys().next().copied();
         let held = self.runs.keys().next().copied();
         MicrobatchId([returned, held].into_iter().flatten().fold(self.next, u64::min))
     }
 
-    /// Whether the holder of some work waits for work that came back: a step needs all those before
-    /// it but `delay`.
+    /// Returns whether the holder of some work waits for work that came back: a step needs all
+    /// those before it but `delay`.
     pub(crate) fn is_waited_for(&self) -> bool {
         let Some(delay) = self.delay else { return false };
         let returned = self.returned.keys().next().map(|&first| self.step_at(first));
@@ -412,14 +415,14 @@ impl Dispatcher {
         returned.zip(held).is_some_and(|(returned, held)| returned.get() + u64::from(delay) < held.get())
     }
 
-    /// How many microbatches are done.
+    /// Returns how many microbatches are done.
     pub(crate) fn done(&self) -> u64 {
         let returned = self.returned.iter().map(|(first, returned)| returned.end - first).sum::<u64>();
         let held = self.runs.iter().map(|(first, run)| run.end - first).sum::<u64>();
         self.next - returned - held
     }
 
-    /// No microbatch of this step or a later one was ever handed out.
+    /// Returns the first step of which no microbatch, nor one of a later step, was handed out.
     pub(crate) fn frontier(&self) -> Step {
         match self.next.checked_sub(1) {
             Some(last) => self.step_at(last).next(),
@@ -427,25 +430,25 @@ impl Dispatcher {
         }
     }
 
-    /// From now on nothing of the [`frontier`](Self::frontier) or later is handed out; what is
-    /// before it still is.
+    /// Ends the job at the [`frontier`](Self::frontier) and returns it. Microbatches of earlier
+    /// steps are still handed out, later ones are not.
     pub(crate) fn close(&mut self) -> Step {
         let step = self.frontier();
         self.end = self.plan.first_of(step).get();
         step
     }
 
-    /// Whether every microbatch of the job is done.
+    /// Returns whether every microbatch of the job is done.
     pub(crate) fn is_done(&self) -> bool {
         self.watermark().get() == self.plan.microbatches()
     }
 
-    /// The first microbatches of the runs that a worker holds, ascending.
+    /// Returns the first microbatches of the runs that a worker holds, ascending.
     fn held_by(&self, worker: IncarnationId) -> &[u64] {
         self.held.get(&worker).map_or(&[], Vec::as_slice)
     }
 
-    /// How many leases a worker holds.
+    /// Returns how many leases a worker holds.
     pub(crate) fn leases_of(&self, worker: IncarnationId) -> usize {
         self.held_by(worker).len()
     }
@@ -458,12 +461,12 @@ impl Dispatcher {
         }
     }
 
-    /// Every lease and its holder.
+    /// Returns every lease and its holder.
     pub(crate) fn holders(&self) -> impl Iterator<Item = (IncarnationId, LeaseId)> {
         self.runs.values().flat_map(|run| &run.holders).map(|grant| (grant.worker, grant.lease))
     }
 
-    /// The step of a microbatch; of the end of the job the number of steps.
+    /// Returns the step of a microbatch; of the end of the job the number of steps.
     fn step_at(&self, microbatch: u64) -> Step {
         if microbatch < self.plan.microbatches() {
             self.plan.microbatch(MicrobatchId(microbatch)).step
@@ -472,8 +475,8 @@ impl Dispatcher {
         }
     }
 
-    /// The lowest microbatch that is not done and that `worker` does not hold: what its own work
-    /// may have to wait for.
+    /// Returns the lowest microbatch that is not done and that `worker` does not hold: what its own
+    /// work may have to wait for.
     fn lowest_without(&self, worker: IncarnationId) -> u64 {
         let returned = self.returned.keys().next().copied();
         [returned, self.lowest_of_others(worker)].into_iter().flatten().fold(self.next, u64::min)
@@ -483,9 +486,10 @@ impl Dispatcher {
         self.runs.iter().find(|(_, run)| !run.is_held_by(worker)).map(|(&first, _)| first)
     }
 
-    /// A worker may hold little, so that the others find work too; but what is of an earlier step
-    /// than everything that it holds, its own leases may be waiting for. When they wait for room on
-    /// a ps, that is also so within a step.
+    /// Returns whether a worker may hold a run from `first` on. A worker holds at most `room`
+    /// leases, so that others find work too. A run of an earlier step than all its leases is
+    /// exempt, as these may wait for it. While they wait for room on a ps, an earlier run of their
+    /// step is exempt too.
     fn may_hold(&self, Asker { worker, room }: Asker, first: u64) -> bool {
         let held = self.held_by(worker);
         let Some(&lowest) = held.first() else { return room > 0 };
@@ -494,8 +498,8 @@ impl Dispatcher {
             || self.waits_for_room(worker).is_some_and(|before| first < before)
     }
 
-    /// The first microbatch that a worker holds, when it waits for room on a ps: with all that it
-    /// holds and could compute, but for what stands behind that in its own queue.
+    /// Returns the first microbatch that a worker holds, when it waits for room on a ps: with all
+    /// that it holds and could compute, but for what stands behind that in its own queue.
     fn waits_for_room(&self, worker: IncarnationId) -> Option<u64> {
         let held = self.held_by(worker);
         let runs = || held.iter().map(|first| &self.runs[first]);
@@ -508,7 +512,8 @@ impl Dispatcher {
         held.first().copied().filter(|_| runs().any(waits) && !runs().any(works))
     }
 
-    /// How many microbatches of `candidate`, from its first on, make one lease of at most `share`.
+    /// Returns how many microbatches of `candidate`, from its first on, make one lease of at most
+    /// `share`.
     fn cut(&self, worker: IncarnationId, candidate: &Range<u64>, share: u64) -> u64 {
         let first = self.plan.microbatch(MicrobatchId(candidate.start));
         let left = candidate.end - candidate.start;
@@ -532,9 +537,9 @@ impl Dispatcher {
         count
     }
 
-    /// A worker's fair share in microbatches, for steps of `of`: all workers work on one step,
-    /// unless steps may be computed side by side anyway and sharing one would only make more and
-    /// smaller pushes.
+    /// Returns a worker's fair share in microbatches, for steps of `of`: all workers work on one
+    /// step, unless steps may be computed side by side anyway and sharing one would only make more
+    /// and smaller pushes.
     fn share(&self, of: u64, workers: u64) -> u64 {
         let workers = workers.max(1);
         let share = match self.delay {

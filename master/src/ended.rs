@@ -25,7 +25,7 @@ impl Ended {
         Self { status: status.encode_to_vec().into_boxed_slice(), stall }
     }
 
-    /// Everything that a user may ask.
+    /// Returns everything that a user may ask.
     pub(crate) fn status(&self) -> pb::JobStatus {
         pb::JobStatus::decode(&*self.status).expect("its own bytes")
     }
@@ -74,19 +74,19 @@ impl Archive {
         Some(id)
     }
 
-    /// The job of this name, the newest of them.
+    /// Returns the job of this name, the newest of them.
     pub(crate) fn newest_of(&self, name: &str) -> Option<JobId> {
         self.names.get(name)?.last().copied()
     }
 
-    /// The job that is called `NAME-ID`.
+    /// Returns the job that is called `NAME-ID`.
     pub(crate) fn called(&self, name: &str) -> Option<JobId> {
         let id = JobId(name.rsplit_once('-')?.1.parse().ok()?);
         self.names.get(base(name, id))?.binary_search(&id).is_ok().then_some(id)
     }
 }
 
-/// What a job's specification calls it.
+/// Returns what a job's specification calls it.
 fn base(name: &str, id: JobId) -> &str {
     name.strip_suffix(&format!("-{id}")).unwrap_or(name)
 }

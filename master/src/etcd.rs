@@ -1,4 +1,5 @@
-//! etcd as a master needs it: one leader of several masters, and a journal that only the leader can write.
+//! etcd as a master needs it: one leader of several masters, and a journal that only the leader can
+//! write.
 //!
 //! ```text
 //!   PREFIX leader          URL of the master that leads; ends with its lease
@@ -6,8 +7,8 @@
 //!   PREFIX staged/N        a batch of several transactions, while it is being written, see `store`
 //! ```
 //!
-//! Every write is a transaction that compares the revision which made the leader's key: a master that lost the lead cannot write,
-//! whatever it believes.
+//! Every write is a transaction that compares the revision which made the leader's key: a master
+//! that lost the lead cannot write, whatever it believes.
 
 mod client;
 mod election;

@@ -1,7 +1,9 @@
-//! A job's events: numbered from 1, kept for those who watch later, and announced to those who watch now.
+//! A job's events: numbered from 1, kept for those who watch later, and announced to those who
+//! watch now.
 //!
-//! Numbers have no gaps. The journal keeps the newest [`EVENTS_MAX`] events of a job, memory the newest [`IN_MEMORY`]; older ones are
-//! forgotten, never newer ones. A reader of events that are no longer in memory reads the journal.
+//! Numbers have no gaps. The journal keeps the newest [`EVENTS_MAX`] events of a job, memory the
+//! newest [`IN_MEMORY`]; older ones are forgotten, never newer ones. A reader of events that are no
+//! longer in memory reads the journal.
 
 use std::collections::VecDeque;
 
@@ -47,7 +49,8 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    /// The log of an earlier start of the master, by number: all events, or the newest ones.
+    /// Returns the log of an earlier start of the master, by number: all events, or the newest
+    /// ones.
     pub(crate) fn restored(events: impl IntoIterator<Item = pb::Event>) -> Self {
         let mut log = Self::default();
         for event in events {
@@ -81,19 +84,21 @@ impl EventLog {
         }
     }
 
-    /// Up to `count` events with larger numbers than `after`, in order. `None`: the first of them is no longer in memory.
+    /// Returns up to `count` events with larger numbers than `after`, in order. `None`: the first
+    /// of them is no longer in memory.
     pub(crate) fn after(&self, after: u64, count: usize) -> Option<Vec<pb::Event>> {
         let before = self.newest - self.events.len() as u64;
         let skip = usize::try_from(after.checked_sub(before)?).unwrap_or(usize::MAX);
         Some(self.events.iter().skip(skip).take(count).cloned().collect())
     }
 
-    /// The newest event of a step or of a rewind, since the journal began to forget any.
+    /// Returns the newest event of a step or of a rewind, since the journal began to forget any.
     pub(crate) const fn progress(&self) -> Option<&Kind> {
         self.progress.as_ref()
     }
 
-    /// Events that were appended since the last call, to write them down, and what is to be removed in turn.
+    /// Events that were appended since the last call, to write them down, and what is to be removed
+    /// in turn.
     pub(crate) fn take(&mut self) -> Taken {
         let before = std::mem::replace(&mut self.taken, self.newest);
         if before == self.newest {
@@ -179,7 +184,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// A journal that does as it is told, with restarts; how many events are appended before each look.
+        /// A journal that does as it is told, with restarts; how many events are appended before
+        /// each look.
         #[test]
         fn memory_and_journal_are_bounded_and_lack_no_newer_event(
             appends in proptest::collection::vec((0u64..4000, any::<bool>()), 1..20),

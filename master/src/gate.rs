@@ -1,6 +1,7 @@
-//! What stands before the services: only a master that surely leads answers. It looks when a request comes in, and again at
-//! each part of an answer that goes out, so that a process which was stopped in between says nothing as a leader of the past.
-//! Health is for everybody: a master that stands by is alive, and says itself that it is not ready.
+//! What stands before the services: only a master that surely leads answers. It looks when a
+//! request comes in, and again at each part of an answer that goes out, so that a process which was
+//! stopped in between says nothing as a leader of the past. Health is for everybody: a master that
+//! stands by is alive, and says itself that it is not ready.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,19 +21,19 @@ use crate::etcd::Leadership;
 /// Where calls of the health protocol begin.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
-/// Who may pass.
+/// The callers that a master answers.
 #[derive(Clone, Debug)]
 pub(crate) enum Gate {
-    /// Everybody: there is one master.
+    /// All callers: there is one master.
     Open,
-    /// Those who come while it leads.
+    /// Callers that come while this master leads.
     Leading(Arc<Leadership>),
-    /// Nobody; they hear who leads, if that is known.
+    /// No caller: each is told the leader, if it is known.
     StandingBy(watch::Receiver<Option<String>>),
 }
 
 impl Gate {
-    /// Why nobody passes now.
+    /// Returns why no call is answered now, or `None` if calls are.
     fn closed(&self) -> Option<Status> {
         match self {
             Self::Open => None,

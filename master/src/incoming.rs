@@ -1,7 +1,9 @@
-//! The bytes of files that are on their way in, over all streams: what they may be together, and what of them is whose. Pure.
+//! The bytes of files that are on their way in, over all streams: what they may be together, and
+//! what of them is whose. Pure.
 //!
-//! A stream reserves the bytes of a file before the file is made. It gives them back when it ends, however it ends, or when a job has
-//! taken its files. So streams side by side have no more than one after the other.
+//! A stream reserves the bytes of a file before the file is made. It gives them back when it ends,
+//! however it ends, or when a job has taken its files. So streams side by side have no more than
+//! one after the other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +26,12 @@ pub(crate) struct Reservation {
 }
 
 impl Incoming {
-    /// Nothing yet.
+    /// Creates a count of incoming bytes that is empty.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self { bytes_max, by_owner: Arc::default() }
     }
 
-    /// Nothing yet, of this owner.
+    /// Creates a reservation of this owner that is empty.
     pub(crate) fn begin(&self, owner: &str) -> Reservation {
         Reservation { incoming: self.clone(), owner: owner.to_owned(), bytes: 0 }
     }
@@ -40,7 +42,8 @@ impl Incoming {
 }
 
 impl Reservation {
-    /// Reserves `bytes` more. `check` is asked whether the owner may have as many as all its streams have then.
+    /// Reserves `bytes` more. `check` is asked whether the owner may have as many as all its
+    /// streams have then.
     ///
     /// # Errors
     /// What `check` says, or too many bytes are on their way in. Then nothing has changed.

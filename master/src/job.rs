@@ -229,34 +229,34 @@ impl Job {
         matches!(self.phase.ends(), Some(Stage::Ended))
     }
 
-    /// Whether its model is delivered, so that nothing more is trained.
+    /// Returns whether its model is delivered, so that nothing more is trained.
     const fn is_exported(&self) -> bool {
         !self.output.is_empty()
     }
 
-    /// What is to be done since the last call.
+    /// Returns what is to be done since the last call.
     pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
     // The fleet and the time.
 
-    /// What the job wants of the fleet now.
+    /// Returns what the job wants of the fleet now.
     pub(crate) fn demand(&self) -> Demand {
         self.control.demand.when(self.may_decide_class(), self.needs_fleet())
     }
 
-    /// Whether the scheduler must choose the crew anew before work is handed out.
+    /// Returns whether the scheduler must choose the crew anew before work is handed out.
     pub(crate) const fn is_unscheduled(&self) -> bool {
         self.unscheduled
     }
 
-    /// The workers that take part.
+    /// Returns the workers that take part.
     pub(crate) const fn crew(&self) -> &Crew {
         &self.crew
     }
 
-    /// The scheduler has chosen who takes part, and maybe decided the numerics class.
+    /// Records that the scheduler has chosen who takes part, and maybe decided the numerics class.
     pub(crate) fn on_crew(&mut self, crew: Crew) {
         if let Some(class) = crew.class().filter(|_| self.control.demand.is_undecided()) {
             self.control.demand.set_class(class.clone());
@@ -266,7 +266,8 @@ impl Job {
         self.unscheduled = false;
     }
 
-    /// The fleet changed, or may have, or time has passed; the crew follows it already.
+    /// Records that the fleet changed, or may have, or time has passed; the crew follows it
+    /// already.
     pub(crate) fn on_fleet(&mut self, now: Now, fleet: &Membership) {
         self.tell_strangers(now);
         self.watch_ps(now, fleet);
@@ -312,7 +313,7 @@ impl Job {
         }
     }
 
-    /// A worker is gone: what it held comes back.
+    /// Records that a worker is gone: what it held comes back.
     pub(crate) fn worker_gone(&mut self, now: Now, worker: IncarnationId) {
         self.refusals.remove(&worker);
         let mut lost = self.queue.worker_gone(worker);
@@ -330,12 +331,12 @@ impl Job {
         self.numbers.taken_back
     }
 
-    /// Why it cannot go on although its phase would.
+    /// Returns why it cannot go on although its phase would.
     fn waits(&self) -> Option<&str> {
         self.control.waits().filter(|_| self.needs_fleet())
     }
 
-    /// Whether training is ahead or under way.
+    /// Returns whether training is ahead or under way.
     const fn needs_fleet(&self) -> bool {
         !matches!(self.phase, Phase::Ending(_)) && !self.is_exported()
     }
@@ -358,8 +359,8 @@ impl Job {
 
     // The model.
 
-    /// The worker that initializes the model has described it: which partitions to open where.
-    /// Partitions that have something to lose are open already.
+    /// Records that the worker that initializes the model has described it: which partitions to
+    /// open where. Partitions that have something to lose are open already.
     ///
     /// # Errors
     /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the
@@ -403,7 +404,7 @@ impl Job {
         Ok(partitions.beginning().map(open).collect())
     }
 
-    /// The partitions are open: where they are, for the worker.
+    /// Records that the partitions are open: where they are, for the worker.
     ///
     /// # Errors
     /// The lease has ended meanwhile.
@@ -420,12 +421,12 @@ impl Job {
         Ok(pb::DescribeReply { placement: Some(partitions.placement()), restoring })
     }
 
-    /// The ps of its partitions that are not missing.
+    /// Returns the ps of its partitions that are not missing.
     fn reachable(&self) -> Vec<PsAddress> {
         self.phase.partitions().map(Partitions::reachable).unwrap_or_default()
     }
 
-    /// The ps of its partitions, to balance others against.
+    /// Returns the ps of its partitions, to balance others against.
     pub(crate) fn homes(&self) -> impl Iterator<Item = String> {
         let live = self.phase.partitions().filter(|_| !self.is_ended());
         live.into_iter().flat_map(|partitions| partitions.addresses().map(|address| address.name))
@@ -445,7 +446,7 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// Some microbatches are done.
+    /// Records that some microbatches are done.
     fn on_trained(&mut self, now: Now) {
         let Some(training) = self.phase.trains_mut() else { return };
         let (events, shards) = training.advance(self.times.training(now), &self.crew);
@@ -466,8 +467,8 @@ impl Job {
         self.maybe_publish(now);
     }
 
-    /// Exports, once everything is trained and measured. Not while a user holds the job: the export
-    /// would be handed out.
+    /// Exports the model once everything is trained and measured. A job that a user holds does not
+    /// export: the export would be handed out.
     fn maybe_trained_out(&mut self, now: Now) {
         if !self.phase.trains().is_some_and(Training::is_done) || self.paused() {
             return;

@@ -50,16 +50,16 @@ pub type Entry = (String, Vec<u8>);
 /// Which entries of a range are read, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// So many with the smallest keys.
+    /// At most this many entries, from the smallest key on.
     Oldest(usize),
-    /// So many with the largest keys.
+    /// At most this many entries, those with the largest keys.
     Newest(usize),
 }
 
 /// Stable storage of keys and values.
 #[async_trait::async_trait]
 pub trait Store: std::fmt::Debug + Send + Sync {
-    /// Everything that is there.
+    /// Returns everything that is there.
     async fn load(&self) -> Result<BTreeMap<String, Vec<u8>>, StoreError>;
 
     /// Entries of a range of keys, by key.
@@ -100,7 +100,7 @@ pub(crate) struct Unreadable {
     pub(crate) job: JobId,
     /// `NAME-ID`, or as much of it as is known.
     pub(crate) name: String,
-    /// Why, and what to do.
+    /// The reason, and what to do.
     pub(crate) reason: String,
 }
 
@@ -192,7 +192,7 @@ async fn read(store: &dyn Store, range: Range<String>, count: Count) -> Result<V
     store.read(&range, count).await.map_err(Error::Store)
 }
 
-/// The newest events of a job; all of them, if these do not say what is trained.
+/// Returns the newest events of a job; all of them, if these do not say what is trained.
 async fn newest_events(store: &dyn Store, id: JobId) -> Result<EventLog> {
     for count in [events::IN_MEMORY, usize::MAX] {
         let newest = read(store, keys::events(id), Count::Newest(count)).await?;
@@ -205,8 +205,8 @@ async fn newest_events(store: &dyn Store, id: JobId) -> Result<EventLog> {
     unreachable!("nobody has as many events")
 }
 
-/// An event, from its bytes; what cannot be read is told in its place, so that numbers have no
-/// gaps.
+/// Returns an event, from its bytes; what cannot be read is told in its place, so that numbers have
+/// no gaps.
 fn event(key: &str, bytes: &[u8]) -> pb::Event {
     pb::Event::decode(bytes).unwrap_or_else(|reason| {
         tracing::error!(key, %reason, "an event of the journal cannot be read; a warning stands in its place");
@@ -216,13 +216,13 @@ fn event(key: &str, bytes: &[u8]) -> pb::Event {
     })
 }
 
-/// The master's own record, from its bytes.
+/// Returns the master's own record, from its bytes.
 pub(crate) fn master_record(bytes: &[u8]) -> Result<pb::MasterRecord> {
     let wrong = |reason| Error::Record { key: keys::MASTER.to_owned(), reason };
     pb::MasterRecord::decode(bytes).map_err(wrong)
 }
 
-/// What makes the next start the same master, and one more.
+/// Returns what makes the next start the same master, and one more.
 pub(crate) fn keep_identity(identity: u64, starts: u64) -> Batch {
     let record = pb::MasterRecord { identity, starts, swept: true };
     Batch::from([(keys::MASTER.to_owned(), Some(record.encode_to_vec()))])
@@ -250,16 +250,16 @@ struct Pending {
     /// nothing.
     writing: Batch,
     newest: Mark,
-    /// When the write under way began.
+    /// Time at which the write under way began.
     since: Option<Instant>,
-    /// Why its last attempt failed.
+    /// Reason for which its last attempt failed.
     reason: Option<String>,
 }
 
 /// A write that takes longer than a store needs, or that fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Overdue {
-    /// Since it began.
+    /// Time since the write began.
     pub(crate) waited: Duration,
     /// What the store says; `None` while it says nothing.
     pub(crate) reason: Option<String>,
@@ -283,7 +283,8 @@ impl Journal {
         pending.newest
     }
 
-    /// Up to `count` events of a job with larger numbers than `after`, of those that are durable.
+    /// Returns up to `count` events of a job with larger numbers than `after`, of those that are
+    /// durable.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -297,7 +298,7 @@ impl Journal {
         Ok(found.iter().map(|(key, bytes)| event(key, bytes)).collect())
     }
 
-    /// Everything that was appended so far.
+    /// Returns everything that was appended so far.
     pub(crate) fn newest(&self) -> Mark {
         self.pending().newest
     }
@@ -349,7 +350,7 @@ impl Journal {
         self.durable.send_replace(mark);
     }
 
-    /// The write under way, when there is one.
+    /// Returns the write under way, when there is one.
     pub(crate) fn overdue(&self) -> Option<Overdue> {
         let pending = self.pending();
         let reason = pending.reason.clone();

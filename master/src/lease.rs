@@ -42,7 +42,7 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// A worker that holds so many training leases of other jobs.
+    /// Creates a worker that holds so many training leases of other jobs.
     pub(crate) const fn new(worker: IncarnationId, held_elsewhere: usize) -> Self {
         Self { worker, room: HELD_MAX.saturating_sub(held_elsewhere) }
     }
@@ -51,15 +51,15 @@ impl Asker {
 /// How long leases hold, and how often work may go wrong before its job fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Without a heartbeat.
+    /// Time without a heartbeat after which a lease expires.
     pub(crate) lease: Duration,
-    /// Before the first heartbeat: an answer that was lost on its way costs no more than this.
+    /// Time until the first heartbeat after which a lease expires: the cost of a lost answer.
     pub(crate) claim: Duration,
-    /// Reported failures.
+    /// Number of reported failures at which a task fails for good.
     pub(crate) attempts_max: u32,
-    /// Deaths of holders.
+    /// Number of deaths of holders at which a task fails for good.
     pub(crate) deaths_max: u32,
-    /// In one place of the work, without getting on: then the holder hangs.
+    /// Time without progress at one place of the work after which the holder hangs.
     pub(crate) stall: Duration,
 }
 
@@ -82,7 +82,7 @@ impl Grant {
         Self { lease, worker, granted: now, deadline, claimed: false, progress: Progress::granted(now) }
     }
 
-    /// The holder lives.
+    /// Records that the holder lives.
     pub(crate) fn renew(&mut self, now: Duration, limits: &Limits) {
         self.deadline = now + limits.lease;
         self.claimed = true;
@@ -92,7 +92,7 @@ impl Grant {
         self.deadline <= now
     }
 
-    /// What it means that the deadline passed.
+    /// Returns what it means that the deadline passed.
     pub(crate) const fn overdue(&self) -> Ending {
         if self.claimed { Ending::Died } else { Ending::Unclaimed }
     }

@@ -7,8 +7,8 @@
 //! speaks to ps.
 //!
 //! ```text
-//!   service/{jobs,fleet}  --->  shared (lock, clock, effects)  --->  ps_client, artifacts, journal    the edge
-//!                                  books = membership + jobs                                      the core
+//! edge:   service/{jobs,fleet} --> shared (lock, clock, effects) --> ps_client, artifacts, journal
+//! core:                            books = membership + jobs
 //!                                          job = tasks + dispatcher + losses + evaluations
 //! ```
 //!

@@ -45,7 +45,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// A process that says nothing of its arithmetic.
+    /// Creates a process that says nothing of its arithmetic.
     pub(crate) fn new(role: Role, name: &str, url: &str) -> Self {
         let numerics = Arc::new(Numerics::unknown());
         Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity: Capacity::default() }
@@ -74,13 +74,13 @@ impl Add for Capacity {
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) process: Process,
-    /// Its heartbeats arrive.
+    /// Whether its heartbeats arrive.
     pub(crate) live: bool,
-    /// It wants no more work.
+    /// Whether it wants no more work.
     pub(crate) draining: bool,
-    /// When it was last heard of.
+    /// Time of its last message.
     heard: Duration,
-    /// Its current heartbeat stream; an older one that breaks late means nothing.
+    /// Number of its current heartbeat stream. The late end of an older one means nothing.
     stream: u64,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Member {
 pub(crate) struct Change {
     pub(crate) incarnation: IncarnationId,
     pub(crate) role: Role,
-    /// It left; otherwise it came.
+    /// Whether the process left; otherwise it came.
     pub(crate) gone: bool,
     /// The process and the reason, for people.
     pub(crate) reason: String,
@@ -122,13 +122,13 @@ impl Membership {
         }
     }
 
-    /// A fleet without processes.
+    /// Creates a fleet without processes.
     pub(crate) const fn nobody() -> Self {
         Self::new(IncarnationId(0), Duration::ZERO, 0)
     }
 
-    /// A new incarnation, not live before its first heartbeat. A ps replaces its former self at the
-    /// same URL.
+    /// Returns a new incarnation, not live before its first heartbeat. A ps replaces its former
+    /// self at the same URL.
     ///
     /// # Errors
     /// The fleet is full, or a live ps elsewhere has this name.
@@ -169,7 +169,7 @@ impl Membership {
         Ok((incarnation, change))
     }
 
-    /// A heartbeat stream of this incarnation begins; answers its number for
+    /// Records that a heartbeat stream of this incarnation begins; answers its number for
     /// [`stream_broken`](Self::stream_broken).
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Membership {
         Ok(stream)
     }
 
-    /// A heartbeat; the first one makes the process live.
+    /// Takes a heartbeat. The first one makes the process live.
     ///
     /// # Errors
     /// Unknown incarnation.
@@ -200,7 +200,7 @@ impl Membership {
         Ok(Some(self.changed(incarnation, false, "joined")))
     }
 
-    /// The stream broke, and with it the process is gone.
+    /// Records that the stream broke, and with it the process is gone.
     pub(crate) fn stream_broken(&mut self, incarnation: IncarnationId, stream: u64) -> Option<Change> {
         let member = self.members.get(&incarnation).filter(|member| member.stream == stream)?;
         let reason = if member.draining { "has drained and left" } else { "closed its heartbeat stream" };
@@ -220,7 +220,7 @@ impl Membership {
         gone.into_iter().filter_map(|incarnation| self.remove(incarnation, &reason)).collect()
     }
 
-    /// A registered process.
+    /// Returns a registered process.
     ///
     /// # Errors
     /// Unknown incarnation: it must register again.
@@ -232,7 +232,7 @@ impl Membership {
         self.members.get_mut(&incarnation).ok_or_else(|| unknown(incarnation))
     }
 
-    /// How many are registered.
+    /// Returns how many are registered.
     pub(crate) fn len(&self) -> usize {
         self.members.len()
     }
@@ -243,51 +243,51 @@ impl Membership {
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
     }
 
-    /// Every live worker, draining ones included, oldest first.
+    /// Returns every live worker, draining ones included, oldest first.
     pub(crate) fn live_workers(&self) -> impl Iterator<Item = (IncarnationId, &Member)> {
         let live = |member: &Member| member.process.role == Role::Worker && member.live;
         self.members.iter().filter(move |(_, member)| live(member)).map(|(&id, member)| (id, member))
     }
 
-    /// These workers, and no others, do not get on with something.
+    /// Records that these workers, and no others, do not get on with something.
     pub(crate) fn set_hanging(&mut self, workers: BTreeSet<IncarnationId>) {
         self.hanging = workers;
     }
 
-    /// Whether a worker does not get on with something.
+    /// Returns whether a worker does not get on with something.
     pub(crate) fn hangs(&self, worker: IncarnationId) -> bool {
         self.hanging.contains(&worker)
     }
 
-    /// Live workers, draining ones included.
+    /// Returns live workers, draining ones included.
     pub(crate) fn workers_live(&self) -> u32 {
         self.count(Role::Worker)
     }
 
-    /// Live ps.
+    /// Returns live ps.
     pub(crate) fn ps_live(&self) -> u32 {
         self.count(Role::Ps)
     }
 
-    /// Live ps that take new partitions: incarnation, name and URL, oldest first.
+    /// Returns live ps that take new partitions: incarnation, name and URL, oldest first.
     pub(crate) fn ps(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
         let able = |member: &Member| member.process.role == Role::Ps && member.live && !member.draining;
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
     }
 
-    /// The live ps of this name.
+    /// Returns the live ps of this name.
     pub(crate) fn ps_named(&self, name: &str) -> Option<(IncarnationId, &Process)> {
         let named =
             |member: &Member| member.process.role == Role::Ps && member.live && member.process.name == name;
         self.members.iter().find(|(_, member)| named(member)).map(|(&id, member)| (id, &member.process))
     }
 
-    /// Whether this incarnation wants to leave.
+    /// Returns whether this incarnation wants to leave.
     pub(crate) fn is_draining(&self, incarnation: IncarnationId) -> bool {
         self.members.get(&incarnation).is_some_and(|member| member.live && member.draining)
     }
 
-    /// Count of changes of the live set.
+    /// Returns the count of changes of the live set.
     pub(crate) const fn generation(&self) -> Generation {
         self.generation
     }

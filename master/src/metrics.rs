@@ -25,7 +25,8 @@ pub struct Metrics {
     pub leases_completed: u64,
     /// Leases whose holder reported a failure.
     pub leases_failed: u64,
-    /// Leases that were taken back: from who died or was silent, or because a ps lost what they were for.
+    /// Leases that were taken back: from who died or was silent, or because a ps lost what they
+    /// were for.
     pub leases_expired: u64,
     /// Leases given back by who drained.
     pub leases_released: u64,
@@ -38,7 +39,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Every number, in a fixed order.
+    /// Returns every number, in a fixed order.
     pub fn readings(&self) -> Vec<Reading> {
         let (counter, gauge) = (Reading::counter, Reading::gauge);
         vec![

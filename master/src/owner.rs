@@ -3,7 +3,7 @@
 use net::security::Caller;
 use proto::status::{Failure, Kind};
 
-/// Who submits a job: the bearer of a token, or somebody who needs none and has no limits of his own.
+/// The submitter of a job: the bearer of a token, or a caller that needs none and has no limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owner {
     /// The token's name; empty without one.
@@ -12,7 +12,8 @@ pub(crate) struct Owner {
     pub(crate) artifact_bytes_max: Option<u64>,
 }
 
-/// What an owner has at the moment: jobs that have not ended, and bytes of the files that they were submitted with.
+/// What an owner has at the moment: jobs that have not ended, and bytes of the files that they were
+/// submitted with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub(crate) jobs: u64,
@@ -28,7 +29,7 @@ impl Owner {
         })
     }
 
-    /// Whether one more job with files of `bytes` fits beside what the owner has.
+    /// Checks whether one more job with files of `bytes` fits beside what the owner has.
     ///
     /// # Errors
     /// Which limit it would pass.

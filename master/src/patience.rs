@@ -27,22 +27,22 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// The patience with a stream that begins now.
+    /// Returns the patience with a stream that begins now.
     pub(crate) const fn new(now: Instant, silence: Duration) -> Self {
         Self { silence, begin: now, bytes: 0 }
     }
 
-    /// The latest time for the next message, seen from `now`.
+    /// Returns the latest time for the next message, seen from `now`.
     pub(crate) fn deadline(&self, now: Instant) -> Instant {
         (now + self.silence).min(self.begin + START + Duration::from_secs(self.bytes / BYTES_PER_SECOND))
     }
 
-    /// A message of so many bytes came.
+    /// Records that a message of so many bytes came.
     pub(crate) const fn on_message(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// The refusal of a stream whose deadline has passed, for people.
+    /// Returns the refusal of a stream whose deadline has passed, for people.
     pub(crate) fn refusal(&self, now: Instant) -> String {
         let Self { silence, begin, bytes } = self;
         format!(

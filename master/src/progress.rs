@@ -1,14 +1,18 @@
-//! Whether those who hold work get on with it: what each said last of the place in its process that works. Pure.
+//! Whether those who hold work get on with it: what each said last of the place in its process that
+//! works. Pure.
 //!
-//! A heartbeat says that a process lives. That it works is said by the place that works: it goes from phase to phase, and advances
-//! within one (records read, chunks pulled, microbatches computed). A place that has not advanced for its phase's limit *hangs*.
-//! Nobody who hangs is ended for it: the work is copied, and the worker is named.
+//! A heartbeat says that a process lives. That it works is said by the place that works: it goes
+//! from phase to phase, and advances within one (records read, chunks pulled, microbatches
+//! computed). A place that has not advanced for its phase's limit *hangs*. Nobody who hangs is
+//! ended for it: the work is copied, and the worker is named.
 //!
 //! | phase | limit |
 //! | --- | --- |
-//! | computing, where it is known what a microbatch takes | 16 of them, but at least 30 s or `limits.stall` if that is less |
-//! | waiting for room on a ps | `limits.stall`, but at least 4 s: each refusal is progress, and a push is repeated every 2 s |
+//! | computing, with a known time T per microbatch | 16 T, at least min(30 s, `limits.stall`) |
+//! | waiting for room on a ps | `limits.stall`, at least 4 s |
 //! | every other | `limits.stall` |
+//!
+//! A worker that waits for room repeats its push every 2 s, and each refusal is progress.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +26,7 @@ const MICROBATCHES: u32 = 16;
 /// No computation hangs sooner, unless the job says so.
 const COMPUTING_MIN: Duration = Duration::from_secs(30);
 
-/// Who waits for room hangs after this long at the soonest: twice the longest wait between two pushes.
+/// Shortest limit of a worker that waits for room: twice the longest wait between two pushes.
 const ROOM_MIN: Duration = Duration::from_secs(4);
 
 /// Longest name of a file or place that is kept, in characters.
@@ -32,9 +36,9 @@ const WHAT_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) phase: pb::Phase,
-    /// What with: a file, a ps, records.
+    /// The object of the phase: a file, a ps, records.
     pub(crate) what: String,
-    /// When it advanced last.
+    /// Time at which it advanced last.
     pub(crate) since: Duration,
 }
 
@@ -59,12 +63,12 @@ pub(crate) struct Lingering {
 }
 
 impl Progress {
-    /// Of a lease that was just granted.
+    /// Returns the progress of a lease that was just granted.
     pub(crate) const fn granted(now: Duration) -> Self {
         Self { phase: pb::Phase::Unspecified, what: String::new(), since: now }
     }
 
-    /// What a heartbeat says. One that says nothing of it (`PHASE_UNSPECIFIED`) is no progress.
+    /// Takes up the progress in a heartbeat. A heartbeat with `PHASE_UNSPECIFIED` changes nothing.
     pub(crate) fn hear(&mut self, now: Duration, said: &pb::LeaseProgress) {
         if said.phase() != pb::Phase::Unspecified {
             self.phase = said.phase();
@@ -73,7 +77,7 @@ impl Progress {
         }
     }
 
-    /// From when on it hangs, if it does not advance before; `known`: what a microbatch takes it.
+    /// Returns when the holder begins to hang unless it advances; `known`: its time per microbatch.
     pub(crate) fn hangs_from(&self, known: Option<Duration>, stall: Duration) -> Duration {
         let limit = match (self.phase, known) {
             (pb::Phase::Computing, Some(known)) => {
@@ -94,7 +98,7 @@ impl fmt::Display for Progress {
 }
 
 impl Lingering {
-    /// Of what a heartbeat says.
+    /// Reads the message of a heartbeat; `None`: it lacks the place.
     pub(crate) fn heard(now: Duration, said: &pb::Lingering) -> Option<Self> {
         let place = said.place.as_ref()?;
         let mut progress = Progress::granted(now);

@@ -1,5 +1,5 @@
-//! Calls of the master to ps: open and close partitions, ask what they hold. Each is safe to repeat.
-//! They share one connection to each ps.
+//! Calls of the master to ps: open and close partitions, ask what they hold. Each is safe to
+//! repeat. They share one connection to each ps.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(600);
 const RETRY: Retry =
     Retry { first: Duration::from_millis(50), longest: Duration::from_secs(1), attempts_max: 7 };
 
-/// The clients of a master for its ps.
+/// Returns the clients of a master for its ps.
 pub(crate) fn clients(dialer: Dialer) -> PsClients {
     PsClients::new(dialer, Purpose::Control, IDLE)
 }
@@ -58,7 +58,8 @@ pub(crate) async fn probe(
     call(clients, ps, "probe", probing).await.map(drop)
 }
 
-/// What the ps have applied of a job's partitions that live there, in no order. A ps that does not know the job holds none.
+/// Returns what the ps have applied of a job's partitions that live there, in no order. A ps that
+/// does not know the job holds none.
 ///
 /// # Errors
 /// The first that does not answer.

@@ -49,7 +49,7 @@ pub(crate) struct Able {
     pub(crate) capacity: Capacity,
 }
 
-/// The workers of a fleet that take new work, oldest first.
+/// Returns the workers of a fleet that take new work, oldest first.
 pub(crate) fn able(fleet: &Membership) -> Vec<Able> {
     let able = fleet.workers().map(|(id, process)| Able {
         id,
@@ -78,44 +78,44 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// The demand of a new job. `one_class`: its members must be of one numerics class.
+    /// Returns the demand of a new job. `one_class`: its members must be of one numerics class.
     pub(crate) const fn new(specified: WorkersSpec, one_class: bool) -> Self {
         Self { specified, bounds: specified, one_class, class: None, decides: false, computes: true }
     }
 
-    /// The demand at one moment. `decides`: the class is to be decided as soon as enough workers of
-    /// one class are there; `computes`: what members do depends on their class.
+    /// Returns the demand at one moment. `decides`: the class is to be decided as soon as enough
+    /// workers of one class are there; `computes`: what members do depends on their class.
     pub(crate) fn when(&self, decides: bool, computes: bool) -> Self {
         Self { decides, computes, ..self.clone() }
     }
 
-    /// At most `workers` take part from now on. Fewer than the specification asks for are enough
-    /// then. The bounds depend on the last number alone.
+    /// Limits the job to `workers` workers from now on. The lower bound of the specification falls
+    /// with it. The bounds depend on the last call alone.
     pub(crate) fn scale(&mut self, workers: u32) {
         self.bounds = WorkersSpec { min: self.specified.min.min(workers), max: workers };
     }
 
-    /// The number of workers that a user set; `None` if no user has.
+    /// Returns the number of workers that a user set; `None` if no user has.
     pub(crate) fn scaled_to(&self) -> Option<u32> {
         (self.bounds != self.specified).then_some(self.bounds.max)
     }
 
-    /// How many workers the job needs and may have.
+    /// Returns how many workers the job needs and may have.
     pub(crate) const fn bounds(&self) -> WorkersSpec {
         self.bounds
     }
 
-    /// Whether members must be of one class.
+    /// Returns whether members must be of one class.
     pub(crate) const fn needs_one_class(&self) -> bool {
         self.one_class
     }
 
-    /// The class of the members; `None`: every class, or it is not decided.
+    /// Returns the class of the members; `None`: every class, or it is not decided.
     pub(crate) fn class(&self) -> Option<&Numerics> {
         self.class.as_deref()
     }
 
-    /// Whether the class is still to be decided, so that no worker may compute.
+    /// Returns whether the class is still to be decided, so that no worker may compute.
     pub(crate) const fn is_undecided(&self) -> bool {
         self.one_class && self.class.is_none()
     }
@@ -130,8 +130,8 @@ impl Demand {
         !(self.computes && self.class.as_ref().is_some_and(other))
     }
 
-    /// The class to decide for: of those with enough workers the one with the most capacity, then
-    /// with the oldest worker.
+    /// Returns the class to decide for: of those with enough workers the one with the most
+    /// capacity, then with the oldest worker.
     fn decide(&self, fleet: &[Able]) -> Option<Arc<Numerics>> {
         if !(self.decides && self.is_undecided()) {
             return None;
@@ -169,46 +169,46 @@ impl Crew {
         &self.members
     }
 
-    /// Whether a worker takes part.
+    /// Returns whether a worker takes part.
     pub(crate) fn contains(&self, worker: IncarnationId) -> bool {
         self.members.contains(&worker)
     }
 
-    /// Why a worker takes no part; `None`: it does. A worker that the scheduler has not seen is not
-    /// known to the job yet.
+    /// Returns why a worker takes no part; `None`: it does. A worker that the scheduler has not
+    /// seen is not known to the job yet.
     pub(crate) fn refusal(&self, worker: IncarnationId) -> Option<Why> {
         let why = || self.standing_by.get(&worker).cloned().unwrap_or(Why::NotSeen);
         (!self.contains(worker)).then(why)
     }
 
-    /// How many take part.
+    /// Returns how many take part.
     pub(crate) const fn len(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// How many stand by.
+    /// Returns how many stand by.
     pub(crate) fn standby(&self) -> u32 {
         self.standing_by.len() as u32
     }
 
-    /// How many could take part together, if there were no upper bound.
+    /// Returns how many could take part together, if there were no upper bound.
     pub(crate) const fn live(&self) -> u32 {
         self.live
     }
 
-    /// The class of the members, if it is decided.
+    /// Returns the class of the members, if it is decided.
     pub(crate) fn class(&self) -> Option<&Arc<Numerics>> {
         self.class.as_ref()
     }
 
-    /// The classes of live workers that stand by because of their class, with their numbers. While
-    /// no class is decided: all classes, if there are several.
+    /// Returns the classes of live workers that stand by because of their class, with their
+    /// numbers. While no class is decided: all classes, if there are several.
     pub(crate) fn strangers(&self) -> impl Iterator<Item = (&Numerics, u32)> {
         self.strangers.iter().map(|(numerics, count)| (&**numerics, *count))
     }
 }
 
-/// The crew of each job. `demands`: the jobs, each with its crew so far.
+/// Returns the crew of each job. `demands`: the jobs, each with its crew so far.
 pub(crate) fn schedule<'a>(
     fleet: &[Able],
     demands: impl IntoIterator<Item = (JobId, Demand, &'a Crew)>,
@@ -217,7 +217,7 @@ pub(crate) fn schedule<'a>(
     demands.map(|(job, demand, before)| (job, crew(fleet, demand, before.members()))).collect()
 }
 
-/// The crew of one job. `before`: its members so far.
+/// Returns the crew of one job. `before`: its members so far.
 pub(crate) fn crew(fleet: &[Able], mut demand: Demand, before: &[IncarnationId]) -> Crew {
     demand.class = demand.class.take().or_else(|| demand.decide(fleet));
     let (fit, misfit): (Vec<_>, Vec<_>) = fleet.iter().partition(|able| demand.fits(&able.numerics));
@@ -245,9 +245,9 @@ pub(crate) fn crew(fleet: &[Able], mut demand: Demand, before: &[IncarnationId])
     }
 }
 
-/// The jobs that a worker asks for work, in this order, each with the training leases that it may
-/// hold of it. Jobs are served oldest first: a later one gets the workers for which the earlier
-/// ones have no work. `held`: the training leases that the worker holds of each job.
+/// Returns the jobs that a worker asks for work, in this order, each with the training leases that
+/// it may hold of it. Jobs are served oldest first: a later one gets the workers for which the
+/// earlier ones have no work. `held`: the training leases that the worker holds of each job.
 pub(crate) fn turns(
     worker: IncarnationId,
     held: impl IntoIterator<Item = (JobId, usize)>,
@@ -258,8 +258,8 @@ pub(crate) fn turns(
     turns.into_iter().map(|(job, held)| (job, Asker::new(worker, all - held))).collect()
 }
 
-/// How many workers could take part together, if there were no upper bound. `fit`: how many are of
-/// the class.
+/// Returns how many workers could take part together, if there were no upper bound. `fit`: how many
+/// are of the class.
 fn live(fleet: &[Able], fit: usize, demand: &Demand) -> u32 {
     match demand.computes && demand.is_undecided() {
         true => classes(fleet).values().map(Vec::len).max().unwrap_or(0) as u32,
@@ -317,7 +317,7 @@ mod tests {
         fleet: Vec<Able>,
     }
 
-    /// A job of one class that needs two workers.
+    /// Returns a job of one class that needs two workers.
     fn job(max: u32) -> Job {
         Job::new(WorkersSpec { min: 2, max }, true)
     }

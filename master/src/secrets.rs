@@ -1,7 +1,7 @@
 //! The secrets of the members' sessions. Pure.
 //!
-//! A secret is a function of the incarnation and of a key that only this start of the master has. So nothing is kept for each member, and
-//! a secret of an earlier start is worth nothing.
+//! A secret is a function of the incarnation and of a key that only this start of the master has.
+//! So nothing is kept for each member, and a secret of an earlier start is worth nothing.
 
 use net::session::{Secret, Shown};
 use proto::ids::IncarnationId;
@@ -19,7 +19,7 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// What the process of this incarnation is told.
+    /// Returns what the process of this incarnation is told.
     pub(crate) fn secret(&self, incarnation: IncarnationId) -> Secret {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -27,7 +27,7 @@ impl Key {
         Secret::from_bytes(&hash.finalize()[..16]).expect("16 bytes")
     }
 
-    /// Whether a call that speaks for `incarnation` is of its process.
+    /// Checks whether a call that speaks for `incarnation` is of its process.
     ///
     /// # Errors
     /// It proves to be of another process, or proves nothing.

@@ -204,19 +204,19 @@ impl Master {
         served
     }
 
-    /// A function that reads the numbers of this master, for exporters of metrics.
+    /// Returns a function that reads the numbers of this master, for exporters of metrics.
     pub fn readings(&self) -> impl Fn() -> Vec<Reading> + Send + Sync + 'static {
         let master = self.clone();
         move || master.metrics().readings()
     }
 
-    /// The counts of this master so far.
+    /// Returns the counts of this master so far.
     pub fn metrics(&self) -> Metrics {
         self.shared.metrics()
     }
 }
 
-/// A key that nobody can guess.
+/// Returns a key that nobody can guess.
 fn random() -> Result<Key> {
     let path = Path::new("/dev/urandom");
     let mut key = [0; 32];
@@ -241,15 +241,15 @@ async fn tick(shared: &Arc<Shared>, health: &HealthReporter) {
     }
 }
 
-/// The first batch of a start. It removes the entries that earlier versions left over, and marks
-/// that they are gone.
+/// Returns the first batch of a start. It removes the entries that earlier versions left over, and
+/// marks that they are gone.
 fn kept(found: &mut Found, identity: u64, starts: u64) -> Batch {
     let mut batch = std::mem::take(&mut found.left_over);
     batch.append(keep_identity(identity, starts));
     batch
 }
 
-/// The books, with the jobs that earlier starts wrote down.
+/// Returns the books, with the jobs that earlier starts wrote down.
 fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, found: Found) -> Result<Books> {
     let mut books = Books::new(options, random()?, identity, artifacts.starts, artifacts.newest_job);
     let mut unreadable = found.unreadable;
@@ -264,7 +264,7 @@ fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, fo
     Ok(books)
 }
 
-/// An identity that no other master has.
+/// Returns an identity that no other master has.
 fn fresh_identity(clock: &Clock, starts: u64) -> u64 {
     (clock.now().unix_ms << 16) | (starts & 0xFFFF)
 }
@@ -295,7 +295,7 @@ mod tests {
         Master::open(options, Stores::default(), Dialer::tcp()).await.expect("a good folder")
     }
 
-    /// The number that the next process to register gets.
+    /// Returns the number that the next process to register gets.
     fn incarnation(master: &Master) -> u64 {
         let request = pb::RegisterRequest {
             name: "w".to_owned(),

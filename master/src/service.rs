@@ -29,13 +29,13 @@ struct Messages<T> {
 }
 
 impl<T: prost::Message> Messages<T> {
-    /// The messages of a request. `silence`: the longest time between two of them.
+    /// Returns the messages of a request. `silence`: the longest time between two of them.
     fn of(request: Request<Streaming<T>>, silence: Duration) -> Self {
         let caller = Caller::of(&request);
         Self { caller, stream: request.into_inner(), patience: Patience::new(Instant::now(), silence) }
     }
 
-    /// The next message; `None` at the end of the stream.
+    /// Returns the next message; `None` at the end of the stream.
     ///
     /// # Errors
     /// The stream broke, or it is too slow.
@@ -52,13 +52,13 @@ impl<T: prost::Message> Messages<T> {
         Ok(message)
     }
 
-    /// The rest of the stream, without limits.
+    /// Returns the rest of the stream, without limits.
     fn into_stream(self) -> Streaming<T> {
         self.stream
     }
 }
 
-/// The status of a stream that ended where a first message belongs.
+/// Returns the status of a stream that ended where a first message belongs.
 fn nothing(message: &str) -> Status {
     Failure::new(Kind::Malformed, format!("{message}: expected a first message, found the end of the stream"))
         .into()

@@ -80,7 +80,7 @@ pub(crate) struct Surroundings {
 }
 
 impl Shared {
-    /// The shared state of a master that serves `books`.
+    /// Returns the shared state of a master that serves `books`.
     pub(crate) fn new(books: Books, around: Surroundings, leadership: Option<Arc<Leadership>>) -> Self {
         let Surroundings { stores, dialer, artifacts, journal, clock, stream_silence } = around;
         Self {
@@ -127,7 +127,7 @@ impl Shared {
         result
     }
 
-    /// Whether no other master can act for this cluster.
+    /// Returns whether no other master can act for this cluster.
     pub(crate) fn leads(&self) -> bool {
         let leadership = self.leadership.as_ref();
         leadership.is_none_or(|leadership| leadership.is_certain(tokio::time::Instant::now()))
@@ -180,7 +180,7 @@ impl Shared {
         Err(Failure::new(Kind::Full, message))
     }
 
-    /// The counts of this master so far.
+    /// Returns the counts of this master so far.
     pub(crate) fn metrics(&self) -> Metrics {
         let books = self.books.lock().unwrap_or_else(PoisonError::into_inner).metrics();
         Metrics {
@@ -282,7 +282,7 @@ impl Shared {
     }
 }
 
-/// The status with which long calls end at a shutdown.
+/// Returns the status with which long calls end at a shutdown.
 pub(crate) fn leaving() -> Status {
     Failure::new(Kind::Unavailable, "the master is shutting down").into()
 }

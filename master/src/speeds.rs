@@ -80,13 +80,13 @@ struct Speed {
     times: VecDeque<Duration>,
     /// The median of `times`.
     median: Option<Duration>,
-    /// Its first lease is over.
+    /// Whether its first lease is over.
     warm: bool,
     /// When its latest lease ended, so when it began the next one at the earliest.
     freed: Duration,
     /// When it last asked for work.
     asked: Duration,
-    /// It is tried again: the next that it gets is one microbatch.
+    /// Whether it is tried again: its next lease is one microbatch.
     on_trial: bool,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Slow {
 }
 
 impl Speeds {
-    /// Exactly these workers take part.
+    /// Records that exactly these workers take part.
     pub(crate) fn follow(&mut self, now: Duration, crew: &[IncarnationId]) {
         if self.crew == crew {
             return;
@@ -149,17 +149,17 @@ impl Speeds {
         }
     }
 
-    /// How often anything changed that copies depend on.
+    /// Returns how often anything changed that copies depend on.
     pub(crate) const fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Whether a worker takes part.
+    /// Returns whether a worker takes part.
     pub(crate) fn takes_part(&self, worker: IncarnationId) -> bool {
         self.workers.contains_key(&worker)
     }
 
-    /// What is known of a worker.
+    /// Returns what is known of a worker.
     pub(crate) fn of(&self, worker: IncarnationId, usual: Duration) -> Known {
         let speed = self.workers.get(&worker);
         let warm = speed.filter(|speed| speed.warm);
@@ -175,8 +175,8 @@ impl Speeds {
         }
     }
 
-    /// At most so many microbatches all together can do in `time`, were all of them free: the
-    /// workers are taken in a few groups of like speed, each worker as the fastest of its group.
+    /// Returns an upper bound on the microbatches that all workers do in `time`, were all free. It
+    /// takes workers in a few groups of like speed, each as fast as the fastest of its group.
     pub(crate) fn capacity(&self, time: Duration, usual: Duration) -> u64 {
         let of_each = |expected: Duration| (time.as_nanos() / expected.as_nanos().max(1)) as u64;
         let group = self.warm.len().div_ceil(GROUPS).max(1);
@@ -189,7 +189,7 @@ impl Speeds {
         warm.fold(cold, u64::saturating_add)
     }
 
-    /// All workers of a small fleet; of a large one every n-th. Answers n as well.
+    /// Returns n and every n-th worker; n is 1 in a small fleet.
     pub(crate) fn sample(&self, usual: Duration) -> (u64, impl Iterator<Item = Known>) {
         let stride = self.crew.len().div_ceil(SAMPLE_MAX).max(1);
         // Others each time that anything is learnt.
@@ -198,8 +198,8 @@ impl Speeds {
         (stride as u64, sample.map(move |&worker| self.of(worker, usual)))
     }
 
-    /// A worker asks for work; `idle`: it holds none. One that is too slow is tried when it is
-    /// time.
+    /// Records that a worker asks for work; `idle`: it holds none. One that is too slow is tried
+    /// when it is time.
     pub(crate) fn asked(&mut self, now: Duration, worker: IncarnationId, idle: bool) {
         let usual = self.usual();
         let Some(speed) = self.workers.get_mut(&worker) else { return };
@@ -207,14 +207,15 @@ impl Speeds {
         speed.on_trial = idle && speed.tried_again(usual).is_some_and(|again| again <= now);
     }
 
-    /// How slow a worker is; `None` if it is about as fast as usual, or not known well enough.
+    /// Returns how slow a worker is; `None` if it is about as fast as usual, or not known well
+    /// enough.
     pub(crate) fn slow(&self, worker: IncarnationId) -> Option<Slow> {
         let usual = self.usual();
         let speed = self.workers.get(&worker)?;
         Some(Slow { time: speed.median?, usual: usual?, again: speed.tried_again(usual)? })
     }
 
-    /// A lease was completed: its time per microbatch.
+    /// Records that a lease was completed: its time per microbatch.
     pub(crate) fn completed(&mut self, now: Duration, worker: IncarnationId, time: Duration) {
         self.change(worker, |speed| {
             if std::mem::take(&mut speed.on_trial) {
@@ -230,8 +231,8 @@ impl Speeds {
         });
     }
 
-    /// A lease ended because somebody else completed it; `at_least`: its time per microbatch up to
-    /// then, if it was late.
+    /// Records that a lease ended because somebody else completed it; `at_least`: its time per
+    /// microbatch up to then, if it was late.
     pub(crate) fn beaten(&mut self, now: Duration, worker: IncarnationId, at_least: Option<Duration>) {
         self.change(worker, |speed| {
             speed.on_trial = false;
@@ -243,8 +244,8 @@ impl Speeds {
         });
     }
 
-    /// A worker says that a microbatch takes it so long to compute. That is news of one that has
-    /// completed nothing, because copies of its leases are always faster.
+    /// Records that a worker says that a microbatch takes it so long to compute. That is news of
+    /// one that has completed nothing, because copies of its leases are always faster.
     pub(crate) fn computes(&mut self, worker: IncarnationId, time: Duration) {
         let usual = self.usual();
         let unknown = self.workers.get(&worker).is_some_and(|speed| !speed.warm);
@@ -256,26 +257,26 @@ impl Speeds {
         }
     }
 
-    /// The fleet's median time per microbatch. While nobody has a second lease behind it the first
-    /// ones count.
+    /// Returns the fleet's median time per microbatch. While nobody has a second lease behind it
+    /// the first ones count.
     pub(crate) fn usual(&self) -> Option<Duration> {
         middle(&self.warm).or_else(|| middle(&self.cold))
     }
 
-    /// Whether the fleet's speed is known and this worker's is not.
+    /// Returns whether the fleet's speed is known and this worker's is not.
     pub(crate) fn is_newcomer(&self, worker: IncarnationId) -> bool {
         let known = self.workers.get(&worker).is_some_and(|speed| speed.warm);
         !known && !self.warm.is_empty()
     }
 
-    /// Whether the fleet's speed is known and this worker has completed nothing yet: it may be
-    /// opening the job.
+    /// Returns whether the fleet's speed is known and this worker has completed nothing yet: it may
+    /// be opening the job.
     pub(crate) fn is_untried(&self, worker: IncarnationId) -> bool {
         let tried = self.workers.get(&worker).is_some_and(|speed| !speed.times.is_empty());
         !tried && !self.warm.is_empty()
     }
 
-    /// Whether this slow worker, which holds nothing, is tried now.
+    /// Returns whether this slow worker, which holds nothing, is tried now.
     pub(crate) fn is_on_trial(&self, worker: IncarnationId) -> bool {
         self.workers.get(&worker).is_some_and(|speed| speed.on_trial)
     }
@@ -289,7 +290,7 @@ impl Speed {
         }
     }
 
-    /// When it is tried, if it is too slow and holds nothing.
+    /// Returns when it is tried, if it is too slow and holds nothing.
     fn tried_again(&self, usual: Option<Duration>) -> Option<Duration> {
         let (usual, median) = (usual?, self.median.filter(|_| self.warm)?);
         let pause = (median * TRIAL_OWN).min(usual * TRIAL_USUAL);
@@ -298,7 +299,7 @@ impl Speed {
 }
 
 impl Known {
-    /// For how long it has not asked for work.
+    /// Returns how long this worker has not asked for work.
     pub(crate) fn silence(&self, now: Duration) -> Duration {
         now.saturating_sub(self.asked)
     }
@@ -309,12 +310,12 @@ fn like(time: Duration, usual: Duration) -> Duration {
     if time * 2 <= usual * 3 && usual * 2 <= time * 3 { usual } else { time }
 }
 
-/// The lower one of an even number.
+/// Returns the lower one of an even number.
 fn middle(sorted: &[(Duration, IncarnationId)]) -> Option<Duration> {
     sorted.get(sorted.len().saturating_sub(1) / 2).map(|(median, _)| *median)
 }
 
-/// The median of times in any order; the lower one of an even number.
+/// Returns the median of times in any order; the lower one of an even number.
 fn median(times: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();

@@ -34,7 +34,7 @@ pub(crate) struct TaskQueue<T> {
 struct Task<T> {
     work: T,
     attempts: Attempts,
-    /// Nobody, or one worker, or also those that hold copies.
+    /// The worker that holds the task, and the workers that hold copies; empty if it waits.
     holders: Vec<Grant>,
 }
 
@@ -47,7 +47,7 @@ impl<T> Task<T> {
         self.holders.iter().any(|grant| grant.worker == worker)
     }
 
-    /// From when on all its holders hang; `None`: it has none.
+    /// Returns when the last of its holders begins to hang; `None`: it has none.
     fn hangs_from(&self, stall: Duration) -> Option<Duration> {
         self.holders.iter().map(|grant| grant.progress.hangs_from(None, stall)).max()
     }
@@ -85,12 +85,12 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.waiting.is_empty() && self.held.is_empty()
     }
 
-    /// Every outstanding lease.
+    /// Returns every outstanding lease.
     pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
         self.held().flat_map(|(_, task)| &task.holders).map(|grant| grant.lease)
     }
 
-    /// The holder of every outstanding lease.
+    /// Returns the holder of every outstanding lease.
     pub(crate) fn holders(&self) -> impl Iterator<Item = IncarnationId> {
         self.held().flat_map(|(_, task)| &task.holders).map(|grant| grant.worker)
     }
@@ -101,7 +101,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.held.clear();
     }
 
-    /// The oldest task that nobody holds, unless this worker holds as many as it may.
+    /// Returns the oldest task that nobody holds, unless this worker holds as many as it may.
     pub(crate) fn lease(
         &mut self,
         now: Duration,
@@ -116,7 +116,8 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         Some(self.grant(now, ids, worker, id))
     }
 
-    /// A copy of the oldest task whose holders all hang, for a worker that has nothing else to do.
+    /// Returns a copy of the oldest task whose holders all hang, for a worker that has nothing else
+    /// to do.
     ///
     /// # Errors
     /// There is none; the time from which on there may be one, if nothing else happens before.
@@ -138,7 +139,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         }
     }
 
-    /// One more holder of a task that is among the held.
+    /// Grants a task that is among the held to one more holder.
     fn grant(
         &mut self,
         now: Duration,
@@ -158,12 +159,13 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         self.held.iter().inspect(move |_| self.looks.set(self.looks.get() + 1))
     }
 
-    /// How many tasks a worker holds.
+    /// Returns how many tasks a worker holds.
     fn held_by(&self, worker: IncarnationId) -> usize {
         self.held().filter(|(_, task)| task.is_held_by(worker)).count()
     }
 
-    /// The grants whose holders hang, each with the work and whether another holder of it gets on.
+    /// Returns the grants whose holders hang, each with the work and whether another holder of it
+    /// gets on.
     pub(crate) fn hanging(&self, now: Duration) -> impl Iterator<Item = (&T, &Grant, bool)> {
         let stall = self.limits.stall;
         let hangs = move |grant: &Grant| grant.progress.hangs_from(None, stall) <= now;
@@ -174,13 +176,13 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         })
     }
 
-    /// The holder of a lease lives; false when the lease has ended.
+    /// Records that the holder of a lease lives; false when the lease has ended.
     pub(crate) fn renew(&mut self, now: Duration, worker: IncarnationId, lease: LeaseId) -> bool {
         let limits = self.limits;
         self.grant_of(worker, lease).map(|grant| grant.renew(now, &limits)).is_some()
     }
 
-    /// The holder of a lease says how it gets on; false when the lease has ended.
+    /// Records that the holder of a lease says how it gets on; false when the lease has ended.
     pub(crate) fn progress(
         &mut self,
         now: Duration,
@@ -197,24 +199,25 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         grants.find(|grant| (grant.worker, grant.lease) == (worker, lease))
     }
 
-    /// The task that a good lease is for.
+    /// Returns the task that a good lease is for.
     fn task_of(&self, worker: IncarnationId, lease: LeaseId) -> Option<TaskId> {
         self.held().find(|(_, task)| task.is_held(worker, lease)).map(|(&id, _)| id)
     }
 
-    /// What a good lease is for.
+    /// Returns what a good lease is for.
     pub(crate) fn work(&self, worker: IncarnationId, lease: LeaseId) -> Option<&T> {
         Some(&self.held.get(&self.task_of(worker, lease)?)?.work)
     }
 
-    /// The task is done and leaves the list. `None`: the lease had ended, nothing changed.
+    /// Records that the task is done and leaves the list. `None`: the lease had ended, nothing
+    /// changed.
     pub(crate) fn complete(&mut self, worker: IncarnationId, lease: LeaseId) -> Option<Done<T>> {
         let task = self.held.remove(&self.task_of(worker, lease)?)?;
         let others = task.holders.iter().filter(|grant| grant.lease != lease);
         Some(Done { beaten: others.map(|grant| (grant.worker, grant.lease)).collect(), work: task.work })
     }
 
-    /// The holder could not do it. `None`: the lease had ended, nothing changed.
+    /// Records that the holder could not do its work. `None`: the lease had ended, nothing changed.
     pub(crate) fn fail(&mut self, worker: IncarnationId, lease: LeaseId, message: &str) -> Option<Lost> {
         self.end_where(|grant| {
             ((grant.worker, grant.lease) == (worker, lease)).then(|| Ending::Failed(message.to_owned()))
@@ -222,7 +225,7 @@ impl<T: Clone + std::fmt::Display> TaskQueue<T> {
         .pop()
     }
 
-    /// The holder gives it back; false when the lease had ended.
+    /// Records that the holder gives its work back; false when the lease had ended.
     pub(crate) fn release(&mut self, worker: IncarnationId, lease: LeaseId) -> bool {
         let good = |grant: &Grant| (grant.worker, grant.lease) == (worker, lease);
         !self.end_where(|grant| good(grant).then_some(Ending::Released)).is_empty()

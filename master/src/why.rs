@@ -61,7 +61,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    /// The reason in one word, as it travels.
+    /// Returns the reason in one word, as it travels.
     pub(crate) const fn word(&self) -> pb::Why {
         match self {
             Self::NotSeen => pb::Why::NotSeen,
@@ -86,7 +86,7 @@ impl Why {
         }
     }
 
-    /// The reason for people, as it is at `now`. It fits one worker and several.
+    /// Returns the reason for people, as it is at `now`. It fits one worker and several.
     pub(crate) fn reason(&self, now: Duration) -> String {
         match self {
             Self::NotSeen => "registered a moment ago".to_owned(),
@@ -128,7 +128,7 @@ impl Why {
         }
     }
 
-    /// What users are told of idle workers with this reason, without their names.
+    /// Returns what users are told of idle workers with this reason, without their names.
     pub(crate) fn idle(&self, now: Duration) -> pb::Idle {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let slow = match self {

@@ -46,8 +46,8 @@ pub trait Model: Send {
         self.load(weights)
     }
 
-    /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number (dropout): a function of
-    /// the job's seed and the microbatch.
+    /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number
+    /// (dropout): a function of the job's seed and the microbatch.
     ///
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
@@ -63,7 +63,7 @@ pub trait Model: Send {
     /// returns the same bits.
     ///
     /// # Errors
-    /// As [`gradients`](Self::gradients).
+    /// The errors of [`gradients`](Self::gradients).
     fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
         let mut gradients = self.gradients(batch, key)?;
         let weight = batch.samples as f32;

@@ -7,7 +7,8 @@
 //! | [`bulk`] | payloads past tonic's codec |
 //! | [`security`] | certificates, tokens, and the table of calls |
 //! | [`ps_client`] | one connection to each ps, and calls over it |
-//! | [`failover`], [`session`], [`retry`] | which master leads, registration and heartbeats, repeated calls |
+//! | [`failover`] | which master leads |
+//! | [`session`], [`retry`] | registration and heartbeats, repeated calls |
 //! | [`memory`] | memory that other processes of this host read |
 //! | [`health`], [`metrics`], [`timeline`] | a process's reports on itself, and traces of calls |
 

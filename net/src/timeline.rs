@@ -5,8 +5,8 @@
 //! (`traceparent`) in gRPC's metadata. Always true here: without a collector no span has a
 //! [`Place`], so nothing is formatted and sent.
 //!
-//! A step has about a dozen spans, because they cost the processors that train. A call has one span,
-//! at the process that waits for it, and none at the process that serves it.
+//! A step has about a dozen spans, because they cost the processors that train. A call has one
+//! span, at the process that waits for it, and none at the process that serves it.
 //!
 //! ```text
 //! task ─┬─ lease, pull, compute      a worker's lease, from asking for it to the report
@@ -62,7 +62,7 @@ impl Mark {
         headers.get(HEADER).and_then(Self::parse)
     }
 
-    /// As `traceparent` has it: `00-<trace>-<span>-<flags>`.
+    /// Formats the mark as the value of `traceparent`: `00-<trace>-<span>-<flags>`.
     fn header(self) -> Option<HeaderValue> {
         let flags = TraceFlags::default().with_sampled(self.sampled);
         let mut header =
@@ -106,7 +106,8 @@ pub fn inject(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes `span` what follows from all of `marks`: a child of the last one, with a link to each. Before `span` is first entered.
+/// Makes `span` what follows from all of `marks`: a child of the last one, with a link to each.
+/// Before `span` is first entered.
 ///
 /// A span has one parent. The joint result of several calls belongs to the trace of each, which
 /// links express.

@@ -545,7 +545,8 @@ pub fn encode(chunk: Chunk) -> pb::Chunk {
     pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None }
 }
 
-/// Gathers chunks into messages as [`pack`] does. `encode` makes the message of a chunk, when that is due.
+/// Gathers chunks into messages as [`pack`] does. `encode` makes the message of a chunk, when that
+/// is due.
 pub fn pack_as(
     chunks: impl IntoIterator<Item = Chunk>,
     mut encode: impl FnMut(Chunk) -> pb::Chunk,

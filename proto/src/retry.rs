@@ -46,8 +46,9 @@ impl Retry {
         failures.saturating_add(1) >= self.attempts_max
     }
 
-    /// The wait before attempt `attempt` (the first is 0): uniform between half and all of the doubled wait, drawn
-    /// from `seed`, so that a simulation repeats itself and a fleet does not knock in step.
+    /// The wait before attempt `attempt` (the first is 0): uniform between half and all of the
+    /// doubled wait, drawn from `seed`, so that a simulation repeats itself and a fleet does not
+    /// knock in step.
     pub fn wait(&self, attempt: u32, seed: u64) -> Duration {
         let full = self.first.saturating_mul(1 << attempt.min(20)).min(self.longest);
         full.mul_f32(0.5 + 0.5 * Keyed::new(seed, "retry", u64::from(attempt)).next_f32())

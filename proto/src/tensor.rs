@@ -1,8 +1,8 @@
 //! Tensors as they travel and rest: names, shapes, roles, and values as raw little-endian bytes.
 //!
-//! [`Chunk`] is the one currency between worker and ps, on a socket or inside one process: its `Bytes` may share a
-//! ps's versioned buffer or a receive buffer. Received bytes are rarely aligned, so they are read with unaligned
-//! loads ([`Values::from_bytes`]) and never reinterpreted.
+//! [`Chunk`] is the one currency between worker and ps, on a socket or inside one process: its
+//! `Bytes` may share a ps's versioned buffer or a receive buffer. Received bytes are rarely
+//! aligned, so they are read with unaligned loads ([`Values::from_bytes`]) and never reinterpreted.
 
 use std::fmt;
 

@@ -1,8 +1,10 @@
-//! The type in which the values of parameters are exchanged: which values are rounded to it, and how many bytes they travel in.
+//! The type in which the values of parameters are exchanged: which values are rounded to it, and
+//! how many bytes they travel in.
 //!
-//! Rounding and encoding do not need each other (ADR 18). *Rounding* is part of what a job computes: every node of the reduction
-//! tree below the root, and the weights that gradients are computed from, have values of this type wherever they are. *Encoding*
-//! is how those values travel where bytes are dear: two for each value, without loss. The crate `kernels` has the conversions.
+//! Rounding and encoding do not need each other (ADR 18). *Rounding* is part of what a job
+//! computes: every node of the reduction tree below the root, and the weights that gradients are
+//! computed from, have values of this type wherever they are. *Encoding* is how those values travel
+//! where bytes are dear: two for each value, without loss. The crate `kernels` has the conversions.
 
 use std::fmt;
 

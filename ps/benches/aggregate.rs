@@ -1,6 +1,8 @@
-//! One step of one partition, from the first push to the answer of the last: sums along the tree, then the update.
+//! One step of one partition, from the first push to the answer of the last: sums along the tree,
+//! then the update.
 //!
-//! The bound is memory. With S the size of the partition, momentum, and M = 4 leaves that come from the wire (unaligned):
+//! The bound is memory. With S the size of the partition, momentum, and M = 4 leaves that come from
+//! the wire (unaligned):
 //!
 //! | what                                          | moves |
 //! | --------------------------------------------- | ----- |
@@ -8,11 +10,12 @@
 //! | their sum                                     | 3 S   |
 //! | update: weights, sum, velocity in and out     | 5 S   |
 //!
-//! so 18 S; and 8 S when one worker brings the whole step as one node (5 S for the update, 3 S for copying what is not
-//! aligned, 5 S in all when it is). A pull moves nothing: it shares the buffers.
+//! so 18 S; and 8 S when one worker brings the whole step as one node (5 S for the update, 3 S for
+//! copying what is not aligned, 5 S in all when it is). A pull moves nothing: it shares the
+//! buffers.
 //!
-//! Expected with memcpy at 31 GiB/s a core out of the caches and 90 within (2 cores of an AMD EPYC, see `optimizers.rs`), and
-//! measured there:
+//! Expected with memcpy at 31 GiB/s a core out of the caches and 90 within (2 cores of an AMD EPYC,
+//! see `optimizers.rs`), and measured there:
 //!
 //! | partition | leaves = 4         | leaves = 1         | pull   |
 //! | --------- | ------------------ | ------------------ | ------ |
@@ -20,7 +23,8 @@
 //! | 1 MiB     | 0.20 ms, 0.18 ms   | 0.09 ms, 0.09 ms   | 0.3 us |
 //! | 32 MiB    | 9 ms, 11 ms        | 4 ms, 5.4 ms       | 1.7 us |
 //!
-//! So a step costs what its memory traffic costs; locks, decisions and the thread that may block are in the noise.
+//! So a step costs what its memory traffic costs; locks, decisions and the thread that may block
+//! are in the noise.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -48,7 +52,8 @@ const SPEC: &str = r#"{
 
 const ADDRESS: Address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
 
-/// A ps with one partition at version 0, and a push's chunks that begin one byte off alignment.
+/// Returns a ps with one partition at version 0, and a push's chunks that begin one byte off
+/// alignment.
 fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
     let tensors = vec![TensorSpec::parameter("weight", [bytes / 4])];
     let layout = Layout::new(tensors.clone(), 1).expect("a valid model");

@@ -1,13 +1,16 @@
-//! A checkpoint while training goes on: how long it takes against what the disk can do, and what the steps feel of it.
+//! A checkpoint while training goes on: how long it takes against what the disk can do, and what
+//! the steps feel of it.
 //!
-//! The limits, for a partition of S bytes with Adam: the file has 3 S, so writing takes 3 S over the disk's bandwidth, which `dd` with
-//! `oflag=direct` measures in the same run. The step after a cut writes the slots, 2 S, into other memory: of the 7 S that an update reads
-//! and writes not a byte more. All steps meanwhile share memory and cores with the writer, which reads each of the 3 S twice: for its
-//! checksum, 0.05 ms of a core for a MiB, and for the disk. Extra memory: what follows the slots, 2 S, and one version of the weights, S;
-//! it is taken before the first checkpoint and kept.
+//! The limits, for a partition of S bytes with Adam: the file has 3 S, so writing takes 3 S over
+//! the disk's bandwidth, which `dd` with `oflag=direct` measures in the same run. The step after a
+//! cut writes the slots, 2 S, into other memory: of the 7 S that an update reads and writes not a
+//! byte more. All steps meanwhile share memory and cores with the writer, which reads each of the 3
+//! S twice: for its checksum, 0.05 ms of a core for a MiB, and for the disk. Extra memory: what
+//! follows the slots, 2 S, and one version of the weights, S; it is taken before the first
+//! checkpoint and kept.
 //!
-//! Steps follow each other without a pause, as with workers that are infinitely fast: any of it is seen.
-//! `EBB_BENCH_BYTES` sets S (256 MiB by default), `EBB_BENCH_DIR` the disk.
+//! Steps follow each other without a pause, as with workers that are infinitely fast: any of it is
+//! seen. `EBB_BENCH_BYTES` sets S (256 MiB by default), `EBB_BENCH_DIR` the disk.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,14 +41,14 @@ const SPEC: &str = r#"{
 
 const ADDRESS: Address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
 
-/// As `ebb` has it.
+/// The allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Longest step while a checkpoint is written, of the longest without one.
+/// Limit on the longest step during a checkpoint, relative to the longest step without one.
 const GAP_MAX: f64 = 1.2;
 
-/// Bandwidth of a checkpoint, of the disk's.
+/// Least bandwidth of a checkpoint, relative to the bandwidth of the disk.
 const BANDWIDTH_MIN: f64 = 0.7;
 
 #[expect(clippy::disallowed_methods, reason = "a bench is told its size by the environment")]
@@ -145,9 +148,9 @@ fn direct_write(path: &Path, bytes: usize) -> Duration {
 /// One checkpoint, seen by the steps that go on.
 struct Checkpoint {
     took: Duration,
-    /// Of the steps from the cut on, until it was there.
+    /// Times of the steps from the cut until the checkpoint was complete.
     times: Vec<Duration>,
-    /// Resident bytes at most.
+    /// Largest number of resident bytes.
     peak: usize,
 }
 
@@ -185,7 +188,7 @@ impl Training {
         Self { ps, chunks, next: 0 }
     }
 
-    /// How long each of so many steps takes.
+    /// Returns how long each of so many steps takes.
     async fn steps(&mut self, count: u64) -> Vec<Duration> {
         let mut times = Vec::new();
         for _ in 0..count {
@@ -200,7 +203,8 @@ impl Training {
         times
     }
 
-    /// Takes steps until the memory of the first checkpoint is there, which comes in the background: a machine may need seconds for its pages.
+    /// Takes steps until the memory of the first checkpoint is there, which comes in the
+    /// background: a machine may need seconds for its pages.
     async fn settle(&mut self, steps: u64) {
         let mut before = 0;
         loop {

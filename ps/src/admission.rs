@@ -1,7 +1,7 @@
 //! What may come in: openings that agree with themselves, and pushes for which there is memory.
 //!
-//! Always true here: the memory of a push is reserved before its first value arrives, and given back when the push has been taken up or
-//! refused, whatever the reason.
+//! Always true here: the memory of a push is reserved before its first value arrives, and given
+//! back when the push has been taken up or refused, whatever the reason.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Opening, Place};
 
-/// Checks that the parts of an opening agree with each other, and that its partition has at most `bytes_max` bytes of weights.
+/// Checks that the parts of an opening agree with each other, and that its partition has at most
+/// `bytes_max` bytes of weights.
 pub(crate) fn check(opening: &Opening, bytes_max: u64) -> Result<()> {
     let Opening { address, partitions, tensors, plan, spec, homes, restore: _ } = opening;
     let place = Place::from(*address);
@@ -35,8 +36,8 @@ pub(crate) fn check(opening: &Opening, bytes_max: u64) -> Result<()> {
     if bytes > bytes_max { Err(Error::PartitionTooLarge { place, bytes, bytes_max }) } else { Ok(()) }
 }
 
-/// The limit of the memory that pushes may take: of those on their way in, and of the sums that wait for others. All partitions of
-/// a ps share it.
+/// The limit of the memory that pushes may take: of those on their way in, and of the sums that
+/// wait for others. All partitions of a ps share it.
 #[derive(Debug)]
 pub(crate) struct Admission {
     metrics: Arc<Metrics>,
@@ -44,13 +45,13 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// The limit of a ps that counts in `metrics`.
+    /// Returns the limit of a ps that counts in `metrics`.
     pub(crate) const fn new(metrics: Arc<Metrics>, bytes_max: u64) -> Self {
         Self { metrics, bytes_max }
     }
 
-    /// Reserves memory for a push of `bytes` to `place`. A push that `is_needed_first` may also take the room of sums that wait for
-    /// others, because it lets their step end.
+    /// Reserves memory for a push of `bytes` to `place`. A push that `is_needed_first` may also
+    /// take the room of sums that wait for others, because it lets their step end.
     ///
     /// # Errors
     /// [`Error::PushesFull`]. Then nothing is reserved.

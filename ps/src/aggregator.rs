@@ -1,18 +1,22 @@
 //! Which nodes of each step's reduction tree are here, and what a new one makes possible.
 //!
-//! Pure: it decides and moves values of any type `T`; the additions are done by the caller, outside any lock. A merge
-//! therefore has a beginning ([`Offer::Merge`]) and an end ([`Aggregator::merged`]), and other nodes may come in between.
+//! Pure: it decides and moves values of any type `T`; the additions are done by the caller, outside
+//! any lock. A merge therefore has a beginning ([`Offer::Merge`]) and an end
+//! ([`Aggregator::merged`]), and other nodes may come in between.
 //!
 //! Always true here:
 //!
-//! - The nodes of a step are disjoint. Each either holds its values or is *busy*: somebody is adding them up.
-//! - A node counts as covered from the moment it is offered, so a repeat is a duplicate even while its sum is being made.
-//! - No two siblings both hold values: they would have become a merge. So a step holds about as many nodes as leases are
-//!   outstanding, not as many as it has microbatches.
+//! - The nodes of a step are disjoint. Each either holds its values or is *busy*: somebody is
+//!   adding them up.
+//! - A node counts as covered from the moment it is offered, so a repeat is a duplicate even while
+//!   its sum is being made.
+//! - No two siblings both hold values: they would have become a merge. So a step holds about as
+//!   many nodes as leases are outstanding, not as many as it has microbatches.
 //! - A step completes once.
 //!
-//! For M = 4: offering 0 is held; offering 1 gives the merge 0 + 1 -> [0, 2); offering [2, 4) meanwhile is held; when
-//! the merge is done, [0, 2) and [2, 4) give the merge that completes the step.
+//! An example with M = 4: offering 0 is held. Offering 1 gives the merge 0 + 1 -> [0, 2). Offering
+//! [2, 4) meanwhile is held. When the merge is done, [0, 2) and [2, 4) give the merge that
+//! completes the step.
 
 use std::collections::BTreeMap;
 
@@ -33,9 +37,10 @@ pub enum Offer<T> {
     Duplicate(T),
     /// A larger node came while they were being made: drop them.
     Superseded(T),
-    /// They are kept until the sibling comes.
+    /// The values are kept until the sibling comes.
     Held,
-    /// Add `right` to `left`, then report the result with [`Aggregator::merged`] as the values of `parent`.
+    /// Add `right` to `left`, then report the result with [`Aggregator::merged`] as the values of
+    /// `parent`.
     Merge {
         /// The node that the sum belongs to.
         parent: StepNode,
@@ -65,13 +70,15 @@ impl<T> Aggregator<T> {
         if covers(nodes, at.node) {
             return Offer::Duplicate(values);
         }
-        // Nodes nest or are disjoint: whatever begins inside lies inside. The larger node brings the same bits.
+        // Nodes nest or are disjoint: whatever begins inside lies inside. The larger node brings
+        // the same bits.
         nodes.retain(|_, (held, _)| !at.node.covers(*held));
         settle(nodes, at, values)
     }
 
-    /// What a node would be merged with if it came now: the values of its sibling, and the node that the sum belongs to. Whoever
-    /// adds them up by himself offers the sum as values of that node, whatever came in between.
+    /// Returns what a node would be merged with if it came now: the values of its sibling, and the
+    /// node that the sum belongs to. Whoever adds them up by himself offers the sum as values of
+    /// that node, whatever came in between.
     pub fn sibling(&self, at: StepNode) -> Option<(StepNode, &T)> {
         let nodes = self.steps.get(&at.step)?;
         let (parent, sibling) = at.node.parent_and_sibling(at.of)?;
@@ -95,30 +102,31 @@ impl<T> Aggregator<T> {
         self.steps.remove(&step);
     }
 
-    /// Number of steps with at least one node.
+    /// Returns the number of steps with at least one node.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether a step has at least one node.
+    /// Returns whether a step has at least one node.
     pub fn has(&self, step: Step) -> bool {
         self.steps.contains_key(&step)
     }
 
-    /// How many nodes hold values, over all steps.
+    /// Returns how many nodes hold values, over all steps.
     pub fn values(&self) -> usize {
         let held =
             |nodes: &BTreeMap<u32, (Node, Option<T>)>| nodes.values().filter(|node| node.1.is_some()).count();
         self.steps.values().map(held).sum()
     }
 
-    /// The first microbatch of a step that is not here, counted from the left without a gap.
+    /// Returns the first microbatch of a step that is not here, counted from the left without a
+    /// gap.
     pub fn first_missing(&self, step: Step) -> u32 {
         let nodes = self.steps.get(&step).into_iter().flat_map(BTreeMap::values);
         nodes.fold(0, |next, (node, _)| if node.begin == next { node.end } else { next })
     }
 
-    /// The nodes of a step that hold values, in order.
+    /// Returns the nodes of a step that hold values, in order.
     pub fn held(&self, step: Step) -> impl Iterator<Item = Node> {
         let nodes = self.steps.get(&step).into_iter().flat_map(BTreeMap::values);
         nodes.filter(|(_, values)| values.is_some()).map(|(node, _)| *node)
@@ -129,7 +137,7 @@ fn covers<T>(nodes: &BTreeMap<u32, (Node, Option<T>)>, node: Node) -> bool {
     nodes.range(..=node.begin).next_back().is_some_and(|(_, (held, _))| held.covers(node))
 }
 
-/// The values of a node are known: complete, merge with the sibling, or wait for it.
+/// Takes the values of a node: they complete the step, merge with the sibling, or wait for it.
 fn settle<T>(nodes: &mut BTreeMap<u32, (Node, Option<T>)>, at: StepNode, values: T) -> Offer<T> {
     let Some((parent, sibling)) = at.node.parent_and_sibling(at.of) else {
         nodes.insert(at.node.begin, (at.node, None));

@@ -1,7 +1,7 @@
 //! Workers of this host that read this ps's memory, and whose memory it reads.
 //!
-//! Always true here: an attachment is known until its worker leaves or dies. What the aggregator still holds of that worker's memory
-//! stays readable until it lets go.
+//! Always true here: an attachment is known until its worker leaves or dies. What the aggregator
+//! still holds of that worker's memory stays readable until it lets go.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,13 +12,14 @@ use bytes::Bytes;
 use net::memory::Memory;
 use net::memory::attach::Attachment;
 
-/// Attachments at once. One takes two descriptors and as much of the address space as the machine has memory.
+/// Attachments at once. One takes two descriptors and as much of the address space as the machine
+/// has memory.
 const ATTACHMENTS_MAX: usize = 1024;
 
 /// How long the worker may take to give its descriptor: it waits for nothing else.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Those that are known; clones are the same ones.
+/// The known attachments, which clones share.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachments {
     known: Arc<Mutex<HashMap<Bytes, Attachment>>>,
@@ -37,7 +38,8 @@ impl Attachments {
         Self { known: Arc::default(), max }
     }
 
-    /// Takes up a worker's offer, and lets it read `memory`. To be called in the runtime that has the ps's connections.
+    /// Takes up a worker's offer, and lets it read `memory`. To be called in the runtime that has
+    /// the ps's connections.
     pub(crate) async fn take_up(&self, name: Bytes, memory: &Memory) -> io::Result<()> {
         if self.lock().len() >= self.max {
             return Err(io::Error::other(format!("{} workers are attached already", self.max)));
@@ -52,7 +54,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// The one of that name.
+    /// Returns the one of that name.
     pub(crate) fn get(&self, name: &[u8]) -> Option<Attachment> {
         self.lock().get(name).cloned()
     }
@@ -68,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A worker offers its memory.
+    /// Offers a worker's memory and takes it up.
     async fn offered(attachments: &Attachments, memory: &Memory) -> io::Result<Attachment> {
         let offer = Offer::new(memory)?;
         let name = offer.name();

@@ -1,13 +1,17 @@
-//! Checkpoints without a pause: a [cut] of chunks is [written](write) in the background and [reported](report) to the master.
-//! A partition makes its cuts and loads its checkpoint itself; this folder knows chunks only.
+//! Checkpoints without a pause: a [cut] of chunks is [written](write) in the background and
+//! [reported](report) to the master. A partition makes its cuts and loads its checkpoint itself;
+//! this folder knows chunks only.
 //!
 //! Always true here:
 //!
-//! - The caller takes a cut between two updates of the partition: weights, slots and ledger are of one version. It takes
-//!   references, not copies, so it costs microseconds; updates that follow leave what it holds as it is.
-//! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported, but one that the master asked
-//!   for waits for its turn, because a job may end with it. So cuts cost at most two copies of the slots and of the weights that
-//!   they save, until they are written. All of it is held to the end, because a store that fails is tried again from the beginning.
+//! - The caller takes a cut between two updates of the partition: weights, slots and ledger are of
+//!   one version. It takes references, not copies, so it costs microseconds; updates that follow
+//!   leave what it holds as it is.
+//! - One checkpoint at a time is being written; one that is due meanwhile is skipped and reported,
+//!   but one that the master asked for waits for its turn, because a job may end with it. So cuts
+//!   cost at most two copies of the slots and of the weights that they save, until they are
+//!   written. All of it is held to the end, because a store that fails is tried again from the
+//!   beginning.
 //! - Whatever the store does, training goes on.
 
 mod cut;
@@ -55,13 +59,13 @@ pub(crate) struct Saver {
 pub(crate) struct Wishes {
     /// The version that the master asked for, until it comes.
     asked: Option<Version>,
-    /// The newest that was begun: not again.
+    /// The newest version that was begun; it is not begun again.
     begun: Option<Version>,
-    /// One is being written.
+    /// Whether a checkpoint is being written.
     writing: bool,
-    /// What is written then.
+    /// The cut to write after that.
     next: Option<Cut>,
-    /// The last version that was due was skipped, which was logged.
+    /// Whether the last due version was skipped and this was logged.
     skipped: bool,
 }
 
@@ -71,8 +75,9 @@ impl Saver {
         self.wishes().asked = Some(version);
     }
 
-    /// Whether a version is to be cut now. One that is due while another is being written is reported as skipped, unless the master
-    /// asked for it or it is the job's last: those wait for their turn.
+    /// Returns whether a version is to be cut now. One that is due while another is being written
+    /// is reported as skipped, unless the master asked for it or it is the job's last: those wait
+    /// for their turn.
     pub(crate) fn begins(&self, plan: &Plan, version: Version) -> bool {
         let mut wishes = self.wishes();
         let asked = wishes.asked.take_if(|asked| *asked <= version) == Some(version);
@@ -97,7 +102,8 @@ impl Saver {
         begins
     }
 
-    /// Writes a cut in the background, after the one that is being written. [`begins`](Self::begins) has said so.
+    /// Writes a cut in the background, after the one that is being written.
+    /// [`begins`](Self::begins) has said so.
     pub(crate) fn save(self: &Arc<Self>, cut: Cut) {
         let mut wishes = self.wishes();
         if std::mem::replace(&mut wishes.writing, true) {
@@ -182,7 +188,8 @@ fn lock(wishes: &Mutex<Wishes>) -> MutexGuard<'_, Wishes> {
 struct Turn<'a>(&'a Mutex<Wishes>);
 
 impl Turn<'_> {
-    /// What waits for its turn. Without one nothing is being written any more, from the same moment on.
+    /// Returns what waits for its turn. Without one nothing is being written any more, from the
+    /// same moment on.
     fn next(self) -> Option<(Cut, Self)> {
         let mut wishes = lock(self.0);
         let next = wishes.next.take();

@@ -1,7 +1,8 @@
-//! What a partition does, told as it happens: events by which the simulation checks the promises while a job runs.
+//! What a partition does, told as it happens: events by which the simulation checks the promises
+//! while a job runs.
 //!
-//! They are DEBUG events of the target `ebbflow::checks`, and their fields are numbers. What is not there (the version of a
-//! partition without weights) is left out.
+//! They are DEBUG events of the target `ebbflow::checks`, and their fields are numbers. What is not
+//! there (the version of a partition without weights) is left out.
 
 use proto::ids::{Era, Step, Version};
 use proto::parameters::{Address, Want};
@@ -12,13 +13,13 @@ use crate::ledger::Ledger;
 
 const TARGET: &str = "ebbflow::checks";
 
-/// An empty partition is there.
+/// Tells that an empty partition was opened.
 pub(crate) fn opened(address: Address) {
     let Address { job, partition, era } = address;
     debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), "opened");
 }
 
-/// A partition has what its checkpoint says.
+/// Tells that a partition was restored from its checkpoint.
 pub(crate) fn restored(address: Address, ledger: &Ledger) {
     let Address { job, partition, era } = address;
     debug!(
@@ -32,7 +33,8 @@ pub(crate) fn restored(address: Address, ledger: &Ledger) {
     );
 }
 
-/// A node that a worker of era `sender` computed was added to its step, or dropped as a duplicate.
+/// Tells that a node from a worker of era `sender` was added to its step, or dropped as a
+/// duplicate.
 pub(crate) fn taken_up(address: Address, sender: Era, step: Step, ledger: &Ledger, delay: Option<u32>) {
     let Address { job, partition, era } = address;
     debug!(
@@ -49,14 +51,14 @@ pub(crate) fn taken_up(address: Address, sender: Era, step: Step, ledger: &Ledge
     );
 }
 
-/// A step made the next version; so many are kept.
+/// Tells that a step made the next version. `kept`: number of versions that are kept.
 pub(crate) fn applied(address: Address, step: Step, version: Version, kept: usize) {
     let Address { job, partition, era } = address;
     let (step, version) = (step.get(), version.get());
     debug!(target: TARGET, job = job.get(), partition = partition.get(), era = era.get(), step, version, kept, "applied");
 }
 
-/// A version was given to a worker of era `sender`.
+/// Tells that a version was given to a worker of era `sender`.
 pub(crate) fn pulled(address: Address, sender: Era, want: Want, version: Version, ledger: &Ledger) {
     let Address { job, partition, era } = address;
     let (exact, at_least) = match want {
@@ -77,7 +79,7 @@ pub(crate) fn pulled(address: Address, sender: Era, want: Want, version: Version
     );
 }
 
-/// A push or pull was refused.
+/// Tells that a push or pull was refused.
 pub(crate) fn refused(error: &Error) {
     debug!(target: TARGET, ?error, "refused");
 }

@@ -24,9 +24,9 @@ pub(crate) type Weights = Arc<[Arc<Buffer>]>;
 /// What a node of the reduction tree says about one chunk; clones share the values.
 #[derive(Clone, Debug)]
 pub enum Sum {
-    /// As it was received.
+    /// The encoded values that a push brought.
     Received(Bytes),
-    /// Added up here from two nodes, or widened.
+    /// Values that this ps computed: the sum of two nodes, or widened ones.
     Merged(Arc<Buffer>),
 }
 
@@ -42,8 +42,8 @@ impl Sum {
         Self::Merged(Arc::new(values))
     }
 
-    /// `left + right` at a node of the tree, for counters the maximum, in memory of its own: one
-    /// pass over three buffers.
+    /// Computes `left + right` at a node of the tree, for counters the maximum, in memory of its
+    /// own: one pass over three buffers.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -54,9 +54,9 @@ impl Sum {
         Self::Merged(Arc::new(sum))
     }
 
-    /// `self = left + right` at a node of the tree; for counters the maximum. The additions of one
-    /// chunk may be done in either's memory, as `left + right` and `right + left` are the same
-    /// bits; memory that somebody else reads is left alone.
+    /// Computes `self = left + right` at a node of the tree; for counters the maximum. The sum may
+    /// lie in the memory of either, as `left + right` and `right + left` have the same bits. Memory
+    /// that others read does not change.
     pub fn merge(&mut self, mut right: Self, merge: Merge, pool: &Pool) {
         if let Some(left) = self.alone() {
             return left.merge(right.values(), merge);
@@ -69,7 +69,7 @@ impl Sum {
         *self = Self::of(self.values(), right.values(), merge, pool);
     }
 
-    /// The values for writing, if nobody else has them.
+    /// Returns the values for writing, if nobody else has them.
     fn alone(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Received(_) => None,
@@ -77,7 +77,7 @@ impl Sum {
         }
     }
 
-    /// The values as they lie.
+    /// Returns the values as they lie.
     pub fn values(&self) -> Operand<'_> {
         match self {
             Self::Received(bytes) => Operand::Payload(bytes),
@@ -103,7 +103,7 @@ impl Total {
         }
     }
 
-    /// The values, as one sum.
+    /// Returns the values, as one sum.
     fn into_sum(mut self, dtype: DType, pool: &Pool) -> Sum {
         self.add_up(dtype, pool);
         match self {
@@ -124,7 +124,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The slots of a chunk of `len` elements before the first step. Only parameters have any.
+    /// Returns the slots of a chunk of `len` elements before the first step. Only parameters have
+    /// any.
     pub fn new(role: Role, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
         let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
         let slot = |number| {
@@ -135,17 +136,18 @@ impl Slots {
         Self { role, values: (0..count).map(slot).collect() }
     }
 
-    /// The slots of a chunk as a checkpoint holds them.
+    /// Returns the slots of a chunk as a checkpoint holds them.
     pub const fn restored(role: Role, values: Vec<Arc<Buffer>>) -> Self {
         Self { role, values }
     }
 
-    /// The values now. As long as somebody holds them they do not change.
+    /// Returns the values now. As long as somebody holds them they do not change.
     pub fn share(&self) -> impl Iterator<Item = Arc<Buffer>> {
         self.values.iter().cloned()
     }
 
-    /// What the chunk contributes to the norms of a step; only parameters do. Nothing is changed.
+    /// Returns what the chunk contributes to the norms of a step; only parameters do. Nothing is
+    /// changed.
     ///
     /// # Panics
     /// If the total is not added up.
@@ -189,7 +191,7 @@ impl Slots {
     }
 }
 
-/// Memory for what follows a slot, when somebody else holds it.
+/// Returns memory for the next values of a slot, if others hold its current values.
 fn room_beside(slot: &mut Arc<Buffer>, pool: &Pool) -> Option<Buffer> {
     let held = Arc::get_mut(slot).is_none();
     held.then(|| pool.take(Use::Own, DType::F32, slot.len()))
@@ -202,7 +204,7 @@ pub struct Advance<'a> {
     pub update: Update,
     /// M of the step.
     pub microbatches: u32,
-    /// For sums of halves, and for slots that move.
+    /// The pool for sums of halves and for slots that move.
     pub pool: &'a Pool,
 }
 
@@ -374,7 +376,7 @@ mod tests {
         slots.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         alone.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         let held: Vec<_> = slots.share().collect();
-        let before: Vec<_> = held.iter().map(|slot| floats(&slot)).collect();
+        let before: Vec<_> = held.iter().map(|slot| floats(slot)).collect();
         let allocated = pool.allocated();
         for _ in 0..3 {
             slots.advance(&step, &weights, Total::Sum(received(&[1.5, -3.0], 1)), &mut next);

@@ -10,44 +10,50 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Name of this ps: what a placement calls it, and what it keeps over restarts; 1 to 128 bytes. Default: `ps`.
+    /// Name of this ps: what a placement calls it, and what it keeps over restarts; 1 to 128 bytes.
+    /// Default: `ps`.
     pub name: String,
-    /// URL of the master, or of several, separated by commas: of those one leads. Default: `http://127.0.0.1:4700`.
+    /// URL of the master, or of several, separated by commas: of those one leads. Default:
+    /// `http://127.0.0.1:4700`.
     pub master: String,
-    /// URL where workers and the master reach this ps; it is sent to them. Default: `http://127.0.0.1:4701`.
+    /// URL where workers and the master reach this ps; it is sent to them. Default:
+    /// `http://127.0.0.1:4701`.
     pub url: String,
-    /// Threads that one update or sum may use, at least 1. Default: one for each core. The trained bits do not depend on
-    /// it. Lower it when workers compute on the same machine.
+    /// Threads that one update or sum may use, at least 1. Default: one for each core. The trained
+    /// bits do not depend on it. Lower it when workers compute on the same machine.
     pub threads: usize,
-    /// Bytes of pushes that may be on their way in at once, over all jobs, with the sums that wait for others; more are told to come back
-    /// later, but for what the oldest step lacks first, so that it ends. Default 8 GiB. Lower it on a machine with less memory, raise it
-    /// when workers report that this ps is full.
+    /// Bytes of pushes that may be on their way in at once, over all jobs, with the sums that wait
+    /// for others; more are told to come back later, but for what the oldest step lacks first, so
+    /// that it ends. Default 8 GiB. Lower it on a machine with less memory, raise it when workers
+    /// report that this ps is full.
     pub push_bytes_max: u64,
-    /// How long the chunks of one push may take to arrive, and the weights of one pull to be read. Default 60 s. Raise it for slow
-    /// networks.
+    /// How long the chunks of one push may take to arrive, and the weights of one pull to be read.
+    /// Default 60 s. Raise it for slow networks.
     #[serde(with = "proto::duration")]
     pub push_timeout: Duration,
-    /// Versions of one partition that are older than those it keeps and are still being read; with more, pulls of another version are told
-    /// to come back later. Default 16. Each costs the partition's size.
+    /// Versions of one partition that are older than those it keeps and are still being read; with
+    /// more, pulls of another version are told to come back later. Default 16. Each costs the
+    /// partition's size.
     pub pulled_versions_max: usize,
-    /// Bytes of weights of the largest partition it takes. Default 4 GiB. Memory is several times that: two to three
-    /// versions, the optimizer's slots, and sums in progress.
+    /// Bytes of weights of the largest partition it takes. Default 4 GiB. Memory is several times
+    /// that: two to three versions, the optimizer's slots, and sums in progress.
     pub partition_bytes_max: u64,
-    /// Steps of one partition that may be in progress in arrival order; in canonical order the job's delay bounds them.
-    /// Default 1024. Each costs at least one sum of the partition's size.
+    /// Steps of one partition that may be in progress in arrival order; in canonical order the
+    /// job's delay bounds them. Default 1024. Each costs at least one sum of the partition's size.
     pub steps_in_progress_max: usize,
     /// Jobs at once. Default 64.
     pub jobs_max: usize,
-    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by waits that double from 0.2 s. Default
-    /// 13 s.
+    /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by
+    /// waits that double from 0.2 s. Default 13 s.
     #[serde(with = "proto::duration")]
     pub store_patience: Duration,
-    /// How long a ps that was told to leave may wait until its jobs are saved. Default 25 s, a little less than Kubernetes gives. Raise
-    /// it for large models on slow stores.
+    /// How long a ps that was told to leave may wait until its jobs are saved. Default 25 s, a
+    /// little less than Kubernetes gives. Raise it for large models on slow stores.
     #[serde(with = "proto::duration")]
     pub drain: Duration,
-    /// Work on at most this many bytes is done where it comes up, in well under a millisecond; more of it on a thread that may block.
-    /// Default 1 MiB. A simulation, which stays in one thread, has no limit.
+    /// Work on at most this many bytes is done where it comes up, in well under a millisecond; more
+    /// of it on a thread that may block. Default 1 MiB. A simulation, which stays in one thread,
+    /// has no limit.
     #[serde(skip)]
     pub inline_bytes_max: usize,
 }

@@ -26,7 +26,7 @@ pub enum Error {
         "this ps does not hold {place}; the job has ended or lives elsewhere, ask the master for its placement"
     )]
     Unknown {
-        /// Where.
+        /// The partition.
         place: Place,
     },
     /// Work on the partition has panicked, so what it has is not known any more. It is dropped.
@@ -35,7 +35,7 @@ pub enum Error {
          last checkpoint"
     )]
     Broken {
-        /// Where.
+        /// The partition.
         place: Place,
     },
     /// Nobody opened any part of the job here, or it was closed.
@@ -49,7 +49,7 @@ pub enum Error {
         "{place}: sent in era {sender}, it is in era {here} here; the job was rewound, ask the master anew"
     )]
     Fenced {
-        /// Where.
+        /// The partition.
         place: Place,
         /// Era of the request.
         sender: Era,
@@ -73,7 +73,7 @@ pub enum Error {
         "close {place}: asked by master {sender:016x}, and master {here:016x} opened it; nothing is closed"
     )]
     OtherMaster {
-        /// Where.
+        /// The partition.
         place: Place,
         /// Identity of the sender.
         sender: u64,
@@ -85,7 +85,7 @@ pub enum Error {
         "{place}: sent in era {sender}, it is still in era {here} here; wait until the master has opened the new one"
     )]
     EraAhead {
-        /// Where.
+        /// The partition.
         place: Place,
         /// Era of the request.
         sender: Era,
@@ -95,7 +95,7 @@ pub enum Error {
     /// The partition is open with another content.
     #[error("open {place}: it is open with another {what}; close the job before it is opened differently")]
     Differs {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The first part of the request that differs.
         what: &'static str,
@@ -103,13 +103,13 @@ pub enum Error {
     /// The parts of an open request contradict each other.
     #[error("open {place}: {what}: expected {expected}, found {found}")]
     Contradiction {
-        /// Where.
+        /// The partition.
         place: Place,
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// By the specification.
+        /// The value that the specification gives.
         expected: String,
-        /// As sent.
+        /// The value that was sent.
         found: String,
     },
     /// The partition is larger than this ps takes.
@@ -118,9 +118,9 @@ pub enum Error {
          raise it or spread the model over more ps (fleet.ps)"
     )]
     PartitionTooLarge {
-        /// Where.
+        /// The partition.
         place: Place,
-        /// Its weights.
+        /// Size of its weights.
         bytes: u64,
         /// The limit.
         bytes_max: u64,
@@ -144,7 +144,7 @@ pub enum Error {
          {bytes_max} (push_bytes_max); send it again later"
     )]
     PushesFull {
-        /// Where.
+        /// The partition.
         place: Place,
         /// Bytes of the push.
         bytes: u64,
@@ -159,9 +159,9 @@ pub enum Error {
          (pulled_versions_max); pull again later"
     )]
     PullsFull {
-        /// Where.
+        /// The partition.
         place: Place,
-        /// How many.
+        /// Number of versions.
         versions: usize,
     },
     /// Too many steps are incomplete.
@@ -170,7 +170,7 @@ pub enum Error {
          (steps_in_progress_max); send it again later"
     )]
     StepsFull {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The step.
         step: Step,
@@ -183,7 +183,7 @@ pub enum Error {
          no worker can have computed it yet, the sender has another job or placement"
     )]
     StepAhead {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The step.
         step: Step,
@@ -195,7 +195,7 @@ pub enum Error {
         "push to {place}: step {step} before version 0; send it again once the initial weights are there"
     )]
     NoWeights {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The step.
         step: Step,
@@ -203,27 +203,28 @@ pub enum Error {
     /// The file that would show the master where this ps writes cannot be written.
     #[error("the place of the checkpoints: {failure}")]
     Probe {
-        /// Why not.
+        /// The failure of the store.
         failure: Failure,
     },
     /// A job that does not say where its checkpoints go.
     #[error("save {place}: its job has no checkpoints; give it a [checkpoint] section")]
     NoCheckpoints {
-        /// Where.
+        /// The partition.
         place: Place,
     },
     /// A push that does not come to its end.
     #[error("push to {place}: its chunks did not arrive within {waited:?} (push_timeout); send it again")]
     PushTimedOut {
-        /// Where.
+        /// The partition.
         place: Place,
         /// How long it took.
         waited: Duration,
     },
-    /// A push tells of regions of a memory that is not known here: this ps started after they were attached, or the worker left.
+    /// A push tells of regions of a memory that is not known here: this ps started after they were
+    /// attached, or the worker left.
     #[error("push to {place}: this ps does not read this worker's memory (any more); attach again")]
     NotAttached {
-        /// Where.
+        /// The partition.
         place: Place,
     },
     /// The connection that brings a push broke, or a message of it is too large.
@@ -232,7 +233,7 @@ pub enum Error {
     /// A version that will never be.
     #[error("pull from {place}: {} will never be, the job ends with version {last}", wanted(*want))]
     BeyondPlan {
-        /// Where.
+        /// The partition.
         place: Place,
         /// What was asked for.
         want: Want,
@@ -245,7 +246,7 @@ pub enum Error {
         wanted(*want), version.map_or_else(|| "no version yet".to_owned(), |version| format!("version {version}"))
     )]
     NotYet {
-        /// Where.
+        /// The partition.
         place: Place,
         /// What was asked for.
         want: Want,
@@ -257,7 +258,7 @@ pub enum Error {
     /// A step whose sum was not complete in time.
     #[error("squares of step {step} of {place}: its sum was not complete within {waited:?}; ask again")]
     NotMeasured {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The step.
         step: Step,
@@ -269,7 +270,7 @@ pub enum Error {
         "squares of step {step} of {place}: kept no longer, as every partition has applied it; the sender has another era"
     )]
     NormsGone {
-        /// Where.
+        /// The partition.
         place: Place,
         /// The step.
         step: Step,
@@ -280,7 +281,7 @@ pub enum Error {
          of the older ones are applied, drop the work"
     )]
     Gone {
-        /// Where.
+        /// The partition.
         place: Place,
         /// What was asked for.
         version: Version,
@@ -293,9 +294,9 @@ pub enum Error {
     /// The master wants no such ps.
     #[error("the master at {master} does not take this ps: {failure}")]
     Session {
-        /// Its URL.
+        /// URL of the master.
         master: String,
-        /// Its reason.
+        /// The reason of the master.
         failure: Failure,
     },
     /// The gRPC server cannot run.
@@ -323,7 +324,7 @@ fn wanted(want: Want) -> String {
 }
 
 impl Error {
-    /// What the other side should do.
+    /// Returns what the other side should do.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Home(failure) | Self::Probe { failure } => failure.kind,

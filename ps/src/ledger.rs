@@ -3,7 +3,8 @@
 //! Pure. Always true here:
 //!
 //! - All steps below the watermark are applied, the step at the watermark is not.
-//! - A step is applied once. In canonical order it is the one at the watermark; in arrival order any that is not applied yet.
+//! - A step is applied once. In canonical order it is the one at the watermark; in arrival order
+//!   any that is not applied yet.
 //! - The version is the number of applied steps: what the optimizer counts by, in both orders.
 //!
 //! With steps 0, 1 and 4 applied the watermark is 2, the set above it {4}, the version 3.
@@ -28,7 +29,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing is applied yet.
+    /// Creates a ledger without applied steps.
     pub const fn new(plan: Plan, order: Order) -> Self {
         Self {
             plan,
@@ -41,7 +42,8 @@ impl Ledger {
         }
     }
 
-    /// What a checkpoint says is applied. The caller has checked it against the plan.
+    /// Creates a ledger with the applied steps of a checkpoint, which the caller has checked
+    /// against the plan.
     pub fn restored(plan: Plan, order: Order, applied: AppliedSteps) -> Self {
         let AppliedSteps { watermark, above } = applied;
         let microbatches: u64 = above.iter().map(|&step| u64::from(plan.of(step))).sum();
@@ -55,12 +57,12 @@ impl Ledger {
         }
     }
 
-    /// Which steps are applied, as a checkpoint says it.
+    /// Returns which steps are applied, as a checkpoint says it.
     pub fn applied_steps(&self) -> AppliedSteps {
         AppliedSteps { watermark: self.watermark, above: self.above.clone() }
     }
 
-    /// Whether a complete step may be applied now.
+    /// Returns whether a complete step may be applied now.
     pub fn may_apply(&self, step: Step) -> bool {
         match self.order {
             Order::Canonical => step == self.watermark,
@@ -87,22 +89,22 @@ impl Ledger {
         self.duplicates_dropped += 1;
     }
 
-    /// Whether a step is applied.
+    /// Returns whether a step is applied.
     pub fn is_applied(&self, step: Step) -> bool {
         step < self.watermark || self.above.contains(&step)
     }
 
-    /// All steps below this one are applied.
+    /// Returns the step below which all steps are applied.
     pub const fn watermark(&self) -> Step {
         self.watermark
     }
 
-    /// Applied steps above the watermark, increasing.
+    /// Returns the applied steps above the watermark, increasing.
     pub fn applied_above(&self) -> impl Iterator<Item = Step> {
         self.above.iter().copied()
     }
 
-    /// Number of applied steps.
+    /// Returns the number of applied steps.
     pub fn version(&self) -> Version {
         Version(self.watermark.get() + self.above.len() as u64)
     }

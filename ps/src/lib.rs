@@ -1,12 +1,14 @@
 //! The parameter server: holds partitions of any number of jobs and applies the optimizer to them.
 //!
-//! One gradient on its way through this crate: [`service`](server::serve) decodes it, [`Ps`] finds its partition, which checks the header
-//! and reserves memory. The partition takes the chunks as they come, offers their sums to the [`aggregator`] (which only decides), and
-//! lets the optimizer of the crate `kernels` turn weights of version v into those of v + 1 in recycled [memory](pool). The [`ledger`] writes down which
-//! steps are applied. Pulls wait for versions and share their buffers; so do [checkpoints](checkpoint).
+//! One gradient on its way through this crate: [`service`](server::serve) decodes it, [`Ps`] finds
+//! its partition, which checks the header and reserves memory. The partition takes the chunks as
+//! they come, offers their sums to the [`aggregator`] (which only decides), and lets the optimizer
+//! of the crate `kernels` turn weights of version v into those of v + 1 in recycled [memory](pool).
+//! The [`ledger`] writes down which steps are applied. Pulls wait for versions and share their
+//! buffers; so do [checkpoints](checkpoint).
 //!
-//! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`], so that workers of the
-//! same process use it without a socket and without a copy.
+//! [`server::run`] is a whole ps process. [`Ps`] also implements [`proto::parameters::Parameters`],
+//! so that workers of the same process use it without a socket and without a copy.
 
 mod admission;
 pub mod aggregator;

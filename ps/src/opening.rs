@@ -21,7 +21,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// All partitions of a job.
+    /// Returns all partitions of a job.
     pub(crate) const fn all_of(job: JobId) -> RangeInclusive<Self> {
         RangeInclusive::new(
             Self { job, partition: PartitionId(0) },
@@ -65,7 +65,7 @@ impl Opening {
     /// How [`difference`](Self::difference) calls the checkpoint that a partition is opened with.
     pub(crate) const CHECKPOINT: &'static str = "checkpoint";
 
-    /// Whether a step needs to know what the other partitions of the job have measured.
+    /// Returns whether a step needs to know what the other partitions of the job have measured.
     pub(crate) fn needs_others(&self) -> bool {
         self.partitions > 1 && self.spec.optimizer.needs_norms().is_some()
     }
@@ -94,6 +94,6 @@ pub struct Applied {
     pub version: Option<Version>,
     /// Which steps are applied, and what was counted on the way.
     pub ledger: Ledger,
-    /// Why the checkpoint cannot be loaded.
+    /// The reason for which the checkpoint cannot be loaded.
     pub restore_error: Option<String>,
 }

@@ -1,17 +1,22 @@
-//! One partition of a job: its weights and slots, the steps in progress, the ledger. `push` and `pull` meet here.
+//! One partition of a job: its weights and slots, the steps in progress, the ledger. `push` and
+//! `pull` meet here.
 //!
 //! Always true here:
 //!
-//! - The lock is short and never held across an await or an addition: under it a push is offered to the aggregator, which
-//!   only decides. Sums and updates are made outside.
-//! - One update at a time. The push that completes a step applies it, and every other step that may be applied by then.
-//! - Work that panics breaks the partition: from then on it is not held here, which workers learn and tell the master.
-//! - A version appears whole, together with its entry in the ledger; then all waiting pulls look again.
-//! - The order in which pushes come, the number of partitions, chunks and threads do not reach the bits in canonical order.
+//! - The lock is short and never held across an await or an addition: under it a push is offered to
+//!   the aggregator, which only decides. Sums and updates are made outside.
+//! - One update at a time. The push that completes a step applies it, and every other step that may
+//!   be applied by then.
+//! - Work that panics breaks the partition: from then on it is not held here, which workers learn
+//!   and tell the master.
+//! - A version appears whole, together with its entry in the ledger; then all waiting pulls look
+//!   again.
+//! - The order in which pushes come, the number of partitions, chunks and threads do not reach the
+//!   bits in canonical order.
 //!
-//! The files of the folder add to [`Partition`], in the order of its life: `push` takes gradients in, `update` makes versions of them
-//! (asking other partitions by `norms`), `pull` gives versions out, `save` and `restore` exchange them with checkpoints. All work on
-//! values is in `dense`.
+//! The files of the folder add to [`Partition`], in the order of its life: `push` takes gradients
+//! in, `update` makes versions of them (asking other partitions by `norms`), `pull` gives versions
+//! out, `save` and `restore` exchange them with checkpoints. All work on values is in `dense`.
 
 mod dense;
 pub(crate) mod norms;
@@ -59,11 +64,12 @@ pub(crate) struct Partition {
     steps_in_progress_max: usize,
     pulled_versions_max: usize,
     inline_bytes_max: usize,
-    /// So many updates take from the pool what training needs; those after them take what was given back.
+    /// So many updates take from the pool what training needs; those after them take what was given
+    /// back.
     settled_after: usize,
     metrics: Arc<Metrics>,
     admission: Admission,
-    /// Its tensors, with all that is done to their values.
+    /// The tensors, with all operations on their values.
     dense: Dense,
     state: Mutex<State>,
     /// Something changed: waiting pulls look again, in the order in which they came.
@@ -98,12 +104,13 @@ struct State {
     updating: bool,
     /// Made since it was opened.
     updates: usize,
-    /// Spans of the pushes of each step in progress, in the order in which they came; empty without a collector.
+    /// Spans of the pushes of each step in progress, in the order in which they came; empty without
+    /// a collector.
     marks: BTreeMap<Step, Vec<Mark>>,
     ledger: Ledger,
     /// What this partition contributed to the norms of the last steps, for the others.
     measured: VecDeque<(Step, Measured)>,
-    /// Why the checkpoint that it was opened with cannot be loaded.
+    /// The reason for which its checkpoint cannot be loaded.
     restore_error: Option<String>,
     /// Versions that were pulled: gone when nobody holds any value of them any more.
     pulled: BTreeMap<Version, Held>,
@@ -123,8 +130,8 @@ pub(crate) enum Life {
     Broken,
 }
 
-/// Held while the partition is worked on: a panic breaks it. Otherwise the step that was being worked on would be lost without a
-/// word, and with it every later one.
+/// Held while the partition is worked on: a panic breaks it. Otherwise the step that was being
+/// worked on would be lost without a word, and with it every later one.
 struct BreaksByPanic<'a>(&'a Partition);
 
 impl Drop for BreaksByPanic<'_> {
@@ -138,10 +145,11 @@ impl Drop for BreaksByPanic<'_> {
 }
 
 impl Partition {
-    /// An empty partition. The caller has compared the parts of `opening` with each other.
+    /// Creates an empty partition. The caller has compared the parts of `opening` with each other.
     ///
     /// # Errors
-    /// The other partitions have no URLs, the tensors cannot be placed or are too large, or the optimizer is no valid one.
+    /// The other partitions have no URLs, the tensors cannot be placed or are too large, or the
+    /// optimizer is no valid one.
     pub(crate) fn new(
         opening: Opening,
         master: u64,
@@ -154,8 +162,9 @@ impl Partition {
         let place = Place::from(opening.address);
         let consistency = opening.spec.consistency.resolve();
         let newest = match consistency {
-            // Another partition may be delay + 1 steps behind this one, and the step that it lacks was computed from a
-            // version delay steps older still: to compute it again, all partitions must have that version.
+            // Another partition may be delay + 1 steps behind this one, and the step that it lacks
+            // was computed from a version delay steps older still: to compute it again, all
+            // partitions must have that version.
             Consistency { order: Order::Canonical, delay } => 2 * delay.unwrap_or(0) as usize + 2,
             Consistency { order: Order::Arrival, .. } => 1,
         };
@@ -210,17 +219,17 @@ impl Partition {
         })
     }
 
-    /// What it was opened with.
+    /// Returns what it was opened with.
     pub(crate) const fn opening(&self) -> &Opening {
         &self.opening
     }
 
-    /// Which partition it is.
+    /// Returns which partition it is.
     pub(crate) const fn place(&self) -> Place {
         self.place
     }
 
-    /// What the job exchanges.
+    /// Returns what the job exchanges.
     pub(crate) const fn wire(&self) -> WireType {
         self.opening.spec.exchange.dtype
     }
@@ -235,22 +244,22 @@ impl Partition {
         self.dense.bytes_in(wire)
     }
 
-    /// Whether steps are applied as they arrive, so that its ledger alone says what it has.
+    /// Returns whether steps are applied as they arrive, so that its ledger alone says what it has.
     pub(crate) fn keeps_arrivals(&self) -> bool {
         self.consistency.order == Order::Arrival
     }
 
-    /// Whether work on all of it is done where it comes up.
+    /// Returns whether work on all of it is done where it comes up.
     const fn is_inline(&self) -> bool {
         self.dense.bytes() <= self.inline_bytes_max
     }
 
-    /// Whether work on it has panicked: nothing of it is held any more.
+    /// Returns whether work on it has panicked: nothing of it is held any more.
     pub(crate) fn is_broken(&self) -> bool {
         matches!(self.state().life, Life::Broken)
     }
 
-    /// The version and the ledger, at one moment.
+    /// Returns the version and the ledger, at one moment.
     pub(crate) fn applied(&self) -> Applied {
         let state = self.state();
         let Address { partition, era, .. } = self.opening.address;
@@ -258,7 +267,7 @@ impl Partition {
         Applied { partition, era, version, ledger, restore_error: state.restore_error.clone() }
     }
 
-    /// From now on the other partitions of its job live at `urls`, as far as it needs to know them.
+    /// Sets the addresses of the job's other partitions, if this partition exchanges norms.
     ///
     /// # Errors
     /// An address is no URL.
@@ -288,7 +297,8 @@ impl Partition {
         self.dense.replace_slots(Vec::new());
     }
 
-    /// Keeps the number of bytes that wait for others up to date. After each change of what the aggregator has.
+    /// Keeps the number of bytes that wait for others up to date. After each change of what the
+    /// aggregator has.
     fn count_held(&self, state: &mut State) {
         if !matches!(state.life, Life::Open) {
             return;

@@ -1,7 +1,8 @@
-//! [`Ps`]: every partition that this process holds, behind a handle that is cheap to clone: opens, finds and closes them.
+//! [`Ps`]: every partition that this process holds, behind a handle that is cheap to clone: opens,
+//! finds and closes them.
 //!
-//! The gRPC service and, in one process, the workers themselves use it. Always true here: the lock of the map is short and never held
-//! across an await; what a partition does, it does by itself.
+//! The gRPC service and, in one process, the workers themselves use it. Always true here: the lock
+//! of the map is short and never held across an await; what a partition does, it does by itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -55,14 +56,14 @@ struct Inner {
 /// One start of a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MasterStart {
-    /// Names its journal; 0 without a master.
+    /// Identity of its journal; 0 without a master.
     pub master: u64,
     /// How often a master has started with that journal.
     pub starts: u64,
 }
 
 impl Ps {
-    /// A ps without partitions.
+    /// Creates a ps without partitions.
     ///
     /// # Errors
     /// [`Error::Options`] with everything that is wrong with the options.
@@ -70,18 +71,19 @@ impl Ps {
         Self::with_stores(options, Stores::default())
     }
 
-    /// A ps without partitions whose checkpoints lie in these stores.
+    /// Creates a ps without partitions whose checkpoints lie in these stores.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_stores(options: Options, stores: Stores) -> Result<Self> {
         Self::with(options, stores, None)
     }
 
-    /// A ps without partitions whose weights lie in `memory`, which workers of this host may read.
+    /// Creates a ps without partitions whose weights lie in `memory`, which workers of this host
+    /// may read.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with(options: Options, stores: Stores, memory: Option<Memory>) -> Result<Self> {
         options.validate()?;
         Ok(Self(Arc::new(Inner {
@@ -97,27 +99,29 @@ impl Ps {
         })))
     }
 
-    /// What it was made with.
+    /// Returns what it was made with.
     pub fn options(&self) -> &Options {
         &self.0.options
     }
 
-    /// The memory that workers of this host may read.
+    /// Returns the memory that workers of this host may read.
     pub(crate) fn memory(&self) -> Option<&Memory> {
         self.0.memory.as_ref()
     }
 
-    /// The workers of this host that read its weights where they lie, and whose gradients it reads where they lie.
+    /// Returns the workers of this host that read its weights where they lie, and whose gradients
+    /// it reads where they lie.
     pub(crate) fn attachments(&self) -> &Attachments {
         &self.0.attachments
     }
 
-    /// What it has counted.
+    /// Returns what it has counted.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// Writes a file to where the checkpoints of a job shall lie, by which the master sees that it lies in the store that it knows.
+    /// Writes a file to where the checkpoints of a job shall lie, by which the master sees that it
+    /// lies in the store that it knows.
     ///
     /// # Errors
     /// [`Error::Probe`]: a name that is no probe's, or a store that cannot be written.
@@ -136,16 +140,19 @@ impl Ps {
         written.map_err(|error| Error::Probe { failure: Failure::new(Kind::Unavailable, error) })
     }
 
-    /// Creates a partition, empty until version 0 is pushed or its checkpoint is loaded in the background; answers its version.
-    /// Repeating an identical call changes nothing. A newer era replaces the partition by an empty one; so does another process
-    /// start of the master, whose numbers of jobs begin anew, and another checkpoint when the one before cannot be loaded. In
-    /// arrival order a partition that has weights keeps them, whatever checkpoint it is to begin with.
+    /// Creates a partition, empty until version 0 is pushed or its checkpoint is loaded in the
+    /// background; answers its version. Repeating an identical call changes nothing. A newer era
+    /// replaces the partition by an empty one; so does another process start of the master, whose
+    /// numbers of jobs begin anew, and another checkpoint when the one before cannot be loaded. In
+    /// arrival order a partition that has weights keeps them, whatever checkpoint it is to begin
+    /// with.
     ///
     /// # Panics
     /// With a checkpoint and outside a runtime.
     ///
     /// # Errors
-    /// The request contradicts itself or what is open, or a limit is reached. Then nothing has changed.
+    /// The request contradicts itself or what is open, or a limit is reached. Then nothing has
+    /// changed.
     pub fn open(&self, opening: Opening) -> Result<Option<Version>> {
         admission::check(&opening, self.0.options.partition_bytes_max)?;
         let address @ Address { job, partition, era } = opening.address;
@@ -203,12 +210,13 @@ impl Ps {
         pushed
     }
 
-    /// Reads a partition at a version: waits until it exists, at most as long as `pull` says, and returns its chunks in f32,
-    /// whatever type they may travel in. The chunks share the memory of the partition, which keeps the version unchanged until
-    /// the last of them is dropped. A caller may drop the future at any time.
+    /// Reads a partition at a version: waits until it exists, at most as long as `pull` says, and
+    /// returns its chunks in f32, whatever type they may travel in. The chunks share the memory of
+    /// the partition, which keeps the version unchanged until the last of them is dropped. A caller
+    /// may drop the future at any time.
     ///
     /// # Errors
-    /// As [`pull_into`](Parameters::pull_into).
+    /// The errors of [`pull_into`](Parameters::pull_into).
     #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
     pub async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
         let pulled = self.pull_from(pull).await;
@@ -228,8 +236,8 @@ impl Ps {
         Ok(pulled)
     }
 
-    /// What a partition contributes to the norms of a step, for the other partitions of the job; waits for the step's sum, at most
-    /// `wait`. A caller may drop the future at any time.
+    /// Returns what a partition contributes to the norms of a step, for the other partitions of the
+    /// job; waits for the step's sum, at most `wait`. A caller may drop the future at any time.
     pub(crate) async fn squares(
         &self,
         address: Address,
@@ -239,7 +247,7 @@ impl Ps {
         self.find(address)?.squares(address.era, step, wait).await.inspect_err(checks::refused)
     }
 
-    /// What a job's partitions on this ps have applied, by partition.
+    /// Returns what a job's partitions on this ps have applied, by partition.
     ///
     /// # Errors
     /// [`Error::UnknownJob`].
@@ -247,7 +255,8 @@ impl Ps {
         Ok(self.find_all(job)?.iter().map(|partition| partition.applied()).collect())
     }
 
-    /// Asks for a checkpoint of a job at a coming version; says whether all its partitions here are below it.
+    /// Asks for a checkpoint of a job at a coming version; says whether all its partitions here are
+    /// below it.
     ///
     /// # Errors
     /// [`Error::UnknownJob`], [`Error::NoCheckpoints`].
@@ -256,12 +265,12 @@ impl Ps {
         partitions.iter().try_fold(true, |coming, partition| Ok(partition.save(version)? && coming))
     }
 
-    /// How the writing of checkpoints ended, as far as the master has not taken it.
+    /// Returns how the writing of checkpoints ended, as far as the master has not taken it.
     pub fn reports(&self) -> watch::Receiver<Reported> {
         self.0.reports.changes()
     }
 
-    /// The master has taken these reports.
+    /// Removes the reports with these numbers, which the master has taken.
     pub(crate) fn reports_taken(&self, numbers: &[u64]) {
         self.0.reports.taken(numbers);
     }
@@ -281,7 +290,8 @@ impl Ps {
     /// Drops the partitions of a job that has ended in `era`, as this start of a master says.
     ///
     /// # Errors
-    /// A later start of the master is known, or the partitions are of another master or of a later era. Then nothing is dropped.
+    /// A later start of the master is known, or the partitions are of another master or of a later
+    /// era. Then nothing is dropped.
     pub fn close_ended(&self, job: JobId, era: Era, sender: MasterStart) -> Result<()> {
         let here = self.master();
         if sender.master == here.master && sender.starts < here.starts {
@@ -300,8 +310,8 @@ impl Ps {
         Ok(())
     }
 
-    /// Drops a job's partitions; waiting pulls are answered that they are gone. Unknown jobs are fine. Returns at once; memory that pulls
-    /// still read is freed when they end.
+    /// Drops a job's partitions; waiting pulls are answered that they are gone. Unknown jobs are
+    /// fine. Returns at once; memory that pulls still read is freed when they end.
     pub fn close(&self, job: JobId) {
         let closed: Vec<_> = {
             let mut partitions = self.partitions_mut();
@@ -315,22 +325,23 @@ impl Ps {
         }
     }
 
-    /// Every open job and the process start of the master that opened it.
+    /// Returns every open job and the process start of the master that opened it.
     pub(crate) fn jobs(&self) -> BTreeMap<JobId, u64> {
         self.partitions().iter().map(|(place, partition)| (place.job, partition.master)).collect()
     }
 
-    /// Whether it holds anything that a checkpoint could keep.
+    /// Returns whether it holds anything that a checkpoint could keep.
     pub(crate) fn has_something_to_save(&self) -> bool {
         self.partitions().values().any(|partition| partition.can_be_saved())
     }
 
-    /// Other ps are reached through this; without it by TCP, without keys. Only the first call counts.
+    /// Sets the dialer for connections to other ps. Only the first call counts. Without a call they
+    /// use TCP without keys.
     pub(crate) fn dials_with(&self, dialer: Dialer) {
         self.0.ps_clients.get_or_init(|| norms::clients(dialer));
     }
 
-    /// From now on jobs are opened and closed by this start of a master.
+    /// Sets the start of a master that opens and closes jobs from now on.
     pub fn registered_with(&self, master: MasterStart) {
         *self.0.master.lock().unwrap_or_else(PoisonError::into_inner) = master;
     }
@@ -339,7 +350,7 @@ impl Ps {
         *self.0.master.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The partition that a worker or another partition speaks to.
+    /// Returns the partition that a worker or another partition speaks to.
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -366,9 +377,10 @@ impl Ps {
 
 #[async_trait::async_trait]
 impl Parameters for Ps {
-    /// Takes up a push of a worker in this process, without a copy: this ps keeps the chunks until their step is applied or they
-    /// are added to others. Returns when the push is merged, or the step that it completes is applied. A caller may drop the
-    /// future: the push then either counts whole or not at all.
+    /// Takes up a push of a worker in this process, without a copy: this ps keeps the chunks until
+    /// their step is applied or they are added to others. Returns when the push is merged, or the
+    /// step that it completes is applied. A caller may drop the future: the push then either counts
+    /// whole or not at all.
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         let pushed = async {
             let Push { address, target, chunks, .. } = push;
@@ -395,8 +407,9 @@ impl Parameters for Ps {
     }
 }
 
-/// What an open partition has applied, when it stays as it is although it is opened again: because the two openings agree, or
-/// because it has weights in arrival order. `None` when an empty one takes its place.
+/// Returns what an open partition has applied, when it stays as it is although it is opened again:
+/// because the two openings agree, or because it has weights in arrival order. `None` when an empty
+/// one takes its place.
 ///
 /// # Errors
 /// The opening is of an earlier era, or differs from that of the partition.
@@ -415,8 +428,8 @@ fn stays(partition: &Partition, opening: &Opening) -> Result<Option<Applied>> {
             Ok(Some(applied))
         }
         Some(Opening::CHECKPOINT) if applied.restore_error.is_some() => Ok(None),
-        // The master gave up waiting for a part that is here all the same. Its ledger says what it has, which is as good; in canonical
-        // order such a part is of an older era.
+        // The master gave up waiting for a part that is here all the same. Its ledger says what it
+        // has, which is as good; in canonical order such a part is of an older era.
         Some(Opening::CHECKPOINT) if applied.version.is_some() && partition.keeps_arrivals() => {
             Ok(Some(applied))
         }

@@ -32,7 +32,7 @@ struct Free {
 struct Kind {
     dtype: DType,
     len: usize,
-    /// In memory that workers read.
+    /// Whether it lies in memory that workers read.
     shared: bool,
 }
 
@@ -46,8 +46,8 @@ pub enum Use {
 }
 
 impl Pool {
-    /// An empty pool that keeps at most `free_bytes_max` for later; more is given back to the
-    /// system. Weights lie in `memory`, as far as it has room.
+    /// Creates an empty pool that keeps at most `free_bytes_max` for later; more is given back to
+    /// the system. Weights lie in `memory`, as far as it has room.
     pub fn new(free_bytes_max: usize, memory: Option<Memory>) -> Self {
         Self(Arc::new(Free {
             lists: Mutex::default(),
@@ -58,7 +58,7 @@ impl Pool {
         }))
     }
 
-    /// A buffer of `len` elements with any content: zeros, or what it held before.
+    /// Returns a buffer of `len` elements with any content: zeros, or what it held before.
     pub fn take(&self, use_of: Use, dtype: DType, len: usize) -> Buffer {
         let kind = self.kind(use_of, dtype, len);
         let recycled = self.0.lists().get_mut(&kind).and_then(Vec::pop);
@@ -116,14 +116,14 @@ impl fmt::Debug for Pool {
 /// Storage of one chunk that goes back to its [`Pool`].
 pub struct Buffer {
     kind: Kind,
-    /// There until it is dropped.
+    /// The memory; `None` only while it is dropped.
     storage: Option<Storage>,
     pool: Arc<Free>,
 }
 
 impl Buffer {
-    /// The values as bytes to send or to save; no copy in memory of the host. They keep the buffer
-    /// from being recycled as long as they live.
+    /// Returns the values as bytes to send or to save; no copy in memory of the host. They keep the
+    /// buffer from being recycled as long as they live.
     pub fn view(self: &Arc<Self>) -> Bytes {
         Storage::share(self.clone())
     }

@@ -1,4 +1,5 @@
-//! A ps process: serves its partitions, belongs to the fleet, forgets jobs that have ended, and leaves in good order.
+//! A ps process: serves its partitions, belongs to the fleet, forgets jobs that have ended, and
+//! leaves in good order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -27,15 +28,17 @@ use crate::service::{Bulk, Service};
 /// How long calls in flight may go on after the shutdown was asked for.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a new master may take to name the jobs that it knows, before those of the old one are closed: a reply that it
-/// sent before it opened a job here may still be on its way.
+/// How long a new master may take to name the jobs that it knows, before those of the old one are
+/// closed: a reply that it sent before it opened a job here may still be on its way.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Runs a ps until `shutdown`: serves `incoming` connections and is a member of the fleet of the master in its options. Then its
-/// jobs are saved where they stand, for as long as its options allow, so that nothing of them is trained again, and it leaves.
+/// Runs a ps until `shutdown`: serves `incoming` connections and is a member of the fleet of the
+/// master in its options. Then its jobs are saved where they stand, for as long as its options
+/// allow, so that nothing of them is trained again, and it leaves.
 ///
 /// # Errors
-/// The master refuses this ps for good (another program version, a bad name), its URL is none, or the server breaks.
+/// The master refuses this ps for good (another program version, a bad name), its URL is none, or
+/// the server breaks.
 pub async fn run<I, T>(ps: Ps, incoming: I, dialer: Dialer, shutdown: CancellationToken) -> Result<()>
 where
     I: Stream<Item = io::Result<Accepted<T>>> + Send,
@@ -45,10 +48,11 @@ where
     take_part(ps, serving, dialer, shutdown).await
 }
 
-/// Runs a ps as [`run`] does, with threads of its own for the connections of `listener`; see [`serve_on_threads`].
+/// Runs a ps as [`run`] does, with threads of its own for the connections of `listener`; see
+/// [`serve_on_threads`].
 ///
 /// # Errors
-/// As [`run`], or a thread cannot be started.
+/// The errors of [`run`], or a thread cannot be started.
 pub async fn run_on_threads(
     ps: Ps,
     listener: Listener,
@@ -98,8 +102,9 @@ where
     }
 }
 
-/// As [`serve`], with a thread and a runtime of its own for each of a few connections at a time. The socket of a connection is then
-/// read by the thread that adds up what it brings: between the threads of one runtime each message would change cores twice.
+/// Serves like [`serve`], on a few threads with a runtime each that share the connections. One
+/// thread reads a connection's socket and adds up its gradients. The threads of one shared runtime
+/// would move each message between cores twice.
 ///
 /// # Errors
 /// A thread cannot be started, or the server breaks.
@@ -135,8 +140,8 @@ async fn serve_on_threads_with(
     futures::future::try_join_all(serving).await.map(drop)
 }
 
-/// The gRPC server alone, without a master: parameters, health and reflection, until `shutdown`. It then accepts no more,
-/// lets calls in flight finish within a second, and returns.
+/// Serves gRPC without a master until `shutdown`: parameters, health and reflection. It then
+/// accepts no more connections, lets calls in flight finish within a second, and returns.
 ///
 /// # Errors
 /// The server breaks.
@@ -259,7 +264,8 @@ async fn close_ended_jobs(ps: &Ps, session: &Session) -> Infallible {
     }
 }
 
-/// Tells the master of checkpoints, at each heartbeat until it has taken what it was told. Never ends by itself.
+/// Tells the master of checkpoints, at each heartbeat until it has taken what it was told. Never
+/// ends by itself.
 async fn report_checkpoints(ps: &Ps, session: &Session) -> Infallible {
     let mut reports = ps.reports();
     let mut replies = session.replies();
@@ -287,8 +293,8 @@ async fn report_checkpoints(ps: &Ps, session: &Session) -> Infallible {
     }
 }
 
-/// Which of `open` jobs (with the process start of the master that opened each) are over by a reply of `master`.
-/// `settled`: it has had the time to name all jobs that it knows.
+/// Returns which of `open` jobs (with the process start of the master that opened each) are over by
+/// a reply of `master`. `settled`: it has had the time to name all jobs that it knows.
 fn ended(reply: &pb::HeartbeatReply, open: &BTreeMap<JobId, u64>, master: u64, settled: bool) -> Vec<JobId> {
     let alive: BTreeSet<JobId> = reply.jobs.iter().copied().map(JobId).collect();
     let over = |&(&job, &opened_by): &(&JobId, &u64)| {

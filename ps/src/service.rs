@@ -1,4 +1,5 @@
-//! tonic in, tonic out: decodes and checks every message, calls [`Ps`], encodes the answer. Nothing is decided here.
+//! tonic in, tonic out: decodes and checks every message, calls [`Ps`], encodes the answer. Nothing
+//! is decided here.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -45,7 +46,7 @@ type Held = Arc<oneshot::Sender<()>>;
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     ps: Ps,
-    /// Once cancelled, pulls stop waiting.
+    /// Token that ends waiting pulls once it is cancelled.
     stopping: CancellationToken,
 }
 
@@ -54,8 +55,8 @@ impl Service {
         Self { ps, stopping }
     }
 
-    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks. The last clone of `held` is dropped
-    /// when nothing of the sender's memory is read any more.
+    /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
+    /// The last clone of `held` is dropped when nothing of the sender's memory is read any more.
     async fn receive(&self, mut stream: Incoming<Body>, held: Held, mark: Option<Mark>) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
@@ -103,8 +104,8 @@ impl Service {
         arriving.finish().await
     }
 
-    /// How a push went; the call ends when nothing of the sender's memory is read any more. One that is still read when this ps stops
-    /// ends without a word.
+    /// Answers a push. The call ends when this ps no longer reads the sender's memory. If this ps
+    /// stops before, the call ends without a reply.
     fn acknowledge(&self, pushed: Result<Pushed>, released: oneshot::Receiver<()>) -> HttpResponse<Body> {
         let (reply, result) = match pushed {
             Ok(pushed) => (Some(pb::PushReply::from(pushed)), Ok(())),
@@ -121,7 +122,7 @@ impl Service {
         bulk::respond_until(reply.into_iter(), Box::pin(until))
     }
 
-    /// What a pull asks for, once it is there, and the response that brings it.
+    /// Waits for what a pull asks for, and returns the response that brings it.
     async fn send(&self, mut stream: Incoming<Body>) -> Result<HttpResponse<Body>, Status> {
         let request = stream.message::<pb::PullRequest>().await?;
         let mut request = required("Parameters.Pull", "request", request)?;
@@ -149,7 +150,8 @@ impl Service {
         }
     }
 
-    /// How a chunk is sent to a worker that reads this ps's memory: by telling where it lies.
+    /// Returns how a chunk is sent to a worker that reads this ps's memory: by telling where it
+    /// lies.
     fn tell(&self, memory: &Memory, wire: WireType) -> impl FnMut(Chunk) -> pb::Chunk + Send + 'static {
         let (ps, memory) = (self.ps.clone(), memory.clone());
         move |chunk| match memory.find(&chunk.values) {
@@ -161,7 +163,8 @@ impl Service {
         }
     }
 
-    /// Keeps `chunks` as they are until the worker has read them, which the end of its request says. It may take as long as a push.
+    /// Keeps `chunks` as they are until the worker has read them, which the end of its request
+    /// says. It may take as long as a push.
     fn hold(
         &self,
         mut stream: Incoming<Body>,
@@ -182,8 +185,8 @@ impl Service {
     }
 }
 
-/// What a pull answers, for as long as a worker may take to read it. Then it is let go, whether the worker reads or not: one that never
-/// does keeps no version.
+/// What a pull answers, for as long as a worker may take to read it. Then it is let go, whether the
+/// worker reads or not: one that never does keeps no version.
 struct Timed<I> {
     /// `None` once the time is over.
     replies: Arc<Mutex<Option<I>>>,
@@ -201,7 +204,7 @@ impl<I: Send + 'static> Timed<I> {
         Self { replies, over: tokio::spawn(letting_go).abort_handle() }
     }
 
-    /// How the call ends, once it has answered what it can.
+    /// Returns how the call ends, once it has answered what it can.
     fn ended(&self, waited: Duration) -> impl Future<Output = Option<HeaderMap>> + use<I> {
         let replies = self.replies.clone();
         async move {
@@ -235,7 +238,7 @@ fn lock<I>(replies: &Mutex<Option<I>>) -> MutexGuard<'_, Option<I>> {
     replies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a pull answers, one after the other.
+/// Returns what a pull answers, one after the other.
 fn replies(
     pulled: Pulled,
     send: impl FnMut(Chunk) -> pb::Chunk + Send + Unpin + 'static,
@@ -247,7 +250,8 @@ fn replies(
     std::iter::once(part(header)).chain(chunks)
 }
 
-/// The service as the server sees it: pushes and pulls go past tonic's codec, which would copy what they carry.
+/// The service as the server sees it: pushes and pulls go past tonic's codec, which would copy what
+/// they carry.
 #[derive(Clone, Debug)]
 pub(crate) struct Bulk {
     service: Service,
@@ -301,7 +305,7 @@ impl HttpService<HttpRequest<Body>> for Bulk {
     }
 }
 
-/// A stream of a push that is not one header and then chunks.
+/// Returns the error of a push whose stream is not one header and then chunks.
 fn misplaced(expected: &str) -> Error {
     let (message, field) = ("PushRequest", "part");
     let found = format!("something else or nothing where the {expected} belong");

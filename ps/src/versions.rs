@@ -1,7 +1,8 @@
-//! Which versions of the weights are kept: the newest few, and those that an evaluation has not measured yet.
+//! Which versions of the weights are kept: the newest few, and those that an evaluation has not
+//! measured yet.
 //!
-//! Pure; the weights are any type `T`. Always true here: the newest version is kept, so is every one that is pinned,
-//! and at most `newest` versions are neither older than the newest nor pinned.
+//! Pure; the weights are any type `T`. Always true here: the newest version is kept, so is every
+//! one that is pinned, and at most `newest` versions are neither older than the newest nor pinned.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +24,17 @@ pub(crate) struct Versions<T> {
 /// What there is of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kept<T> {
-    /// It.
+    /// The version.
     Here(T),
-    /// It was there; its steps are applied.
+    /// The version is gone: its steps are applied.
     Gone,
-    /// Not made yet.
+    /// The version does not exist yet.
     NotYet,
 }
 
 impl<T: Clone> Versions<T> {
-    /// None yet. Keeps the `newest` newest, and every version that ends an epoch of `evaluated` until it is unpinned.
+    /// Creates a store without versions. It keeps the `newest` newest versions, and every version
+    /// that ends an epoch of `evaluated` until it is unpinned.
     pub(crate) const fn new(newest: usize, evaluated: Option<Plan>) -> Self {
         Self { kept: BTreeMap::new(), newest, evaluated, unpinned: Version(0) }
     }
@@ -64,18 +66,18 @@ impl<T: Clone> Versions<T> {
         }
     }
 
-    /// The newest version and its weights.
+    /// Returns the newest version and its weights.
     pub(crate) fn newest(&self) -> Option<(Version, &T)> {
         self.kept.last_key_value().map(|(version, weights)| (*version, weights))
     }
 
-    /// How many are kept.
+    /// Returns how many are kept.
     pub(crate) fn len(&self) -> usize {
         self.kept.len()
     }
 
-    /// Lets go of what need not be kept once the next version is being made: whoever has the step's gradients has what they were
-    /// computed from. Returns what is let go.
+    /// Lets go of what need not be kept once the next version is being made: whoever has the step's
+    /// gradients has what they were computed from. Returns what is let go.
     #[must_use = "to be dropped outside the lock"]
     pub(crate) fn make_room(&mut self) -> Vec<T> {
         self.keep(self.newest.saturating_sub(1).max(1))

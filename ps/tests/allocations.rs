@@ -1,4 +1,5 @@
-//! After its first steps a ps allocates no buffer: counted at the allocator of the whole process, with all that a step does.
+//! After its first steps a ps allocates no buffer: counted at the allocator of the whole process,
+//! with all that a step does.
 #![expect(unsafe_code, reason = "an allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};

@@ -104,7 +104,7 @@ fn keys() -> Vec<Setting> {
     ]
 }
 
-/// The tokens that a server accepts.
+/// Returns the tokens that a server accepts.
 fn tokens() -> Setting {
     let help = "List of the tokens that may call, as `ebb certs` writes it (TOML). Without a list every call is accepted";
     of_process("tokens", Kind::Path, "FILE", None, help).under(SECURITY).named("EBB_TOKENS")
@@ -442,7 +442,7 @@ impl Role for Worker {
     }
 }
 
-/// The device that a worker computes on.
+/// Returns the device that a worker computes on.
 ///
 /// # Errors
 /// The setting names no device.
@@ -450,7 +450,7 @@ pub(crate) fn device(settings: &Settings) -> Result<Choice, model::Error> {
     settings.text("device").unwrap_or("auto").parse()
 }
 
-/// The files with the certificates, the token and the list of tokens of a role.
+/// Returns the files with the certificates, the token and the list of tokens of a role.
 pub(crate) fn key_files(settings: &Settings) -> security::Options {
     let path = |key: &str| -> Option<PathBuf> { settings.path(key) };
     security::Options {

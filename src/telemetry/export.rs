@@ -82,8 +82,8 @@ impl Sending {
 }
 
 impl Export {
-    /// The place of a new span: below its parent, or as the root of a trace that the sampler may
-    /// drop.
+    /// Returns the place of a new span: below its parent, or as the root of a trace that the
+    /// sampler may drop.
     pub(crate) fn place(&self, parent: Option<Mark>, metadata: &Metadata<'_>, fields: &Fields) -> Place {
         let span = self.config.id_generator.new_span_id();
         if let Some(parent) = parent {
@@ -150,7 +150,7 @@ impl Export {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The exporter's form of a span.
+    /// Returns the exporter's form of a span.
     fn data(&self, Ended { metadata, open, place, end }: Ended) -> SpanData {
         let limits = &self.config.span_limits;
         let mut attributes = open.fields.list;
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// The batches in which `spans` arrive.
+    /// Returns the batches in which `spans` arrive.
     fn collected(batches: Batches, spans: impl FnOnce()) -> Vec<Vec<SpanData>> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let (runtime, collector) = (runtime.expect("a runtime"), Collector::default());

@@ -41,7 +41,7 @@ impl Numbers {
         Self { board: Board::default(), meter }
     }
 
-    /// The board on which a role shows its numbers.
+    /// Returns the board on which a role shows its numbers.
     pub(crate) const fn board(&self) -> &Board {
         &self.board
     }
@@ -72,7 +72,7 @@ fn router(board: Board) -> Router {
     Router::new().route("/metrics", get(show))
 }
 
-/// The numbers of the role, and the memory of its process.
+/// Returns the numbers of the role, and the memory of its process.
 fn read(board: &Board) -> Vec<Reading> {
     let mut readings = board.read();
     let used = memory_bytes("/proc/self/status", "VmRSS:");
@@ -88,7 +88,8 @@ fn read(board: &Board) -> Vec<Reading> {
     readings
 }
 
-/// The bytes in a line `NAME   NUMBER kB` of a file of the kernel. `None` without such a file.
+/// Returns the bytes in a line `NAME   NUMBER kB` of a file of the kernel. `None` without such a
+/// file.
 fn memory_bytes(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
 
-/// The field with the kind of a span: `client` or `server` for the ends of a call. It is no attribute.
+/// The field with the kind of a span: `client` or `server` for the ends of a call. It is no
+/// attribute.
 const KIND: &str = "otel.kind";
 
 /// The facts of a span, until it ends.
@@ -43,7 +44,8 @@ impl Open {
         Self { begin, begun, fields, events: SpanEvents::default(), status: Status::Unset }
     }
 
-    /// The end of the span, if it ends now: never before its begin, even if the clock was set back.
+    /// Returns the end of the span, if it ends now: never before its begin, even if the clock was
+    /// set back.
     pub(super) fn end(&self) -> SystemTime {
         self.begin + self.begun.elapsed()
     }

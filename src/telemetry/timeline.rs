@@ -144,7 +144,7 @@ mod tests {
     use super::{File, Timeline};
     use crate::telemetry::spans::Spans;
 
-    /// The events of the file that `spans` lead to.
+    /// Returns the events of the file that `spans` lead to.
     fn traced(spans: impl FnOnce()) -> Vec<Value> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("trace.json");

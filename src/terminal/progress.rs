@@ -74,7 +74,8 @@ impl Progress {
     }
 }
 
-/// The state of training on one line. A narrow terminal cuts off the end, which matters least.
+/// Returns the state of training on one line. A narrow terminal cuts off the end, which matters
+/// least.
 fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     let left = left.map(|left| format!(", {} left", duration(left))).unwrap_or_default();
     format!(
@@ -89,7 +90,7 @@ fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     )
 }
 
-/// The line of any other event.
+/// Returns the line of any other event.
 fn line(kind: &Kind) -> Option<String> {
     Some(match kind {
         // A warning says what was lost, and the next line of training where it stands.

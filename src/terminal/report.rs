@@ -15,7 +15,7 @@ pub(crate) fn state_with_reason(state: JobState, reason: &str) -> String {
     if reason.is_empty() { state.to_owned() } else { format!("{state}: {reason}") }
 }
 
-/// A measured value: four significant digits, exponents only where they are needed.
+/// Returns a measured value: four significant digits, exponents only where they are needed.
 pub(crate) fn value(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 || !value.is_finite() {
@@ -29,7 +29,7 @@ pub(crate) fn value(value: f64) -> String {
     }
 }
 
-/// A rate without false precision.
+/// Returns a rate without false precision.
 pub(crate) fn rate(per_second: f64) -> String {
     if per_second >= 100.0 { format!("{per_second:.0}") } else { format!("{per_second:.1}") }
 }
@@ -58,7 +58,7 @@ fn standby(number: u32, words: &str) -> String {
     if number == 0 { String::new() } else { format!(" (+{number}{words})") }
 }
 
-/// The workers of a job and its bounds: `2 workers (+1 standing by), wants 1 to 2`.
+/// Returns the workers of a job and its bounds: `2 workers (+1 standing by), wants 1 to 2`.
 pub(crate) fn workers_wanted(status: &JobStatus) -> String {
     let now = workers(status.workers, status.workers_standby);
     match (status.workers_min, status.workers_max) {
@@ -152,8 +152,8 @@ fn idle_workers(idle: &pb::Idle) -> String {
     format!("{names}: {}", idle.reason)
 }
 
-/// A worker that lives and makes no progress: ``worker `b` has been reading x.gz for 6 min 02 s;
-/// another worker is to count the records of `x.gz` ``.
+/// Describes a worker that lives and makes no progress: ``worker `b` has been reading x.gz for 6
+/// min 02 s; another worker is to count the records of `x.gz` ``.
 fn hangs(hang: &pb::Hang) -> String {
     let doing = hang.phase().doing();
     let what = if hang.what.is_empty() { String::new() } else { format!(" {}", hang.what) };
@@ -166,7 +166,7 @@ fn hangs(hang: &pb::Hang) -> String {
     format!("worker `{}` has been {doing}{what} for {time}; {work}", hang.worker)
 }
 
-/// All jobs, for `ebb jobs`.
+/// Returns all jobs, for `ebb jobs`.
 pub(crate) fn table(jobs: &[JobStatus]) -> String {
     let header = ["JOB", "STATE", "STEPS", "LOSS", "WORKERS", "TIME", "REASON"].map(str::to_owned);
     let row = |job: &JobStatus| {
@@ -192,7 +192,8 @@ pub(crate) fn table(jobs: &[JobStatus]) -> String {
     text
 }
 
-/// The end of a job, in a few lines. `otherwise` is the note for a user if nothing was written.
+/// Returns the end of a job, in a few lines. `otherwise` is the note for a user if nothing was
+/// written.
 pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &str) -> String {
     let training = Duration::from_millis(status.training_ms);
     let mut text = format!(

@@ -18,7 +18,7 @@ impl fmt::Display for NobodyReads {
     }
 }
 
-/// The error of a failed write to stdout.
+/// Returns the error of a failed write to stdout.
 fn unwritten(error: io::Error) -> anyhow::Error {
     let nobody_reads = error.kind() == io::ErrorKind::BrokenPipe;
     let error = anyhow::Error::new(error);

@@ -122,7 +122,7 @@ fn token(args: &args::CertsToken, app: &App) -> Result<()> {
     app.screen.print(&entry(&args.name, args.role, &token, args.jobs_max, args.artifact_bytes_max))
 }
 
-/// The certificate of an authority, without its key.
+/// Returns the certificate of an authority, without its key.
 fn authority(now: Duration) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = named(AUTHORITY);
@@ -132,8 +132,8 @@ fn authority(now: Duration) -> CertificateParams {
     params
 }
 
-/// A key and its certificate. Only the certificates of servers are valid for servers, so nobody can
-/// use a worker's certificate to stand in for a ps.
+/// Returns a key and its certificate. Only the certificates of servers are valid for servers, so
+/// nobody can use a worker's certificate to stand in for a ps.
 fn certificate(
     issuer: &Issuer<'_, KeyPair>,
     name: &str,

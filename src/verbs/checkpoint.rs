@@ -209,7 +209,7 @@ fn refuse_to_replace(path: &Path, script: &Script) -> Result<()> {
     Ok(())
 }
 
-/// The folder of one job, and its checkpoints.
+/// Returns the folder of one job, and its checkpoints.
 async fn look(place: &args::CheckpointPlace, app: &App) -> Result<(Folder, Found)> {
     Ok(client::checkpoint::look(&app.environment.stores, &url(place, app).await?).await?)
 }

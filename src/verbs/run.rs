@@ -96,7 +96,7 @@ async fn train(client: &Client, submission: Submission, out: Folder, app: &App) 
     let reply = client.submit(submission).await?;
     let mut progress = Progress::new(app.screen.clone());
     let mut follow = Follow::new(client.clone(), &reply.name, Some(out), app.screen.clone(), |event| {
-        progress.event(event)
+        progress.event(event);
     })?;
     let status = match follow.run(app.stop.token()).await? {
         Some(status) => status,

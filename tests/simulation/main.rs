@@ -59,7 +59,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// Seeds that broke a promise once. A change of the code may send them another way, so what they showed has a unit test too.
+/// Seeds that broke a promise once. A change of the code may send them another way, so what they
+/// showed has a unit test too.
 const BROKE_ONCE: [u64; 10] = [
     771_234_673,
     2_000_007,

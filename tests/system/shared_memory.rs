@@ -165,12 +165,14 @@ async fn until(mut reached: impl FnMut() -> bool) {
     }
 }
 
-/// Pushes version 0 and `steps` steps, each as four leaves of which two pairs wait for each other; answers the last weights.
+/// Pushes version 0 and `steps` steps, each as four leaves of which two pairs wait for each other;
+/// answers the last weights.
 async fn train(client: &Partitions, steps: u64) -> Weights {
     train_in(WireType::F32, client, steps).await
 }
 
-/// The same with leaves that are rounded, as the trainer does.
+/// Pushes version 0 and `steps` steps with leaves rounded to `wire`, as the trainer does, and
+/// returns the last weights.
 async fn train_in(wire: WireType, client: &Partitions, steps: u64) -> Weights {
     client.push(Target::Initial, values(0)).await.unwrap();
     for step in 0..steps {

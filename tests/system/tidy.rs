@@ -357,14 +357,6 @@ fn every_path_that_a_document_names_exists() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Folders whose comments follow the rules of English. A folder joins them when it does.
-const CLEAN_FOLDERS: [&str; 9] =
-    ["proto/", "net/", "store/", "data/", "model/", "worker/", "tests/", "benches/", "examples/"];
-
-/// Files of those folders whose comments do not follow the rules yet.
-const EXEMPT_FILES: [&str; 4] =
-    ["worker/src/fetcher.rs", "worker/src/grpc_ps.rs", "worker/src/near.rs", "worker/src/ps_client.rs"];
-
 /// First words of doc comments that cannot be read without the item before.
 const LEANING_OPENINGS: [&str; 11] =
     ["Of", "That", "Who", "Whoever", "The same", "As", "Also", "Likewise", "From", "For", "By"];
@@ -390,10 +382,6 @@ fn comments_stand_alone_in_lines_of_100_columns_at_most() {
     let mut found = Vec::new();
     for path in files(&[".rs"]) {
         let name = relative(&path);
-        let is_clean = CLEAN_FOLDERS.iter().any(|folder| name.starts_with(folder));
-        if !is_clean || EXEMPT_FILES.contains(&name.as_str()) {
-            continue;
-        }
         let mut marker_before = "";
         for (number, line) in read(&path).lines().enumerate() {
             let (place, marker) = (format!("{name}:{}", number + 1), comment_marker(line));

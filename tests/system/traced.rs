@@ -75,8 +75,8 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
         assert!(span.begin_ns <= span.end_ns, "{span:?}");
     }
 
-    // Every microbatch was computed below its lease. The worker asked for the lease, or got it as the
-    // answer to the report of another lease.
+    // Every microbatch was computed below its lease. The worker asked for the lease, or got it as
+    // the answer to the report of another lease.
     let computed: Vec<_> = traces.named("ebb-worker", "compute").collect();
     assert!(computed.len() >= microbatches, "{} of {microbatches}", computed.len());
     for compute in &computed {

@@ -173,13 +173,14 @@ impl Partitions {
     /// exchanges. All else is as in [`pull`](Self::pull).
     ///
     /// # Errors
-    /// As [`pull`](Self::pull).
+    /// The errors of [`pull`](Self::pull).
     pub async fn pull_rounded(&self, want: Want) -> Result<Option<Weights>> {
         self.pull_as(self.wire, want).await
     }
 
     async fn pull_as(&self, wire: WireType, want: Want) -> Result<Option<Weights>> {
-        // The partitions write different parts of it, one after the other: they are polled by one task.
+        // The partitions write different parts of it, one after the other: they are polled by one
+        // task.
         let values = Mutex::new(self.spare.take(&self.layout));
         let pulls = self.partitions.iter().map(async |partition| {
             let (address, wait) = (self.address(partition), self.limits.pull_timeout);

@@ -1,5 +1,5 @@
-//! Fetches work ahead: always one request at the master, beside what comes with the answers to reports, and everything a lease needs made
-//! ready before the loop sees it.
+//! Fetches work ahead: always one request at the master, beside what comes with the answers to
+//! reports, and everything a lease needs made ready before the loop sees it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ use crate::progress::Progress;
 use crate::reporter::Granted;
 use crate::work::{Lease, OtherTask, Task, Train, Work};
 
-/// Wait before asking again after an answer that no retry mends (the session re-registers meanwhile).
+/// Wait before asking again after an answer that no retry mends (the session re-registers
+/// meanwhile).
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Turns leases into work.
@@ -147,7 +148,8 @@ impl Fetcher {
         self.held.retain_jobs(lives);
     }
 
-    /// Prepares a lease that this worker holds. A lease that was lost since its answer came is left alone.
+    /// Prepares a lease that this worker holds. A lease that was lost since its answer came is left
+    /// alone.
     async fn on_lease(&mut self, incarnation: IncarnationId, lease: pb::Lease, span: Span) {
         let id = LeaseId(lease.id);
         if !self.held.has(id) {

@@ -194,8 +194,8 @@ async fn master_lost(session: &Session, url: &str, patience: Duration) -> Error 
     }
 }
 
-/// A part of what happens for a lease, as the timeline shows it: `client` for a call, `internal` for
-/// what this process computes.
+/// A part of what happens for a lease, as the timeline shows it: `client` for a call, `internal`
+/// for what this process computes.
 macro_rules! part {
     ($name:literal, $kind:literal, $lease:expr, $step:expr $(, $field:ident)*) => {
         tracing::debug_span!(

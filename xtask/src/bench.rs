@@ -48,7 +48,7 @@ const CRITERION: [&str; 2] = ["optimizers", "aggregate"];
 /// The part that is no cargo bench.
 const END_TO_END: &str = "end_to_end";
 
-/// All parts, the short ones first.
+/// Returns all parts, the short ones first.
 fn parts() -> Result<Vec<String>> {
     let mut of_root = Vec::new();
     for entry in fs::read_dir(workspace::root().join("benches")).context("list benches/")? {
@@ -62,7 +62,7 @@ fn parts() -> Result<Vec<String>> {
     Ok(named.chain(of_root).chain([END_TO_END.to_owned()]).collect())
 }
 
-/// The cargo benches of a part.
+/// Returns the cargo benches of a part.
 fn benches(part: &str) -> Vec<&str> {
     match part {
         "micro" => CRITERION.to_vec(),
@@ -147,8 +147,8 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    /// Cargo with these benches. Without `--bench` on its command line, which only `cargo bench`
-    /// adds, one of ours takes one small round.
+    /// Returns the cargo command that runs these benches. Only `cargo bench` adds `--bench`;
+    /// without it a bench of ours takes one small round.
     fn cargo(&self, once: bool, names: &[&str]) -> Command {
         let mut command = workspace::cargo();
         command.args(if once { &["test", "--release"][..] } else { &["bench"] });

@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The chosen stages in their order. What a stage runs is built before it.
+/// Returns the chosen stages in their order. What a stage runs is built before it.
 fn stages(chosen: &[String]) -> Vec<&'static str> {
     let is_chosen = |stage: &str| chosen.is_empty() || chosen.iter().any(|name| name == stage);
     let is_needed = |stage: &str| match stage {
@@ -185,7 +185,7 @@ fn fetched<T: Default>(fetching: &mut Option<JoinHandle<Result<T>>>) -> Result<T
     fetching.join().unwrap_or_else(|_| bail!("what fetches has panicked, see above"))
 }
 
-/// How many programs run at once.
+/// Returns how many programs run at once.
 pub(crate) fn places(asked: Option<u16>) -> usize {
     asked.map_or_else(|| 1 + thread::available_parallelism().map_or(2, usize::from), usize::from)
 }
@@ -209,7 +209,7 @@ fn build_without_torch(built: &mut Built) -> Result<()> {
     Ok(())
 }
 
-/// The stage that runs a program of the half without libtorch. The libraries that never see
+/// Returns the stage that runs a program of the half without libtorch. The libraries that never see
 /// libtorch are the same programs in both halves.
 fn stage_without_torch(program: &Program) -> Option<&'static str> {
     let is = |names: &[&str]| names.contains(&program.label.as_str());
@@ -222,12 +222,12 @@ fn stage_without_torch(program: &Program) -> Option<&'static str> {
     }
 }
 
-/// Where programs without libtorch are kept.
+/// Returns where programs without libtorch are kept.
 fn without_torch() -> PathBuf {
     workspace::target_dir().join("check/without-torch")
 }
 
-/// Everything in one go, so that all cores stay busy.
+/// Builds everything in one go, so that all cores stay busy.
 fn build(built: &mut Built) -> Result<()> {
     let without_torch = built.clone();
     for program in programs::build(&format!("{WHOLE} --all-targets"))? {
@@ -245,7 +245,7 @@ fn build(built: &mut Built) -> Result<()> {
     run_cargo("build --workspace --examples")
 }
 
-/// What the stages run, in the order in which it should begin.
+/// Returns what the stages run, in the order in which it should begin.
 fn tasks(
     built: &[(&'static str, Program)],
     stages: &[&str],
@@ -267,7 +267,8 @@ fn tasks(
     tasks
 }
 
-/// How a program runs its tests with `text` in their names. `None`: a part without such a test.
+/// Returns how a program runs its tests with `text` in their names. `None`: a part without such a
+/// test.
 pub(crate) fn task(
     stage: &'static str,
     program: &Program,
@@ -304,7 +305,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// What ran of a stage, if anything did.
+    /// Returns what ran of a stage, if anything did.
     pub(crate) fn of(stage: &'static str, done: &[Done]) -> Option<Self> {
         let done: Vec<_> = done.iter().filter(|done| done.stage == stage).collect();
         let took = done.iter().map(|done| done.ended).max()?;
@@ -323,7 +324,7 @@ impl Line {
     }
 }
 
-/// A table of all stages, and below it what was not tested, and by which programs.
+/// Returns a table of all stages, and below it what was not tested, and by which programs.
 pub(crate) fn summary(lines: &[Line], total: Duration, done: &[Done]) -> String {
     let width = lines.iter().map(|line| line.stage.len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -347,7 +348,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// `7.2 s`, or `3 min 07 s` from two minutes on.
+/// Formats a duration: `7.2 s`, or `3 min 07 s` from two minutes on.
 pub(crate) fn seconds(time: Duration) -> String {
     let whole = time.as_secs();
     if whole < 120 {

@@ -120,8 +120,8 @@ with zipfile.ZipFile(sys.argv[1], 'w') as w:
 print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())
 ";
 
-    /// A wheel `fake` 1.0 in `dir`, its hash, and the argument with which pip finds it and nothing
-    /// else.
+    /// Returns a wheel `fake` 1.0 in `dir`, its hash, and the argument with which pip finds it and
+    /// nothing else.
     pub(crate) fn fake_wheel(dir: &Path) -> (PathBuf, String, String) {
         let wheel = dir.join("fake-1.0-py3-none-any.whl");
         let made = Command::new("python3").args(["-c", FAKE_WHEEL]).arg(&wheel).output().unwrap();

@@ -6,9 +6,11 @@
 //! CACHE/libtorch-2.11.0-x86_64/
 //!   torch/                         <- .libtorch
 //!     build-version  include/
-//!     lib/                         libtorch_cpu.so and what it is linked to; no libtorch_cuda.so, so nothing links it
+//!     lib/                         libtorch_cpu.so and what it is linked to; no libtorch_cuda.so,
+//!                                  so nothing links it
 //!     lib/libtorch_cuda_linalg.so  \
-//!     cuda -> ../cuda/torch/lib     | only with --cuda; the worker loads torch/cuda/libtorch_cuda.so when it is there
+//!     cuda -> ../cuda/torch/lib     | only with --cuda; the worker loads
+//!                                   | torch/cuda/libtorch_cuda.so when it is there
 //!   nvidia -> cuda/nvidia           |
 //!   cuda/torch/lib/  cuda/nvidia/  /  the CUDA half, laid out as in the wheels
 //! ```
@@ -39,7 +41,7 @@ const VERSION: &str = "2.11.0";
 /// all clones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Also the CUDA half: 2.5 GB to download, 3.1 GB on disk. Programs need no rebuild to use it.
+    /// Fetch the CUDA half too: 2.5 GB to download, 3.1 GB on disk. No program needs a rebuild.
     #[arg(long)]
     cuda: bool,
 }
@@ -141,7 +143,7 @@ pub(crate) fn ensure_installed() -> Result<()> {
     run(&Args { cuda: false })
 }
 
-/// The folder that `LIBTORCH` names, or that stands in the place of our link.
+/// Returns the folder that `LIBTORCH` names, or that stands in the place of our link.
 fn owned_by_user(link: &Path) -> Option<PathBuf> {
     libtorch_of_user().or_else(|| (link.is_dir() && !link.is_symlink()).then(|| link.to_owned()))
 }

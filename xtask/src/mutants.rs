@@ -51,7 +51,7 @@ enum Test {
     Seeds(u64),
 }
 
-/// After which a test that hangs is ended, which is a failure.
+/// Time after which a hanging test is ended, which is a failure.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -96,7 +96,7 @@ impl Mutant {
         workspace::root().join(self.file)
     }
 
-    /// The file as it is, and broken.
+    /// Returns the file as it is, and broken.
     fn broken(&self) -> Result<(String, String)> {
         let Self { what, file, find, replace, .. } = self;
         let text = fs::read_to_string(self.path()).with_context(|| format!("{what}: read `{file}`"))?;
@@ -109,8 +109,8 @@ impl Mutant {
         }
     }
 
-    /// The file is put back in the end; when this program is killed before, `git checkout` must be
-    /// able to do it.
+    /// Refuses a file with uncommitted changes: if this program is killed before it restores the
+    /// file, `git checkout` has to be able to do so.
     fn refuse_changed_file(&self) -> Result<()> {
         let mut git = std::process::Command::new("git");
         let diff = git.args(["diff", "--quiet", "HEAD", "--", self.file]).current_dir(workspace::root());
@@ -120,7 +120,7 @@ impl Mutant {
         Ok(())
     }
 
-    /// What noticed it, if anything did.
+    /// Returns what noticed it, if anything did.
     fn try_out(&self, environment: &[(String, OsString)]) -> Result<Option<String>> {
         let (text, broken) = self.broken()?;
         let _put_back = PutBack { path: self.path(), text };
@@ -137,7 +137,7 @@ impl Mutant {
 const LABEL: &str = "mutant";
 
 impl Test {
-    /// The program and the tests in it.
+    /// Returns the program and the tests in it.
     fn names(self) -> String {
         match self {
             Self::Lib(krate, tests) => format!("{krate}/lib {tests}"),
@@ -183,7 +183,7 @@ impl Drop for PutBack {
     }
 }
 
-/// The seed or the test that failed first, by what the tests printed.
+/// Returns the seed or the test that failed first, by what the tests printed.
 fn first_failure(said: &[u8]) -> Option<String> {
     let said = String::from_utf8_lossy(said);
     let seed = said.lines().find(|line| line.starts_with("seed ") && line.contains(" failed"));

@@ -134,12 +134,13 @@ pub(crate) fn fetch(needs: &[Need]) -> Result<OsString> {
     workspace::path_with(&folders)
 }
 
-/// Whether a program can be started.
+/// Returns whether a program can be started.
 fn starts(program: &Path) -> bool {
     run(Command::new(program).arg("--help")).is_ok()
 }
 
-/// A Python with PyTorch: EBB_PYTHON, else [`TORCH`]. `None`, said aloud, where it cannot be had.
+/// Returns a Python with PyTorch: EBB_PYTHON, else [`TORCH`]. `None`, said aloud, where it cannot
+/// be had.
 ///
 /// # Errors
 /// There is no place for a cache.
@@ -169,7 +170,7 @@ impl Python {
         }
     }
 
-    /// The folder of the program `name`, which runs the module wherever the folder lies.
+    /// Returns the folder of the program `name`, which runs the module wherever the folder lies.
     fn program(&self, name: &str) -> Result<PathBuf> {
         let dir = self.folder()?;
         self.install(&dir, |dir| {

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// What a part runs, one round after the other.
+    /// Returns what a part runs, one round after the other.
     fn tasks(
         &self,
         part: &'static str,

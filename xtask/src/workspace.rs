@@ -10,23 +10,23 @@ use std::{
     process::Command,
 };
 
-/// The clone's root folder.
+/// Returns the clone's root folder.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
-/// The link that `.cargo/config.toml` names as `LIBTORCH`.
+/// Returns the link that `.cargo/config.toml` names as `LIBTORCH`.
 pub(crate) fn libtorch_link() -> PathBuf {
     root().join(".libtorch")
 }
 
-/// The user's own `LIBTORCH`. Cargo sets the variable to [`libtorch_link`] for everything it runs,
-/// xtask included, when the user has not set it; that value is not the user's.
+/// Returns the user's own `LIBTORCH`. Cargo sets the variable to [`libtorch_link`] for everything
+/// it runs, xtask included, when the user has not set it; that value is not the user's.
 pub(crate) fn libtorch_of_user() -> Option<PathBuf> {
     env::var_os("LIBTORCH").map(PathBuf::from).filter(|path| *path != libtorch_link())
 }
 
-/// The folder that clones share: `$EBB_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbflow`, else
+/// Returns the folder that clones share: `$EBB_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbflow`, else
 /// `~/.cache/ebbflow`. Absolute.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
     let of_user = |name| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -37,44 +37,44 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
     std::path::absolute(&cache).with_context(|| format!("resolve `{}`", cache.display()))
 }
 
-/// The PATH with these folders too, searched last.
+/// Returns the PATH with these folders too, searched last.
 pub(crate) fn path_with(folders: &[PathBuf]) -> Result<OsString> {
     let path = env::var_os("PATH").unwrap_or_default();
     let all = env::split_paths(&path).chain(folders.iter().cloned());
     env::join_paths(all).with_context(|| format!("add {folders:?} to the PATH"))
 }
 
-/// Whether the user has set a variable.
+/// Returns whether the user has set a variable.
 pub(crate) fn is_set(variable: &str) -> bool {
     env::var_os(variable).is_some()
 }
 
-/// Whether a program is on the PATH, or where those of an administrator lie.
+/// Returns whether a program is on the PATH, or where those of an administrator lie.
 pub(crate) fn has_program(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let administrators = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(administrators).any(|folder| folder.join(program).is_file())
 }
 
-/// Whether a test that lacks a package is to fail.
+/// Returns whether a test that lacks a package is to fail.
 pub(crate) fn requires_all() -> bool {
     env::var_os("EBB_REQUIRE_ALL").is_some_and(|value| value == "1")
 }
 
-/// The Python with PyTorch that the user names.
+/// Returns the Python with PyTorch that the user names.
 pub(crate) fn python_of_user() -> Option<PathBuf> {
     env::var_os("EBB_PYTHON").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder beside the
-/// clone.
+/// Returns where MNIST's test set lies: `EBB_MNIST_DIR`, the example's folder, or a data folder
+/// beside the clone.
 pub(crate) fn mnist() -> Option<PathBuf> {
     let given = env::var_os("EBB_MNIST_DIR").map(PathBuf::from);
     let places = [root().join("examples/mnist/data"), root().join("../shared/data/mnist10k")];
     given.into_iter().chain(places).find(|place| place.join("t10k-images-idx3-ubyte.gz").exists())
 }
 
-/// Where cargo builds.
+/// Returns where cargo builds.
 pub(crate) fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
@@ -97,9 +97,9 @@ pub(crate) fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The cargo that runs this program, without what cargo says of this package: build scripts of
-/// dependencies look at these variables, and would run again after each build that a user began
-/// without xtask.
+/// Returns the cargo that runs this program, without the variables that describe this package.
+/// Build scripts of dependencies look at them, and would run again after each build that a user
+/// began without xtask.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {

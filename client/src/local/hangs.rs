@@ -211,7 +211,7 @@ fn names(status: &pb::JobStatus, worker: &str, phase: Phase) -> bool {
     status.hangs.iter().any(|hang| hang.worker == worker && hang.phase() == phase)
 }
 
-/// The hash of the model that one undisturbed worker trains.
+/// Returns the hash of the model that one undisturbed worker trains.
 async fn calm(folders: &Folders) -> String {
     let mut world = World::start().await;
     world.add_worker(0, folders.of("good"), gated(None, None));

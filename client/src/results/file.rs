@@ -59,7 +59,7 @@ pub fn write(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
     file.keep()
 }
 
-/// The error of a file. The system's reason, such as a full disk, is its source.
+/// Returns the error of a file. The system's reason, such as a full disk, is its source.
 pub(crate) fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |source| Error::File { action, path, source }

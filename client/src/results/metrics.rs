@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Event, Kind};
 
-/// The line of an event, without its line end. `None` for an event that is no measurement.
+/// Returns the line of an event, without its line end. `None` for an event that is no measurement.
 pub fn line(event: &Event) -> Option<String> {
     let value = match &event.kind {
         Kind::Train(train) => json!({
@@ -50,7 +50,7 @@ pub fn line(event: &Event) -> Option<String> {
     Some(value.to_string())
 }
 
-/// The line of any event with its number and time, as `ebb watch --json` prints it.
+/// Returns the line of any event with its number and time, as `ebb watch --json` prints it.
 pub fn full_line(event: &Event) -> Option<String> {
     let line = match &event.kind {
         Kind::State(state) => {

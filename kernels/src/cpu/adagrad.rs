@@ -9,7 +9,7 @@ use super::mean::Mean;
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Adagrad {
-    /// After `lr_decay`.
+    /// The learning rate after `lr_decay`.
     pub(crate) learning_rate: f32,
     pub(crate) eps: f32,
 }

@@ -97,8 +97,8 @@ pub fn encode(wire: WireType, values: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// A chunk as it travels in `wire`: the values of a parameter are encoded, all others stay as they
-/// are.
+/// Returns a chunk as it travels in `wire`: the values of a parameter are encoded, all others stay
+/// as they are.
 pub fn encode_chunk(wire: WireType, chunk: Chunk) -> Chunk {
     let wire = wire.of(chunk.role);
     if !wire.rounds() {

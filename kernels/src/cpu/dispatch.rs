@@ -18,8 +18,8 @@ use crate::storage::Slot;
 
 /// An update rule with `SLOTS` values of state beside each weight, and the scalars of one step.
 pub(crate) trait Kernel<const SLOTS: usize>: Copy {
-    /// The next weights and the next slots of some elements. `gradient` is their sum; `mean` makes
-    /// it the mean.
+    /// Returns the next weights and the next slots of some elements. `gradient` is their sum;
+    /// `mean` makes it the mean.
     fn update<V: Lanes>(&self, mean: &Mean, weight: V, gradient: V, slots: [V; SLOTS]) -> (V, [V; SLOTS]);
 }
 
@@ -49,7 +49,7 @@ impl Path {
     #[cfg(test)]
     pub(crate) const SCALAR: Self = Self(Set::Scalar);
 
-    /// What this machine can do, the widest last.
+    /// Returns what this machine can do, the widest last.
     pub(crate) fn available() -> Vec<Self> {
         let mut sets = vec![Set::Scalar];
         #[cfg(target_arch = "x86_64")]
@@ -68,7 +68,7 @@ impl Path {
         sets.into_iter().map(Self).collect()
     }
 
-    /// The widest one.
+    /// Returns the widest one.
     pub(crate) fn widest() -> Self {
         static WIDEST: OnceLock<Path> = OnceLock::new();
         *WIDEST.get_or_init(|| Self::available().pop().expect("the scalar one is always there"))
@@ -85,7 +85,7 @@ pub(crate) enum Write {
 }
 
 impl Slot<'_, [f32]> {
-    /// The slot of some of the elements.
+    /// Returns the slot of some of the elements.
     pub(crate) fn part(&mut self, elements: Range<usize>) -> Slot<'_, [f32]> {
         match self {
             Self::InPlace(slot) => Slot::InPlace(&mut slot[elements]),
@@ -93,7 +93,7 @@ impl Slot<'_, [f32]> {
         }
     }
 
-    /// Where the update reads and writes, and how many values each has.
+    /// Returns where the update reads and writes, and how many values each has.
     fn pointers(&mut self) -> ((*const f32, *mut f32), [usize; 2]) {
         match self {
             Self::InPlace(slot) => {
@@ -119,7 +119,7 @@ struct Operands<const SLOTS: usize> {
 }
 
 impl<const SLOTS: usize> Operands<SLOTS> {
-    /// What may be streamed in vectors of so many bytes.
+    /// Returns what may be streamed in vectors of so many bytes.
     fn streams(&self, write: Write, vector_bytes: usize) -> Streams {
         let aligned = |to: *mut f32| to.addr() % vector_bytes == self.next.addr() % vector_bytes;
         let moved = |&(from, to): &(*const f32, *mut f32)| from != to.cast_const() && aligned(to);
@@ -189,7 +189,7 @@ pub(crate) fn apply<K: Kernel<SLOTS>, const SLOTS: usize>(
 }
 
 /// # Safety
-/// As [`run`], on a machine with AVX2.
+/// The caller keeps the promises of [`run`], on a machine with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(
@@ -204,7 +204,7 @@ unsafe fn avx2<K: Kernel<SLOTS>, const SLOTS: usize>(
 }
 
 /// # Safety
-/// As [`run`], on a machine with AVX-512F.
+/// The caller keeps the promises of [`run`], on a machine with AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(
@@ -219,7 +219,7 @@ unsafe fn avx512<K: Kernel<SLOTS>, const SLOTS: usize>(
 }
 
 /// # Safety
-/// As [`run`], on a machine with NEON.
+/// The caller keeps the promises of [`run`], on a machine with NEON.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
 unsafe fn neon<K: Kernel<SLOTS>, const SLOTS: usize>(
@@ -276,7 +276,7 @@ fn squares(sums: &mut [f64; SUMS], values: &[f32]) {
     }
 }
 
-/// Streamed stores become visible to other threads in no order before a fence.
+/// Fences streamed stores: other threads see them in no order before that.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn after_streaming(write: Write) {
@@ -332,7 +332,8 @@ unsafe fn run<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
 }
 
 /// # Safety
-/// As [`run`], and `at + WIDTH <= length`; what `streams` names is aligned to `V` there.
+/// The caller keeps the promises of [`run`], and `at + WIDTH <= length`. The memory that `streams`
+/// names is aligned to `V` there.
 #[inline(always)]
 unsafe fn element<V: Lanes, K: Kernel<SLOTS>, const SLOTS: usize>(
     mean: &Mean,

@@ -59,8 +59,8 @@ impl Lamb {
         }
     }
 
-    /// The same for a tensor whose weights and direction have these sums of squares. A tensor that
-    /// is all zero, or does not want to move, takes the step as it is.
+    /// Scales the step size for a tensor by the trust ratio |weights| / |direction|. The arguments
+    /// are sums of squares. The ratio is 1 if one of them is zero.
     pub(crate) fn scaled(self, weights: f64, direction: f64) -> Self {
         // A norm that is NaN is not zero.
         let still = weights == 0.0 || direction == 0.0;

@@ -49,10 +49,10 @@ pub(crate) trait Lanes:
     /// `self > other ? self : other`, and so `other` when one of them is NaN or both are zero.
     fn max(self, other: Self) -> Self;
 
-    /// The value without its sign.
+    /// Returns the value without its sign.
     fn abs(self) -> Self;
 
-    /// The value with the sign of `sign`; `self` must not have one.
+    /// Returns the value with the sign of `sign`; `self` must not have one.
     fn with_sign_of(self, sign: Self) -> Self;
 }
 

@@ -13,11 +13,11 @@ use crate::storage::Slot;
 /// the first cache.
 const BLOCK: usize = 1024;
 
-/// What a chunk in slices of host memory contributes to the norms; see [`Update::measure`]. The
-/// gradient is little-endian f32 at any alignment.
+/// Returns what a chunk in slices of host memory contributes to the norms; see [`Update::measure`].
+/// The gradient is little-endian f32 at any alignment.
 ///
 /// # Panics
-/// As [`Update::measure`].
+/// The panics of [`Update::measure`].
 pub fn measure(update: &Update, weights: &[f32], gradient: &[u8], slots: &[&[f32]]) -> Squares {
     assert_eq!(gradient.len(), size_of_val(weights), "bytes of the gradient");
     match (update.rule, slots) {
@@ -67,7 +67,7 @@ fn measure_direction(
     Squares([total(of_weights), total(of_direction)])
 }
 
-/// The sixteen sums as one: each half onto the other.
+/// Returns the sixteen sums as one: each half onto the other.
 fn total(mut sums: [f64; SUMS]) -> f64 {
     let mut half = SUMS / 2;
     while half > 0 {

@@ -14,8 +14,8 @@ use crate::{Slot, cpu};
 
 const TOTAL_STEPS: u64 = 50;
 
-/// Each kind as it comes and with every setting moved off its default, and each variant of a kind
-/// that has a kernel.
+/// Returns each kind as it comes and with every setting moved off its default, and each variant of
+/// a kind that has a kernel.
 fn optimizers() -> Vec<Optimizer> {
     let plain = OptimizerKind::ALL.map(|kind| OptimizerSpec::new(kind, 0.03));
     let tuned = plain.clone().map(|mut spec| {
@@ -55,7 +55,7 @@ struct Operands {
 }
 
 impl Operands {
-    /// The next weights and the next slots, as bits.
+    /// Returns the next weights and the next slots, as bits.
     fn update(&self, optimizer: &Optimizer, step: u64, scale: f32) -> Vec<Vec<u32>> {
         self.apply(optimizer, optimizer.prepare(step, scale))
     }
@@ -82,7 +82,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN } else { *value }.to_bits()).collect()
 }
 
-/// Every way but the scalar one that this machine has, writing into the caches and past them.
+/// Returns every way but the scalar one that this machine has, writing into the caches and past
+/// them.
 fn ways() -> Vec<(Path, Write)> {
     let paths = Path::available().into_iter();
     paths.flat_map(|path| [Write::Cached, Write::Streamed].map(|write| (path, write))).collect()
@@ -321,7 +322,7 @@ fn a_missing_slot_is_a_broken_invariant() {
     cpu::apply(&optimizer.prepare(0, 1.0), &[0.0; 3], &[0.0; 3], &mut [vec![0.0; 3]], &mut [0.0; 3]);
 }
 
-/// The bits of what one chunk contributes to the norms, measured by each path.
+/// Returns the bits of what one chunk contributes to the norms, measured by each path.
 fn measured(update: Update, operands: &Operands, shift: usize) -> Vec<[u64; 2]> {
     let mut raw = vec![0_u8; shift];
     raw.extend(operands.gradient.iter().flat_map(|value| value.to_le_bytes()));

@@ -1,24 +1,28 @@
 //! How the speeds of workers decide: who gets how much of a step, and when a lease is worth a copy.
 //!
-//! One number carries it, the *rest*: how much longer the holder of a lease will take. Its expected duration minus its age; and
-//! once it is late, as long again as it is late already.
+//! One number carries it, the *rest*: how much longer the holder of a lease will take. Its expected
+//! duration minus its age; and once it is late, as long again as it is late already.
 //!
-//! **Parts.** What is left of a step goes to whoever brings it to its end soonest. The *level* is the shortest time in which the
-//! fleet can do all that is left, each worker from when it is free; a worker's part is what it can do by then, which may be
-//! nothing. M = 8, three workers that take 10 ms and one that takes 100 ms: the level is 30 ms (3 + 3 + 3 + 0 microbatches), so
-//! the fourth gets nothing, and the step takes as long as if it were not there. M = 32: 110 ms (11 + 11 + 11 + 1), it gets one.
+//! **Parts.** What is left of a step goes to whoever brings it to its end soonest. The *level* is
+//! the shortest time in which the fleet can do all that is left, each worker from when it is free;
+//! a worker's part is what it can do by then, which may be nothing. M = 8, three workers that take
+//! 10 ms and one that takes 100 ms: the level is 30 ms (3 + 3 + 3 + 0 microbatches), so the fourth
+//! gets nothing, and the step takes as long as if it were not there. M = 32: 110 ms (11 + 11 + 11 +
+//! 1), it gets one.
 //!
-//! **Copies.** A worker that has nothing to begin takes a copy when it will be done with it earlier than the holder. Two
-//! microbatches at 10 ms: a holder that usually takes 20 ms is late from then on, and at 40 ms it is expected to take another
-//! 20 ms, which is what a copy takes. Of a holder known to take 200 ms there is a copy at once, also when it is only tried; and of one
-//! that has completed nothing yet, while others have.
+//! **Copies.** A worker that has nothing to begin takes a copy when it will be done with it earlier
+//! than the holder. Two microbatches at 10 ms: a holder that usually takes 20 ms is late from then
+//! on, and at 40 ms it is expected to take another 20 ms, which is what a copy takes. Of a holder
+//! known to take 200 ms there is a copy at once, also when it is only tried; and of one that has
+//! completed nothing yet, while others have.
 //!
-//! Of a run that has a copy there is another one when all its holders *hang*, see `progress`.
+//! A run that has a copy gets another one when all its holders *hang*, see `progress`.
 //!
-//! Nobody waits for ever: who is silent, with a lease or without one, is expected to stay silent for as long again. So the
-//! level rises until it reaches whoever asks, and a slow worker gets everything when the fast ones are gone.
+//! Every wait ends: a silent worker, with a lease or without one, is expected to stay silent for as
+//! long again. So the level rises until it reaches the workers that ask, and a slow worker gets
+//! everything when the fast ones are gone.
 //!
-//! Of a large fleet a sample is looked at, each worker of it in place of several.
+//! In a large fleet only a sample is examined. Each worker of it stands for several.
 
 use super::*;
 use crate::speeds::Known;
@@ -27,10 +31,11 @@ use crate::speeds::Known;
 const UNKNOWN: Duration = Duration::from_secs(1);
 
 impl Dispatcher {
-    /// How many microbatches of what is left around `step` fall to `worker`, as far as `most` matter to who asks.
+    /// Returns how many microbatches of what is left around `step` fall to `worker`, as far as
+    /// `most` matter to who asks.
     ///
-    /// A part is at least k exactly when all together cannot do what is left before this worker has done k. So the level need not be
-    /// found, and mostly one look at k = `most` is enough.
+    /// A part is at least k exactly when all together cannot do what is left before this worker has
+    /// done k. So the level need not be found, and mostly one look at k = `most` is enough.
     pub(super) fn part(&self, now: Duration, worker: IncarnationId, step: Step, most: u64) -> u64 {
         if !self.speeds.takes_part(worker) {
             return 0;
@@ -64,10 +69,12 @@ impl Dispatcher {
         part
     }
 
-    /// Whether all together can do `left` microbatches until `end`, in nanoseconds from now, each from when it is free.
+    /// Returns whether all together can do `left` microbatches until `end`, in nanoseconds from
+    /// now, each from when it is free.
     fn is_done_by(&self, now: Duration, end: u64, left: u64, window: &Range<u64>, usual: Duration) -> bool {
         let Some(longest) = end.checked_sub(1) else { return left == 0 };
-        // Nobody is free before the first nanosecond. Mostly that is enough to know, and costs less than a look at what each holds.
+        // Nobody is free before the first nanosecond. Mostly that is enough to know, and costs less
+        // than a look at what each holds.
         if self.speeds.capacity(Duration::from_nanos(longest), usual) < left {
             return false;
         }
@@ -80,7 +87,7 @@ impl Dispatcher {
         })
     }
 
-    /// The steps that are computed side by side with this one.
+    /// Returns the steps that are computed side by side with this one.
     fn window(&self, step: Step) -> Range<u64> {
         let first_of = |step| match step {
             step if step < self.plan.steps() => self.plan.first_of(Step(step)).get(),
@@ -90,8 +97,9 @@ impl Dispatcher {
         first_of(step.get().saturating_sub(ahead))..first_of(step.get() + ahead + 1)
     }
 
-    /// When a worker is free: how long it is busy with what it holds of these microbatches, or for how long it has been silent. What
-    /// it holds before them does not count: they begin when that is done. Who waits for room on a ps is free.
+    /// Returns when a worker is free: how long it is busy with these microbatches, or how long it
+    /// has been silent. Earlier microbatches that it holds do not count: these begin when those are
+    /// done. A worker that waits for room on a ps is free.
     fn free(&self, now: Duration, worker: &Known, window: &Range<u64>) -> Duration {
         let Some(held) = self.held.get(&worker.worker) else { return worker.silence(now) };
         let mut backlog = Duration::ZERO;
@@ -115,7 +123,8 @@ impl Dispatcher {
         backlog
     }
 
-    /// When a copy of this run by `worker` pays, if it does not at once, and how much longer its holder will take.
+    /// Returns when a copy of this run by `worker` pays, if it does not at once, and how much
+    /// longer its holder will take.
     pub(super) fn copy_pays(
         &self,
         now: Duration,
@@ -143,8 +152,9 @@ impl Dispatcher {
         Some((if at_once { now } else { late + own + Duration::from_nanos(1) }, rest))
     }
 
-    /// When one more copy of this run by `worker` pays, as in [`copy_pays`](Self::copy_pays): once all its holders hang. Being late
-    /// is not enough, or what no worker can compute would soon keep all of them busy.
+    /// Returns when one more copy of this run by `worker` pays, like
+    /// [`copy_pays`](Self::copy_pays): once all its holders hang. A late holder is not enough, or a
+    /// run that no worker can compute would soon keep all of them busy.
     fn another_copy(&self, now: Duration, worker: IncarnationId, run: &Run) -> Option<(Duration, Duration)> {
         if run.is_held_by(worker) {
             return None;
@@ -154,7 +164,8 @@ impl Dispatcher {
         Some((from, now.saturating_sub(run.ready?)))
     }
 
-    /// From when on the holder of a run hangs, if it does not advance before; `None`: its weights do not exist yet.
+    /// Returns when the holder of a run begins to hang unless it advances. `None`: the weights of
+    /// the run do not exist yet.
     pub(super) fn hangs_from(&self, run: &Run, grant: &Grant) -> Option<Duration> {
         let known = self.speeds.usual().map(|usual| self.speeds.of(grant.worker, usual).worst);
         let from = grant.progress.hangs_from(known, self.limits.stall);
@@ -162,15 +173,18 @@ impl Dispatcher {
         Some(from + run.ready?.saturating_sub(grant.progress.since))
     }
 
-    /// Whether this worker holds something that can be computed now, and does not only wait for room on a ps.
+    /// Returns whether this worker holds something that can be computed now, and does not only wait
+    /// for room on a ps.
     pub(super) fn is_busy(&self, worker: IncarnationId) -> bool {
         self.held_by(worker).iter().any(|first| self.runs[first].ready.is_some())
             && self.waits_for_room(worker).is_none()
     }
 
-    /// Learns from a run that is completed: from its holder `winner`, which says that it `took` so long, and from the other one.
+    /// Learns from a run that is completed: from its holder `winner`, which says that it `took` so
+    /// long, and from the other one.
     ///
-    /// What a lease costs the others is the time since it could begin; what of this was opening the job is not in `took`.
+    /// What a lease costs the others is the time since it could begin; what of this was opening the
+    /// job is not in `took`.
     pub(super) fn learn(
         &mut self,
         now: Duration,
@@ -211,7 +225,7 @@ impl Dispatcher {
     }
 }
 
-/// How much longer this holder is expected to take.
+/// Returns how much longer this holder is expected to take.
 fn rest(now: Duration, holder: &Known, first: u64, run: &Run, grant: &Grant) -> Duration {
     let expected = times(holder.expected, run.end - first);
     let Some(begun) = begun(run, grant, holder) else { return expected };
@@ -220,7 +234,7 @@ fn rest(now: Duration, holder: &Known, first: u64, run: &Run, grant: &Grant) -> 
     expected.saturating_sub(age).max(late)
 }
 
-/// When this holder began; `None`: it waits for weights.
+/// Returns when this holder began; `None`: it waits for weights.
 fn begun(run: &Run, grant: &Grant, holder: &Known) -> Option<Duration> {
     Some(run.ready?.max(grant.granted).max(holder.freed))
 }

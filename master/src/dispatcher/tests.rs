@@ -143,7 +143,7 @@ fn millis(word: &str) -> Duration {
     Duration::from_millis(word.trim_end_matches("ms").parse().expect("milliseconds"))
 }
 
-/// A worker that holds no lease of another job.
+/// Returns a worker that holds no lease of another job.
 fn idle_elsewhere(worker: IncarnationId) -> Asker {
     Asker::new(worker, 0)
 }
@@ -456,7 +456,7 @@ fn a_lease_of_another_worker_is_foreign() {
     assert_eq!(books.run_of(A, lease), Some(MicrobatchId(0)..MicrobatchId(2)));
 }
 
-/// A heartbeat that says of a lease that its place has not advanced since `since`.
+/// Returns a heartbeat that says of a lease that its place has not advanced since `since`.
 fn idle(lease: LeaseId, phase: pb::Phase, now: Duration, since: Duration) -> pb::LeaseProgress {
     let idle_ms = (now - since).as_millis() as u64;
     pb::LeaseProgress { lease: lease.get(), phase: phase.into(), idle_ms, ..Default::default() }

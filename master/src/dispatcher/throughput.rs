@@ -186,7 +186,7 @@ impl Fleet {
         self.books.done() as f64 / self.now.as_secs_f64()
     }
 
-    /// The longest time between two completed steps, from this one on.
+    /// Returns the longest time between two completed steps, from this one on.
     fn pause_since(&self, step: usize) -> Duration {
         self.steps[step..].windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
     }

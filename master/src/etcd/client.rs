@@ -27,12 +27,12 @@ pub(crate) struct Client {
     members: Failover,
     /// Longest wait for one answer.
     patience: Duration,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     prefix: Arc<str>,
 }
 
 impl Client {
-    /// For the etcd with `members`, URLs separated by commas.
+    /// Creates a client of the etcd with `members`, URLs separated by commas.
     ///
     /// # Errors
     /// One of them is no URL.
@@ -46,27 +46,27 @@ impl Client {
         Ok(Self { members, patience, prefix: prefix.into() })
     }
 
-    /// The whole name of a key of ours.
+    /// Returns the whole name of a key of ours.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// The newest value of one key, and the store's revision.
+    /// Returns the newest value of one key, and the store's revision.
     pub(crate) async fn get(&self, name: &str) -> Result<(Option<pb::KeyValue>, i64), Failure> {
         let request = pb::RangeRequest { key: self.key(name).into_bytes(), ..Default::default() };
         let reply = self.range(request).await?;
         Ok((reply.kvs.into_iter().next(), revision(reply.header.as_ref())))
     }
 
-    /// All keys that begin with `name`, without that, as they are at one moment.
+    /// Returns all keys that begin with `name`, without that, as they are at one moment.
     pub(crate) async fn list(&self, name: &str) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
         let begin = self.key(name);
         let end = end_of(&begin);
         self.read(name, begin.into_bytes(), end, |_| false).await
     }
 
-    /// The keys from `begin` to `end`, without what `name` stands for, as they are at one moment: all of them, or the first ones, as soon
-    /// as they are `enough`.
+    /// Returns the keys from `begin` to `end`, without what `name` stands for, as they are at one
+    /// moment: all of them, or the first ones, as soon as they are `enough`.
     pub(crate) async fn read(
         &self,
         name: &str,
@@ -97,7 +97,8 @@ impl Client {
         self.call("read", async move { kv.range(request).await }).await
     }
 
-    /// Does `success` if the key `fence` was made by the revision `made` (0: if it is not there), else reads `fence`.
+    /// Does `success` if the key `fence` was made by the revision `made` (0: if it is not there),
+    /// else reads `fence`.
     pub(crate) async fn transaction(
         &self,
         fence: &str,
@@ -121,7 +122,7 @@ impl Client {
         self.call("write", async move { kv.txn(request).await }).await
     }
 
-    /// A new lease of about `ttl`: its id, and how long it really has.
+    /// Returns a new lease of about `ttl`: its id, and how long it really has.
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<(i64, Duration), Failure> {
         let request = pb::LeaseGrantRequest { ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX) };
         let mut lease = LeaseClient::new(self.members.clone());
@@ -189,12 +190,13 @@ impl Client {
     }
 }
 
-/// The store's revision at an answer.
+/// Returns the store's revision at an answer.
 pub(super) fn revision(header: Option<&pb::ResponseHeader>) -> i64 {
     header.map_or(0, |header| header.revision)
 }
 
-/// The first key after all that begin with `prefix`, which is not empty and does not end in the greatest byte.
+/// Returns the first key after all that begin with `prefix`, which is not empty and does not end in
+/// the greatest byte.
 pub(super) fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -1,7 +1,8 @@
-//! Who leads: the master whose key is in etcd, for as long as its lease there lives.
+//! Election of the leader: the master whose key is in etcd leads while its lease there lives.
 //!
-//! The leader counts the lease from before it asked for it, and stops a quarter of it early. So it has stopped by its own
-//! clock before etcd gives the lead to another, as long as the two clocks do not differ by a quarter.
+//! The leader counts its lease from before the request for it, and stops a quarter of the lease
+//! early. So it stops by its own clock before etcd elects another master, unless the two clocks
+//! differ by a quarter.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
@@ -64,7 +65,7 @@ impl Election {
         leadership
     }
 
-    /// Once: takes the lead if nobody has it, else waits for a change.
+    /// Takes the lead if no master has it, else waits for one change.
     async fn stand(&self, leader: &watch::Sender<Option<String>>) -> Result<Option<Leadership>, Failure> {
         let (found, at) = self.client.get(LEADER).await?;
         if let Some(found) = found {
@@ -126,12 +127,12 @@ pub(crate) struct Leadership {
 }
 
 impl Leadership {
-    /// What every write compares.
+    /// Returns what every write compares.
     pub(super) const fn made(&self) -> i64 {
         self.made
     }
 
-    /// Whether no other master can lead at `now`.
+    /// Returns whether no other master can lead at `now`.
     pub(crate) fn is_certain(&self, now: Instant) -> bool {
         !self.lost.is_cancelled() && now < self.until()
     }
@@ -141,7 +142,7 @@ impl Leadership {
         &self.lost
     }
 
-    /// It is over; says why, once.
+    /// Ends the lead and logs the reason of the first call.
     pub(crate) fn lose(&self, reason: &str) {
         if !self.lost.is_cancelled() {
             tracing::warn!(reason, "this master no longer leads; it stops answering and stands by");
@@ -205,12 +206,12 @@ impl Leadership {
     }
 }
 
-/// Until when a lease that was asked for at `asked` holds, with a quarter of it to spare.
+/// Returns the end of a lease that was requested at `asked`, minus a quarter of its length.
 fn certain_until(asked: Instant, ttl: Duration) -> Instant {
     asked + ttl - ttl / 4
 }
 
-/// Another one for each master, so that they do not knock in step.
+/// Returns a seed that differs between masters, so that they do not retry in step.
 fn seed_of(url: &str) -> u64 {
     url.bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()))
 }

@@ -1,13 +1,15 @@
 //! How changes become etcd's puts and deletes, within its limits, and back. Pure.
 //!
-//! etcd takes 1.5 MiB and 128 operations a transaction, and no key that one of its operations puts and another removes. A value is cut into pieces, and a batch into transactions:
+//! etcd takes 1.5 MiB and 128 operations a transaction, and no key that one of its operations puts
+//! and another removes. A value is cut into pieces, and a batch into transactions:
 //!
 //! ```text
 //!   KEY          number of further pieces (4 bytes, little-endian), then the first piece
 //!   KEY \0 0001  the second piece, and so on
 //! ```
 //!
-//! What a longer, older value has left behind its last piece is not read. Removing a key removes all of its pieces.
+//! What a longer, older value has left behind its last piece is not read. Removing a key removes
+//! all of its pieces.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +35,7 @@ pub(crate) struct Missing {
     found: u32,
 }
 
-/// The operations of a batch, under `prefix`, in its order.
+/// Returns the operations of a batch, under `prefix`, in its order.
 pub(super) fn operations(prefix: &str, batch: &Batch) -> Vec<RequestOp> {
     let whole = |key: &str| format!("{prefix}{key}").into_bytes();
     let mut operations: Vec<_> =
@@ -55,7 +57,7 @@ pub(super) fn operations(prefix: &str, batch: &Batch) -> Vec<RequestOp> {
     operations
 }
 
-/// The same operations in transactions that etcd takes.
+/// Groups operations, in their order, into transactions within the limits of etcd.
 pub(super) fn transactions(operations: Vec<RequestOp>) -> Vec<Vec<RequestOp>> {
     let mut transactions: Vec<Vec<RequestOp>> = Vec::new();
     let mut bytes = 0;
@@ -79,7 +81,8 @@ pub(super) fn transactions(operations: Vec<RequestOp>) -> Vec<Vec<RequestOp>> {
     transactions
 }
 
-/// Whether an operation puts what one of `others` removes: etcd refuses both in one transaction.
+/// Returns whether an operation puts what one of `others` removes: etcd refuses both in one
+/// transaction.
 fn clashes(others: &[RequestOp], operation: &RequestOp) -> bool {
     let Some(Request::RequestPut(PutRequest { key, .. })) = &operation.request else { return false };
     others.iter().any(|other| match &other.request {
@@ -88,12 +91,12 @@ fn clashes(others: &[RequestOp], operation: &RequestOp) -> bool {
     })
 }
 
-/// Whether a key has the first piece of a value.
+/// Returns whether a key has the first piece of a value.
 pub(super) fn is_head(key: &str) -> bool {
     !key.contains('\0')
 }
 
-/// The values whose pieces are among `found`: keys without their prefix.
+/// Returns the values whose pieces are among `found`: keys without their prefix.
 pub(super) fn join(found: &BTreeMap<String, Vec<u8>>) -> Result<BTreeMap<String, Vec<u8>>, Missing> {
     let mut values = BTreeMap::new();
     for (key, head) in found.iter().filter(|(key, _)| is_head(key)) {
@@ -142,7 +145,7 @@ mod tests {
     use super::*;
     use crate::journal::any::batch;
 
-    /// What etcd would have after the operations, keys without `prefix`.
+    /// Applies the operations to `store` as etcd would, with keys without `prefix`.
     fn apply(
         store: &mut BTreeMap<String, Vec<u8>>,
         prefix: &str,

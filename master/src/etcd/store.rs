@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   staged/00000000 ..   its operations, one a key
-//!   staged/ready         all are there: from here on the batch is written, whoever has to finish it
+//!   staged/ready         all are there: the batch counts as written, and any leader finishes it
 //! ```
 //!
 //! Then its transactions are done one after the other, which may be repeated, and what was staged
@@ -41,7 +41,7 @@ impl EtcdStore {
         Self { client, leadership, unfinished: Mutex::new(true) }
     }
 
-    /// What is at `key`, for those who do not lead: it may change at any moment.
+    /// Returns what is at `key`, for those who do not lead: it may change at any moment.
     pub(crate) async fn peek(client: &Client, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let found = client.list(&format!("{JOURNAL}{key}")).await?;
         // Found under what was asked for, the key itself has no name left.

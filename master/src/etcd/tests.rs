@@ -22,13 +22,13 @@ mod skip;
 use server::Etcd;
 use skip::{Lacks, skipped};
 
-/// Of leases that are renewed, or whose end is waited for.
+/// Lifetime of leases that are renewed, or whose end a test awaits.
 const TTL: Duration = Duration::from_secs(8);
 
-/// Far more than anything here takes.
+/// Patience of a client: far more than any test here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Of leases that do not end by time while a test runs.
+/// Lifetime of leases that do not expire while a test runs.
 const LONG: Duration = Duration::from_secs(600);
 
 pub(crate) fn client(etcd: &Etcd) -> Client {
@@ -39,7 +39,7 @@ fn election(etcd: &Etcd, url: &str, ttl: Duration) -> Election {
     Election::new(client(etcd), url.to_owned(), ttl)
 }
 
-/// A leader whose lease lasts until it is ended.
+/// Returns a leader whose lease lasts until it is ended.
 pub(crate) async fn elected(etcd: &Etcd, url: &str) -> Arc<Leadership> {
     elected_for(LONG, etcd, url).await
 }
@@ -51,7 +51,8 @@ async fn elected_for(ttl: Duration, etcd: &Etcd, url: &str) -> Arc<Leadership> {
     Arc::new(campaign.await.expect("elected"))
 }
 
-/// A master that stands by, and whom it knows as the leader. It looks again by itself after a long time only.
+/// Returns a master that stands by, and whom it knows as the leader. It looks again by itself after
+/// a long time only.
 fn standby(etcd: &Etcd, url: &str) -> (tokio::task::JoinHandle<Leadership>, watch::Receiver<Option<String>>) {
     let election = election(etcd, url, LONG);
     let (leader_tx, leader) = watch::channel(None);
@@ -155,7 +156,8 @@ async fn a_leader_that_etcd_does_not_answer_steps_down_before_its_lease_ends() {
     let until = leadership.until();
     tokio::time::timeout(PATIENCE, leadership.keep()).await.expect("it steps down");
     assert!(leadership.lost().is_cancelled());
-    // Its lease was granted before it was elected, and ends no sooner than a quarter after what it counted on.
+    // Its lease was granted before it was elected, and ends no sooner than a quarter after what it
+    // counted on.
     assert!(leadership.until() == until && until <= elected + TTL - TTL / 4);
     etcd.signal("CONT");
 }

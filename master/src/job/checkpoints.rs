@@ -49,7 +49,7 @@ pub(super) struct Checkpoints {
     /// Which training the checkpoints are of; `None` until the store was looked at for the first
     /// time.
     pub(super) run: Option<String>,
-    /// It is to go on from what an earlier run left, and has not begun.
+    /// How the job is to go on from an earlier run; `None` once it has begun.
     pub(super) resume: Option<Resume>,
     /// Versions that could not be restored.
     bad: BTreeSet<Version>,
@@ -67,7 +67,7 @@ pub(super) struct Checkpoints {
     told: String,
     /// The store cannot be read, and users know it.
     unreadable: bool,
-    /// When `every_seconds` asks next.
+    /// Time of the next checkpoint that `every_seconds` asks for.
     pub(super) due: Option<Duration>,
     /// Steps ahead of what is handed out that it asks for.
     pub(super) margin: u64,
@@ -80,15 +80,15 @@ pub(super) struct Checkpoints {
 /// How a job goes on from what an earlier run left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resume {
-    /// With the seed, the order and the records that the checkpoint was trained with; at an epoch's
-    /// end with others too.
+    /// The job continues with the checkpoint's seed, order and records. At the end of an epoch they
+    /// may differ.
     Alike,
-    /// With whatever the job has now.
+    /// The job continues with its own seed, order and records.
     Anyway,
 }
 
 impl Resume {
-    /// As messages and records have it; `None`: the job begins anew.
+    /// Converts the two flags of messages and records; `None`: the job begins anew.
     pub(crate) fn of(resume: bool, anyway: bool) -> Option<Self> {
         resume.then_some(if anyway { Self::Anyway } else { Self::Alike })
     }
@@ -123,8 +123,8 @@ impl Checkpoints {
         }
     }
 
-    /// Which version to begin with, by what the store has. `new_run` names the training when it is
-    /// another than those there.
+    /// Returns which version to begin with, by what the store has. `new_run` names the training
+    /// when it is another than those there.
     ///
     /// # Errors
     /// Why the job cannot begin.
@@ -217,7 +217,7 @@ impl Checkpoints {
         self.settled = Version(0);
     }
 
-    /// A version could not be restored.
+    /// Records that a version could not be restored.
     pub(super) fn cannot_restore(&mut self, version: Version, reason: String) {
         if self.bad.insert(version) {
             self.reasons.push(reason);
@@ -231,19 +231,19 @@ impl Checkpoints {
         self.reported.entry(version).or_default()
     }
 
-    /// Whether reports of a version are of no more use.
+    /// Returns whether reports of a version are of no more use.
     pub(super) fn is_settled(&self, version: Version) -> bool {
         version <= self.settled || self.reported.get(&version).is_some_and(|reported| reported.failed)
     }
 
-    /// Something went wrong; the warning of it, unless users had it.
+    /// Records that a version could not be saved. Returns the warning, unless users had the same.
     fn fails(&mut self, version: Version, reason: &str) -> Option<Outcome> {
         self.reported(version).failed = true;
         let message = format!("no checkpoint of version {version}: {reason}; training goes on");
         (std::mem::replace(&mut self.told, reason.to_owned()) != reason).then(|| Outcome::warning(message))
     }
 
-    /// The oldest version that every partition has saved.
+    /// Returns the oldest version that every partition has saved.
     fn complete(&self, partitions: usize) -> Option<Version> {
         let whole =
             |(_, reported): &(&Version, &Reported)| !reported.failed && reported.files.len() == partitions;
@@ -253,7 +253,8 @@ impl Checkpoints {
 }
 
 impl Checkpoints {
-    /// A partition's file lies on the store; answers whether that need not be told again.
+    /// Records that a partition's file lies on the store; answers whether that need not be told
+    /// again.
     fn on_saved(&mut self, now: Now, seen: &Seen<'_>, saved: &pb::SavedPartition) -> (bool, Vec<Outcome>) {
         let version = Version(saved.version);
         if saved.era != seen.era.get() || self.is_settled(version) {
@@ -274,7 +275,7 @@ impl Checkpoints {
         (false, self.maybe_publish(now, seen))
     }
 
-    /// A partition of this era could not be saved.
+    /// Records that a partition of this era could not be saved.
     fn on_save_failed(&mut self, failed: &pb::SaveFailed) -> Vec<Outcome> {
         let version = Version(failed.version);
         if self.is_settled(version) {
@@ -299,7 +300,7 @@ impl Checkpoints {
         vec![Outcome::Effect(publish)]
     }
 
-    /// The manifest is written, or cannot be.
+    /// Records that the manifest is written, or cannot be.
     fn on_published(&mut self, now: Now, seen: &Seen<'_>, written: Result<(), String>) -> Vec<Outcome> {
         let Some((era, version, bytes)) = self.writing.take() else { return Vec::new() };
         let mut outcomes = Vec::new();
@@ -359,18 +360,18 @@ impl Seen<'_> {
     }
 }
 
-/// Whether every epoch that ended with an older version is measured.
+/// Returns whether every epoch that ended with an older version is measured.
 fn is_measured(facts: &Facts, epochs_measured: Epoch, version: Version) -> bool {
     facts.validation == 0 || epochs_measured >= facts.plan.epochs_before(version)
 }
 
 impl Job {
-    /// It is to go on from what an earlier run left.
+    /// Makes the job go on from the checkpoints of an earlier run.
     pub(crate) fn resume_run(&mut self, resume: Resume) {
         self.checkpoints.iter_mut().for_each(|checkpoints| checkpoints.resume = Some(resume));
     }
 
-    /// Whether its checkpoints would mix with those of a job of this specification.
+    /// Returns whether its checkpoints would mix with those of a job of this specification.
     pub(crate) fn saves_like(&self, spec: &JobSpec) -> bool {
         let place = |spec: &JobSpec| Location::of(&spec.checkpoint.as_ref()?.url).ok();
         self.spec.name == spec.name && place(&self.spec).is_some_and(|ours| place(spec) == Some(ours))
@@ -378,12 +379,13 @@ impl Job {
 
     // What partitions report.
 
-    /// Whether the process `ps` called `name` holds a partition, and so may report of it.
+    /// Returns whether the process `ps` called `name` holds a partition, and so may report of it.
     pub(crate) fn holder(&self, partition: u32, ps: IncarnationId, name: &str) -> Holder {
         self.phase.partitions().map_or(Holder::Another, |partitions| partitions.holder(partition, ps, name))
     }
 
-    /// A partition's file lies on the store; answers whether that need not be told again.
+    /// Records that a partition's file lies on the store; answers whether that need not be told
+    /// again.
     pub(crate) fn on_saved(&mut self, now: Now, saved: &pb::SavedPartition) -> bool {
         let Some((checkpoints, seen)) = self.checkpoints_seen() else { return true };
         let (taken, effects) = checkpoints.on_saved(now, &seen, saved);
@@ -391,7 +393,7 @@ impl Job {
         taken
     }
 
-    /// A partition could not be saved; always taken.
+    /// Records that a partition could not be saved; always taken.
     pub(crate) fn on_save_failed(&mut self, now: Now, failed: &pb::SaveFailed) {
         let era = self.era;
         let Some(checkpoints) = self.checkpoints.as_mut().filter(|_| failed.era == era.get()) else { return };
@@ -407,12 +409,12 @@ impl Job {
         self.take_up(now, effects);
     }
 
-    /// Whether every epoch that ended with an older version is measured.
+    /// Returns whether every epoch that ended with an older version is measured.
     pub(super) fn is_measured_before(&self, version: Version) -> bool {
         self.phase.facts().is_none_or(|facts| is_measured(facts, self.epochs_measured, version))
     }
 
-    /// The manifest is written, or cannot be.
+    /// Records that the manifest is written, or cannot be.
     pub(crate) fn on_published(&mut self, now: Now, written: Result<(), String>) {
         if self.is_ended() {
             return;
@@ -423,7 +425,7 @@ impl Job {
         self.maybe_saved(now);
     }
 
-    /// The checkpoints of a job that saves some, and what they see of the job.
+    /// Returns the checkpoints of a job that saves some, and what they see of the job.
     pub(super) fn checkpoints_seen(&mut self) -> Option<(&mut Checkpoints, Seen<'_>)> {
         let seen = Seen {
             spec: &self.spec,
@@ -438,14 +440,14 @@ impl Job {
 
     // The beginning, and every beginning after a loss.
 
-    /// Where its checkpoints shall lie.
+    /// Returns where its checkpoints shall lie.
     pub(crate) fn place(&self) -> Option<Place> {
         self.checkpoints.as_ref().map(|checkpoints| checkpoints.place.clone())
     }
 
-    /// Whether the ps that are to hold the model see the store that the master sees. A job whose
-    /// checkpoints nobody could restore does not begin, nor does it go on from version 0 because a
-    /// new ps cannot find them.
+    /// Checks whether the ps that are to hold the model see the store that the master sees. A job
+    /// whose checkpoints nobody could restore does not begin, nor does it go on from version 0
+    /// because a new ps cannot find them.
     ///
     /// # Errors
     /// They do not: the job has failed.
@@ -484,7 +486,7 @@ impl Job {
         }
     }
 
-    /// The store has said which checkpoints there are.
+    /// Records that the store has said which checkpoints there are.
     pub(crate) fn on_found(&mut self, now: Now, found: Result<Candidates, proto::checkpoint::Error>) {
         let looking = self.phase.begins() == Some(Begin::Initializing) && self.queue.is_empty();
         let (Some(checkpoints), Some(Model { facts, partitions, .. })) =
@@ -588,8 +590,8 @@ impl Job {
         self.initialize(now);
     }
 
-    /// Training begins with the weights of restored partitions: epochs before these versions were
-    /// measured by whoever saved them.
+    /// Records the version with which training begins, and returns its first unmeasured epoch. An
+    /// earlier run measured the epochs before a restored version.
     pub(super) fn on_begun(&mut self, begun: Option<Version>) -> Epoch {
         let (Some(version), Some(facts)) = (begun, self.phase.facts()) else { return Epoch(0) };
         let measured = facts.plan.epochs_before(version);
@@ -603,7 +605,7 @@ impl Job {
     }
 }
 
-/// The job's module among the files that it came with.
+/// Returns the job's module among the files that it came with.
 fn script(input: &[pb::Artifact]) -> Option<Script> {
     let script = input.iter().find(|artifact| artifact.name == SCRIPT)?;
     Some(Script { bytes: script.size, sha256: script.sha256.clone() })

@@ -32,7 +32,7 @@ const CLOSE: Duration = Duration::from_secs(30);
 /// back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
-    /// It ends.
+    /// Whether the job ends.
     ends: bool,
     /// All steps that were begun are below it.
     version: Version,
@@ -56,7 +56,7 @@ impl Checkpoints {
         vec![save(model, version)]
     }
 
-    /// The ps have answered whether a version is still to come.
+    /// Records that the ps have answered whether a version is still to come.
     fn on_save_answered(
         &mut self,
         now: Duration,
@@ -107,13 +107,13 @@ impl Checkpoints {
     }
 }
 
-/// Every ps is asked to save a version.
+/// Returns the request to every ps to save a version.
 fn save(model: &Model, version: Version) -> Outcome {
     Outcome::Effect(Effect::Save(model.partitions.reachable(), version))
 }
 
 impl Job {
-    /// Time has passed.
+    /// Records that time has passed.
     pub(super) fn on_checkpoint_tick(&mut self, now: Now) {
         self.maybe_ask(now);
         self.maybe_closed(now);
@@ -138,7 +138,7 @@ impl Job {
         self.take_up(now, effects);
     }
 
-    /// The ps have answered whether a version is still to come.
+    /// Records that the ps have answered whether a version is still to come.
     pub(crate) fn on_save_answered(&mut self, now: Now, version: Version, coming: Result<bool, Failure>) {
         let Some(checkpoints) = &mut self.checkpoints else { return };
         let effects = checkpoints.on_save_answered(now.since_start, version, coming);
@@ -183,8 +183,8 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// Whether a ps that wants to leave may do so: it has nothing of this job, or what it has is
-    /// saved as far as it can be.
+    /// Returns whether a ps that wants to leave may do so: it has nothing of this job, or what it
+    /// has is saved as far as it can be.
     pub(crate) fn lets_go(&self, ps: IncarnationId) -> bool {
         let needed = self.phase.partitions().is_some_and(|partitions| partitions.need(ps));
         let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| needed && !self.is_ended()) else {
@@ -199,19 +199,20 @@ impl Job {
             && (!closing.saves || checkpoints.is_settled(closing.version))
     }
 
-    /// What was lost is begun anew, so nothing is held any more.
+    /// Records that what was lost is begun anew, so nothing is held any more.
     pub(super) fn let_go(&mut self) {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.closing.take_if(|closing| !closing.ends);
         }
     }
 
-    /// Whether nothing more is begun, because it ends with a checkpoint.
+    /// Returns whether nothing more is begun, because it ends with a checkpoint.
     pub(super) fn is_closing(&self) -> bool {
         self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.closing.is_some())
     }
 
-    /// The steps that were begun are finished and their epochs measured, or it took too long.
+    /// Records that the steps that were begun are finished and their epochs measured, or it took
+    /// too long.
     pub(super) fn maybe_closed(&mut self, now: Now) {
         let closing = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.closing);
         let (Some(Closing { ends: true, version, until, .. }), Some(training)) =
@@ -242,7 +243,7 @@ impl Job {
         }
     }
 
-    /// Whether a checkpoint is still to come, although nothing is trained any more.
+    /// Returns whether a checkpoint is still to come, although nothing is trained any more.
     fn is_saving(&self) -> bool {
         let (Some(checkpoints), Some(training), Some(Model { facts, partitions, .. })) =
             (&self.checkpoints, self.phase.training(), self.phase.model())

@@ -26,12 +26,12 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// The control of a new job.
+    /// Returns the control of a new job.
     pub(super) const fn new(demand: Demand) -> Self {
         Self { demand, paused: false, waits: None }
     }
 
-    /// A user wants so many workers to take part from now on.
+    /// Records that a user wants so many workers to take part from now on.
     fn on_scaled(&mut self, workers: u32, fleet: &Membership) -> Option<Outcome> {
         let before = self.demand.bounds();
         self.demand.scale(workers);
@@ -45,30 +45,30 @@ impl Control {
         (before != self.demand.bounds()).then_some(Outcome::Event(Event::Fleet(event)))
     }
 
-    /// A user holds the job, or lets it go on.
+    /// Records that a user holds the job, or lets it go on.
     pub(super) const fn set_paused(&mut self, paused: bool) {
         self.paused = paused;
     }
 
-    /// The job looked at the fleet, which lacks this for it.
+    /// Records that the job looked at the fleet, which lacks this for it.
     pub(super) fn on_look(&mut self, lacks: Option<String>) {
         self.waits = lacks;
     }
 
-    /// Whether a user holds the job.
+    /// Returns whether a user holds the job.
     pub(super) const fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// What the fleet lacks for the job, at the last look.
+    /// Returns what the fleet lacks for the job, at the last look.
     pub(super) fn waits(&self) -> Option<&str> {
         self.waits.as_deref()
     }
 }
 
 impl Job {
-    /// A user wants so many workers to take part from now on. The next look at the fleet chooses
-    /// them.
+    /// Records that a user wants so many workers to take part from now on. The next look at the
+    /// fleet chooses them.
     ///
     /// # Errors
     /// It is ending or has ended; nothing changed.
@@ -80,7 +80,7 @@ impl Job {
         Ok(())
     }
 
-    /// A user holds it: nothing new is handed out, what is held is finished.
+    /// Records that a user holds it: nothing new is handed out, what is held is finished.
     ///
     /// # Errors
     /// It is ending or has ended; nothing changed.
@@ -92,7 +92,8 @@ impl Job {
         Ok(())
     }
 
-    /// A user lets it go on; `numerics` names the class to go on in, unless it is empty.
+    /// Records that a user lets it go on; `numerics` names the class to go on in, unless it is
+    /// empty.
     ///
     /// # Errors
     /// It is ending or has ended, or cannot go on in that class; nothing changed.
@@ -108,13 +109,13 @@ impl Job {
         Ok(())
     }
 
-    /// Whether a user holds it; what is ending ends, also when it has to find its way back first
-    /// (see `record`).
+    /// Returns whether a user holds it; what is ending ends, also when it has to find its way back
+    /// first (see `record`).
     pub(super) fn paused(&self) -> bool {
         self.control.is_paused() && self.goes_on()
     }
 
-    /// Why nothing new is handed out, if a user holds the job or the fleet lacks something.
+    /// Returns why nothing new is handed out, if a user holds the job or the fleet lacks something.
     pub(super) fn rests(&self) -> Option<Why> {
         match (self.is_closing(), self.paused(), self.waits()) {
             (false, true, _) => Some(Why::Paused),
@@ -123,7 +124,7 @@ impl Job {
         }
     }
 
-    /// Whether it trains or will, and its end is not decided.
+    /// Returns whether it trains or will, and its end is not decided.
     fn goes_on(&self) -> bool {
         self.needs_fleet() && !self.ends_early()
     }
@@ -137,7 +138,7 @@ impl Job {
     }
 }
 
-/// The refusal of a user who wants a job `changed` which is ending or has ended.
+/// Returns the refusal of a user who wants a job `changed` which is ending or has ended.
 pub(crate) fn unchangeable(name: &str, changed: &str, state: pb::JobState, reason: &str) -> Failure {
     Failure::new(
         Kind::Ended,

@@ -39,7 +39,7 @@ impl Job {
         }
     }
 
-    /// A user asks for the end.
+    /// Records that a user asks for the end.
     pub(crate) fn cancel(&mut self, now: Now, force: bool) {
         let end = End { state: JobState::Cancelled, reason: "cancelled by a user".to_owned() };
         match self.phase {
@@ -97,7 +97,7 @@ impl Job {
         }
     }
 
-    /// Nobody trains any more.
+    /// Records that nobody trains any more.
     pub(super) fn on_stopped(&mut self, now: Now) {
         let Some(Stage::Stopping { salvage, .. }) = self.phase.ends() else { return };
         match *salvage {
@@ -110,7 +110,7 @@ impl Job {
         }
     }
 
-    /// The ps have said how far they are: which version all of them have.
+    /// Records that the ps have said how far they are: which version all of them have.
     pub(super) fn on_asked(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
         let Some(partitions) = self.phase.partitions() else { return self.finish(now) };
         let complete = |ledgers: &Vec<_>| {
@@ -130,8 +130,8 @@ impl Job {
         }
     }
 
-    /// `version`: in canonical order. In arrival order partitions may differ, and the newest of
-    /// each is what there is.
+    /// Hands out the export of `version`. In arrival order it exports the newest version of each
+    /// partition, as these may differ.
     pub(super) fn export(&mut self, now: Now, version: Option<Version>) {
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
         self.queue.push(Work::Export(version.filter(|_| canonical)));
@@ -139,9 +139,9 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// The last version whose loss was finite when the loss of `step` is not: the one before that
-    /// which the step was computed from. In arrival order nobody knows which weights it was
-    /// computed from.
+    /// Returns the last version whose loss was finite when the loss of `step` is not: the one
+    /// before that which the step was computed from. In arrival order nobody knows which weights it
+    /// was computed from.
     pub(super) fn last_good(&self, step: Step) -> Salvage {
         let consistency = self.spec.consistency.resolve();
         if self.phase.facts().is_none_or(|facts| step.get() >= facts.plan.steps()) {
@@ -156,7 +156,7 @@ impl Job {
         }
     }
 
-    /// Nothing more is to be had from the workers: the ps tell their numbers.
+    /// Records that nothing more is to be had from the workers: the ps tell their numbers.
     pub(super) fn finish(&mut self, now: Now) {
         self.queue.clear();
         self.phase.set_end(Stage::Finishing);
@@ -167,8 +167,8 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// The ps have told their numbers. They hold the job until its end is durable: whatever happens
-    /// before, it can be ended again.
+    /// Records that the ps have told their numbers. They hold the job until its end is durable:
+    /// whatever happens before, it can be ended again.
     pub(crate) fn on_finished(&mut self, now: Now, ledgers: Result<Vec<pb::PartitionLedger>, Failure>) {
         if !matches!(self.phase.ends(), Some(Stage::Finishing)) {
             return;

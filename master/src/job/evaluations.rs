@@ -45,13 +45,13 @@ pub(super) struct Measured {
 }
 
 impl Evaluations {
-    /// All epochs before `next` were measured.
+    /// Creates the evaluations of a job. All epochs before `next` were measured.
     pub(super) const fn new(plan: Plan, records: u64, metrics: Vec<Metric>, next: Epoch) -> Self {
         Self { plan, records, metrics, next, running: VecDeque::new() }
     }
 
-    /// What was begun and not told is to be begun again, because its leases have ended. `rewound`
-    /// to a step: so is every epoch that ends after it.
+    /// Begins unfinished epochs again, because their leases have ended. `rewound`: a step; every
+    /// epoch that ends after it is measured again.
     pub(super) fn again(mut self, rewound: Option<Step>) -> Self {
         if let Some(oldest) = self.running.front() {
             self.next = oldest.epoch;
@@ -69,7 +69,7 @@ impl Evaluations {
         self.next = self.next.max(epoch);
     }
 
-    /// Every step below `watermark` is complete: what is to be measured now.
+    /// Returns the shards to measure now that every step below `watermark` is complete.
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();
         while self.records > 0
@@ -92,7 +92,7 @@ impl Evaluations {
         begun
     }
 
-    /// Whether a worker's answer is about this shard and has what the job asks for.
+    /// Checks whether a worker's answer is about this shard and has what the job asks for.
     ///
     /// # Errors
     /// What is wrong.
@@ -120,7 +120,7 @@ impl Evaluations {
         measured
     }
 
-    /// Whether all that is to be measured is measured.
+    /// Returns whether all that is to be measured is measured.
     pub(super) fn is_done(&self) -> bool {
         self.records == 0 || (self.running.is_empty() && self.next.get() == self.plan.epochs)
     }

@@ -50,7 +50,7 @@ impl Index {
         Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
     }
 
-    /// One task for each file.
+    /// Returns one task for each file.
     pub(super) fn work(&self) -> Vec<Work> {
         let of = |files: &[File], validation| -> Vec<Work> {
             let work = |(file, f): (usize, &File)| Work::Index { validation, file, path: f.path.clone() };
@@ -65,7 +65,7 @@ impl Index {
         files[file].found = Some(found);
     }
 
-    /// What all files hold, those of validation apart; `None` while one is not indexed.
+    /// Returns what all files hold, those of validation apart; `None` while one is not indexed.
     pub(super) fn found(&self) -> Option<(Vec<pb::Indexed>, Vec<pb::Indexed>)> {
         let of = |files: &[File]| files.iter().map(|file| file.found.clone()).collect::<Option<Vec<_>>>();
         Some((of(&self.train)?, of(&self.validation)?))
@@ -81,7 +81,8 @@ impl Index {
         whole
     }
 
-    /// Whether the files go together and with the specification; all of them must be indexed.
+    /// Returns whether the files go together and with the specification; all of them must be
+    /// indexed.
     ///
     /// # Errors
     /// What does not, for the user.

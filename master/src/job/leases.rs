@@ -23,7 +23,7 @@ use crate::tasks::TaskGrant;
 use crate::why::Why;
 
 impl Job {
-    /// Work for a worker. The job remembers why it refused one, for [`refusal`](Self::refusal).
+    /// Leases work to a worker. The job remembers why it refused, for [`refusal`](Self::refusal).
     ///
     /// # Errors
     /// There is none that the worker may have now, and why.
@@ -57,7 +57,7 @@ impl Job {
         }
     }
 
-    /// The next microbatches to train.
+    /// Returns the next microbatches to train.
     fn next_run(&mut self, now: Now, ids: &mut LeaseIds, asker: Asker) -> Result<pb::Lease, Why> {
         let training = match &mut self.phase {
             Phase::Indexing { .. } => return Err(Why::Indexing),
@@ -70,8 +70,8 @@ impl Job {
         Ok(self.train_lease(now, &grant))
     }
 
-    /// A copy of a task whose holders hang, or of a straggler's lease, for a worker that finds
-    /// nothing else in any job.
+    /// Returns a copy of a task whose holders hang, or of a straggler's lease, for a worker that
+    /// finds nothing else in any job.
     ///
     /// # Errors
     /// There is none; the time from which on there may be one, if nothing else happens before.
@@ -102,29 +102,29 @@ impl Job {
         self.refusals.remove(&worker);
     }
 
-    /// Why a worker that holds no lease of this job has none: it takes no part, or else the reason
-    /// of the last refusal. `None`: it has not asked.
+    /// Returns why a worker that holds no lease of this job has none: it takes no part, or else the
+    /// reason of the last refusal. `None`: it has not asked.
     pub(crate) fn refusal(&self, worker: IncarnationId) -> Option<Why> {
         self.crew.refusal(worker).or_else(|| self.refusals.get(&worker).cloned())
     }
 
-    /// Whether a worker takes part in this job.
+    /// Returns whether a worker takes part in this job.
     pub(crate) fn has(&self, worker: IncarnationId) -> bool {
         self.crew.contains(worker)
     }
 
-    /// The workers that hold leases of this job.
+    /// Returns the workers that hold leases of this job.
     pub(crate) fn holders(&self) -> BTreeSet<IncarnationId> {
         let runs = self.phase.trains().into_iter().flat_map(|training| training.books.holders());
         self.queue.holders().chain(runs.map(|(worker, _)| worker)).collect()
     }
 
-    /// Training leases that a worker holds of this job.
+    /// Returns the number of training leases of this job that a worker holds.
     pub(crate) fn train_leases(&self, worker: IncarnationId) -> usize {
         self.phase.trains().map_or(0, |training| training.books.leases_of(worker))
     }
 
-    /// A heartbeat of a worker: renews what it lists of this job and answers which those are.
+    /// Renews the leases of this job that a worker's heartbeat lists, and returns them.
     pub(crate) fn renew(&mut self, now: Now, worker: IncarnationId, listed: &[LeaseId]) -> Vec<LeaseId> {
         if let Some(Stage::Stopping { holders, leases, .. }) = self.phase.ends_mut()
             && let Some(quiet) = holders.get_mut(&worker)
@@ -148,7 +148,7 @@ impl Job {
         good
     }
 
-    /// How a worker gets on with a lease of this job.
+    /// Records the progress of a worker with a lease of this job.
     pub(crate) fn progress(&mut self, now: Now, worker: IncarnationId, said: &pb::LeaseProgress) {
         let is_task = self.queue.progress(now.since_start, worker, said);
         if let Some(books) = self.dispatcher().filter(|_| !is_task) {
@@ -156,7 +156,7 @@ impl Job {
         }
     }
 
-    /// Whether a worker hangs in something that it holds of this job.
+    /// Returns whether a worker hangs in something that it holds of this job.
     pub(crate) fn hangs_in(&self, now: Now, worker: IncarnationId) -> bool {
         let now = now.since_start;
         self.queue.hanging(now).any(|(_, grant, _)| grant.worker == worker)
@@ -182,31 +182,31 @@ impl Job {
         }))
     }
 
-    /// A task is done, for all its holders.
+    /// Records that a task is done, for all its holders.
     fn task_done(&mut self, worker: IncarnationId, lease: LeaseId) {
         let done = self.queue.complete(worker, lease).into_iter().flat_map(|done| done.beaten);
         self.effects.extend(done.map(|(worker, lease)| Effect::Recall(worker, lease)));
     }
 
-    /// What those who wait for work wait for, as far as a completed lease can change it: the phase,
-    /// the first step that is not done, and whether other tasks wait.
+    /// Returns what those who wait for work wait for, as far as a completed lease can change it:
+    /// the phase, the first step that is not done, and whether other tasks wait.
     pub(crate) fn outlook(&self) -> impl PartialEq + use<> {
         let step = self.phase.training().map(Training::watermark);
         (self.phase.number(), step, self.queue.is_empty(), self.rests().is_some(), self.is_closing())
     }
 
-    /// Whether a lease of this job is good.
+    /// Returns whether a lease of this job is good.
     pub(crate) fn holds(&self, worker: IncarnationId, lease: LeaseId) -> bool {
         self.queue.work(worker, lease).is_some()
             || self.phase.trains().is_some_and(|training| training.books.run_of(worker, lease).is_some())
     }
 
-    /// Whether a good lease is for the export of this job.
+    /// Returns whether a good lease is for the export of this job.
     pub(crate) fn exports(&self, worker: IncarnationId, lease: LeaseId) -> bool {
         matches!(self.queue.work(worker, lease), Some(Work::Export(_)))
     }
 
-    /// The task of a good lease is done.
+    /// Records that the task of a good lease is done.
     ///
     /// # Errors
     /// The report is not what the task asks for; nothing changed.
@@ -269,7 +269,7 @@ impl Job {
         Ok(())
     }
 
-    /// The holder of a lease could not do its task; false when the lease had ended.
+    /// Records that the holder of a lease could not do its task; false when the lease had ended.
     pub(crate) fn fail(
         &mut self,
         now: Now,
@@ -297,7 +297,8 @@ impl Job {
         true
     }
 
-    /// The holder of a lease hands it back with what is finished; false when the lease had ended.
+    /// Records that the holder of a lease hands it back with what is finished; false when the lease
+    /// had ended.
     ///
     /// # Errors
     /// The report is not about this lease; nothing changed.

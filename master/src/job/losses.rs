@@ -1,9 +1,9 @@
-//! From the losses of microbatches to one number a step, and to as many events as people want to
-//! read. Pure.
+//! Turns the losses of microbatches into one number a step, and into as many events as people want
+//! to read. Pure.
 //!
-//! The loss of a step is sum(loss) / sum(samples) over its microbatches in their order, in f64: the
-//! same bits whichever workers reported them and in whatever order. Microbatches that a worker
-//! found applied already bring nothing; a step of which nobody knows the loss has no event.
+//! The loss of a step is sum(loss) / sum(samples) over its microbatches in their order, in f64. Its
+//! bits depend neither on which workers report nor on the order of reports. A microbatch that a
+//! worker found applied contributes nothing. A step without a known loss has no event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(super) struct Told {
 }
 
 impl Losses {
-    /// All steps before `next` are told, or need not be.
+    /// Creates the losses of a job. Steps before `next` are told or need not be.
     pub(super) const fn new(plan: Plan, next: Step, now: Duration) -> Self {
         let steps = BTreeMap::new();
         Self { plan, steps, next, newest: None, window: (0, now), samples_per_second: 0.0 }
@@ -51,7 +51,7 @@ impl Losses {
         self.next = self.next.max(step);
     }
 
-    /// Mean loss of the newest complete step.
+    /// Returns the mean loss of the newest complete step.
     pub(super) const fn newest(&self) -> Option<f64> {
         self.newest
     }
@@ -70,7 +70,7 @@ impl Losses {
         }
     }
 
-    /// Every step below `watermark` is complete: the events that this makes.
+    /// Returns the events of new complete steps: every step below `watermark` is complete.
     pub(super) fn advance(&mut self, now: Duration, watermark: Step) -> Vec<Told> {
         let mut told = Vec::new();
         while self.next < watermark {
@@ -104,7 +104,7 @@ impl Losses {
         told
     }
 
-    /// All steps of a short job; of a long one evenly many, and the last of each epoch.
+    /// Returns all steps of a short job; of a long one evenly many, and the last of each epoch.
     fn is_told(&self, step: Step) -> bool {
         let every = self.plan.steps().div_ceil(EVENTS);
         step.produces().get().is_multiple_of(every) || self.plan.ends_epoch(step.produces())

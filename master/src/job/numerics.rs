@@ -13,8 +13,8 @@ use crate::clock::Now;
 use crate::membership::Membership;
 
 impl Job {
-    /// Whether the scheduler may decide the class: once the model is about to be built. Until then
-    /// any worker may count records.
+    /// Returns whether the scheduler may decide the class: once the model is about to be built.
+    /// Until then any worker may count records.
     pub(super) fn may_decide_class(&self) -> bool {
         match self.phase {
             // The checkpoint that the job goes on from may have a class.
@@ -24,8 +24,8 @@ impl Job {
         }
     }
 
-    /// Whether the job must not hand out work that depends on the class, because no class is
-    /// decided.
+    /// Returns whether the job must not hand out work that depends on the class, because no class
+    /// is decided.
     pub(super) fn waits_for_class(&self) -> bool {
         self.control.demand.is_undecided()
             && !matches!(self.phase, Phase::Indexing { .. })
@@ -50,7 +50,7 @@ impl Job {
         }
     }
 
-    /// What a job that lacks workers says of their class.
+    /// Returns what a job that lacks workers says of their class.
     pub(super) fn lacks_of_class(&self) -> String {
         let strangers = self.crew.strangers();
         let strangers: Vec<_> =
@@ -70,15 +70,15 @@ impl Job {
         }
     }
 
-    /// Training goes on from this version.
+    /// Records that training goes on from this version.
     pub(super) fn note_class(&mut self, version: Version) {
         if let Some(class) = self.control.demand.class() {
             numerics::note(&mut self.numerics, version, class);
         }
     }
 
-    /// It goes on from a checkpoint that these classes computed: in the last of them, unless a user
-    /// has named one.
+    /// Takes over the classes that computed the checkpoint of an earlier run. The job goes on in
+    /// the last of them, unless a user has named one.
     pub(super) fn take_over_classes(&mut self, history: Vec<Since>) {
         if let Some(last) = history.last().filter(|_| self.control.demand.is_undecided()) {
             self.set_class(Arc::new(last.numerics.clone()));
@@ -91,7 +91,7 @@ impl Job {
         self.unscheduled = true;
     }
 
-    /// A user wants it to go on in another class, from the newest checkpoint.
+    /// Records that a user wants it to go on in another class, from the newest checkpoint.
     ///
     /// # Errors
     /// No live worker is of that class, or the job takes every class; nothing changed.

@@ -33,7 +33,7 @@ pub(super) struct Partitions {
 /// The ps that holds a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Home {
-    /// Its name; empty before the first placement.
+    /// Name of the ps; empty before the first placement.
     ps: String,
     url: String,
     incarnation: IncarnationId,
@@ -63,12 +63,12 @@ pub(crate) struct PsAddress {
 pub(super) struct NotRestored {
     pub(super) partition: u32,
     pub(super) version: Version,
-    /// Why, for people.
+    /// The reason, for people.
     pub(super) reason: String,
 }
 
 impl PsAddress {
-    /// What it says of the partitions that live there.
+    /// Returns what it says of the partitions that live there.
     pub(crate) fn own(&self, mut ledgers: Vec<pb::PartitionLedger>) -> Vec<pb::PartitionLedger> {
         ledgers.retain(|ledger| self.partitions.contains(&ledger.partition));
         ledgers
@@ -78,9 +78,9 @@ impl PsAddress {
 /// What became of the ps since the last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Watched {
-    /// Ask these what they hold.
+    /// Ps that have to be asked what they hold.
     pub(super) ask: Vec<(PsAddress, IncarnationId)>,
-    /// For the user.
+    /// Warnings for the user.
     pub(super) warnings: Vec<String>,
     /// Ps that were missing for too long.
     pub(super) lost: Vec<String>,
@@ -111,7 +111,7 @@ pub(crate) enum Holder {
 }
 
 impl Partitions {
-    /// `count` fresh partitions without a place.
+    /// Creates `count` fresh partitions without a place.
     pub(super) fn new(tensors: Vec<TensorSpec>, count: u32) -> Self {
         let (ps, url) = (String::new(), String::new());
         let home = Home { ps, url, incarnation: IncarnationId(0), fresh: true, begin: None };
@@ -120,8 +120,8 @@ impl Partitions {
         Self { tensors, homes, number: 0, open: false, missing, doubted }
     }
 
-    /// Partitions that an earlier start of this master had placed. Their ps are believed once they
-    /// have been asked.
+    /// Restores partitions that an earlier start of this master placed. Each ps has to be asked
+    /// before its content is relied on.
     ///
     /// # Errors
     /// What is written down does not fit together.
@@ -147,28 +147,29 @@ impl Partitions {
         Ok(Self { tensors, homes, number, open: false, missing, doubted })
     }
 
-    /// For each partition whether there is nothing in it to lose.
+    /// Returns for each partition whether it holds nothing that could be lost.
     pub(super) fn fresh(&self) -> Vec<bool> {
         self.homes.iter().map(|home| home.fresh).collect()
     }
 
-    /// For each partition one more than the version that it is begun with, to be written down.
+    /// Returns for each partition the version that it begins with plus one, as the journal stores
+    /// it. 0: no version.
     pub(super) fn begin(&self) -> Vec<u64> {
         self.homes.iter().map(|home| home.begin.map_or(0, |begin| begin.get() + 1)).collect()
     }
 
-    /// Whether it is open what some fresh partition is begun with.
+    /// Returns whether it is open what some fresh partition is begun with.
     pub(super) fn undecided(&self) -> bool {
         self.homes.iter().any(|home| home.fresh && home.begin.is_none())
     }
 
-    /// Fresh partitions for which that is open are begun with this version.
+    /// Sets the first version of the fresh partitions that have none yet.
     pub(super) fn decide(&mut self, begin: Version) {
         let open = self.homes.iter_mut().filter(|home| home.fresh && home.begin.is_none());
         open.for_each(|home| home.begin = Some(begin));
     }
 
-    /// It is open again.
+    /// Makes a partition fresh again, without a first version.
     pub(super) fn begin_again(&mut self, partition: u32) {
         if let Some(home) = self.homes.get_mut(partition as usize) {
             (home.fresh, home.begin) = (true, None);
@@ -176,7 +177,7 @@ impl Partitions {
         self.open = false;
     }
 
-    /// The fresh partitions, each with its ps and what it is begun with.
+    /// Returns the fresh partitions, each with its ps and what it is begun with.
     pub(super) fn beginning(&self) -> impl Iterator<Item = (u32, PsAddress, Version)> {
         let fresh = (0..).zip(&self.homes).filter(|(_, home)| home.fresh);
         fresh.map(|(partition, home)| {
@@ -184,12 +185,12 @@ impl Partitions {
         })
     }
 
-    /// The newest version that a fresh partition is begun with.
+    /// Returns the newest version that a fresh partition is begun with.
     pub(super) fn begun(&self) -> Option<Version> {
         self.beginning().map(|(.., begin)| begin).max()
     }
 
-    /// Fresh partitions that could not load their checkpoint.
+    /// Returns the fresh partitions that could not load their checkpoint.
     pub(super) fn not_restored(&self, ledgers: &[pb::PartitionLedger], era: Era) -> Vec<NotRestored> {
         let failed =
             |ledger: &&pb::PartitionLedger| ledger.era == era.get() && !ledger.restore_error.is_empty();
@@ -201,7 +202,7 @@ impl Partitions {
         ledgers.iter().filter(failed).filter_map(of).collect()
     }
 
-    /// A worker says which tensors the model has.
+    /// Records that a worker says which tensors the model has.
     ///
     /// # Errors
     /// Others than those of which partitions are filled already.
@@ -239,7 +240,7 @@ impl Partitions {
         Ok(())
     }
 
-    /// What the fleet lacks to hold all partitions, for people.
+    /// Returns what the fleet lacks to hold all partitions, for people.
     pub(super) fn lack(&self, fleet: &Membership) -> Option<String> {
         let found = self.find(fleet, &BTreeMap::new());
         let without: Vec<_> = self
@@ -263,7 +264,7 @@ impl Partitions {
         })
     }
 
-    /// Where each partition can be now.
+    /// Returns where each partition can be now.
     fn find(&self, fleet: &Membership, load: &BTreeMap<String, usize>) -> Vec<Option<Home>> {
         let at = |(incarnation, process): (IncarnationId, &crate::membership::Process)| Home {
             ps: process.name.clone(),
@@ -292,28 +293,29 @@ impl Partitions {
         self.open = false;
     }
 
-    /// The ps have said what they have applied: from now on there is something to lose.
+    /// Records that the ps have said what they have applied: from now on there is something to
+    /// lose.
     pub(super) fn keep(&mut self) {
         self.open = true;
         self.homes.iter_mut().for_each(|home| (home.fresh, home.begin) = (false, None));
     }
 
-    /// How often a partition found another process.
+    /// Returns how often a partition found another process.
     pub(super) const fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether a ps that holds something to lose wants to leave.
+    /// Returns whether a ps that holds something to lose wants to leave.
     pub(super) fn is_left(&self, fleet: &Membership) -> bool {
         self.homes.iter().any(|home| !home.fresh && fleet.is_draining(home.incarnation))
     }
 
-    /// Whether this process holds something to lose.
+    /// Returns whether this process holds something to lose.
     pub(super) fn need(&self, ps: IncarnationId) -> bool {
         self.homes.iter().any(|home| !home.fresh && home.incarnation == ps)
     }
 
-    /// Whether the process `ps` called `name` holds a partition.
+    /// Returns whether the process `ps` called `name` holds a partition.
     pub(super) fn holder(&self, partition: u32, ps: IncarnationId, name: &str) -> Holder {
         match self.homes.get(partition as usize) {
             Some(home) if home.incarnation == ps => Holder::Sender,
@@ -322,7 +324,7 @@ impl Partitions {
         }
     }
 
-    /// Whether no ps is missing.
+    /// Returns whether no ps is missing.
     pub(super) fn are_all_here(&self) -> bool {
         self.missing.is_empty()
     }
@@ -331,7 +333,7 @@ impl Partitions {
         &self.tensors
     }
 
-    /// As workers are told.
+    /// Returns the placement as workers receive it.
     pub(super) fn placement(&self) -> pb::Placement {
         let address = |home: &Home| pb::PartitionAddress { ps: home.ps.clone(), url: home.url.clone() };
         pb::Placement {
@@ -341,12 +343,12 @@ impl Partitions {
         }
     }
 
-    /// The ps of each partition, in partition order.
+    /// Returns the ps of each partition, in partition order.
     pub(super) fn addresses(&self) -> impl Iterator<Item = PsAddress> {
         self.homes.iter().map(|home| address(&self.homes, &home.ps, &home.url))
     }
 
-    /// Each ps once, except those that are missing.
+    /// Returns each ps once, except those that are missing.
     pub(super) fn reachable(&self) -> Vec<PsAddress> {
         let mut seen = BTreeSet::new();
         self.addresses()
@@ -355,8 +357,8 @@ impl Partitions {
             .collect()
     }
 
-    /// Whether `ledgers` has every partition, in this era and with a version; of one ps when `ps`
-    /// names it.
+    /// Checks whether `ledgers` has every partition, in this era and with a version; of one ps
+    /// when `ps` names it.
     ///
     /// # Errors
     /// The partition that is not there.
@@ -414,16 +416,16 @@ impl Partitions {
         watched
     }
 
-    /// A worker says that a partition is not where it should be: the ps to ask, unless that is
-    /// being looked into.
+    /// Records that a worker misses a partition at its ps. Returns the ps to ask, unless it was
+    /// asked already or is missing.
     pub(super) fn doubt(&mut self, partition: u32) -> Option<(PsAddress, IncarnationId)> {
         let home = self.homes.get(partition as usize).filter(|home| !home.fresh && !home.ps.is_empty())?;
         let known = self.missing.contains_key(&home.ps) || !self.doubted.insert(home.ps.clone());
         (!known).then(|| (address(&self.homes, &home.ps, &home.url), home.incarnation))
     }
 
-    /// A ps that came back, or that is [doubted](Self::doubt), has answered what it holds. It must
-    /// have every step below `watermark`, which the books have as done.
+    /// Records that a ps that came back, or that is [doubted](Self::doubt), has answered what it
+    /// holds. It must have every step below `watermark`, which the books have as done.
     pub(super) fn on_answer(
         &mut self,
         ps: &PsAddress,

@@ -108,14 +108,14 @@ pub(super) enum Stage {
 }
 
 impl Phase {
-    /// The phase of a new job.
+    /// Returns the phase of a new job.
     pub(super) const fn new(index: Index) -> Self {
         Self::Indexing { index, end: None }
     }
 
     // The data, wherever it is.
 
-    /// What is known of the files.
+    /// Returns what is known of the files.
     pub(super) fn index(&self) -> Option<&Index> {
         match self {
             Self::Indexing { index, .. } => Some(index),
@@ -123,7 +123,7 @@ impl Phase {
         }
     }
 
-    /// The model, once all files are indexed.
+    /// Returns the model, once all files are indexed.
     pub(super) const fn model(&self) -> Option<&Model> {
         match self {
             Self::Indexing { .. } => None,
@@ -132,7 +132,7 @@ impl Phase {
         }
     }
 
-    /// The model, to change it.
+    /// Returns the model, to change it.
     pub(super) const fn model_mut(&mut self) -> Option<&mut Model> {
         match self {
             Self::Indexing { .. } => None,
@@ -141,22 +141,22 @@ impl Phase {
         }
     }
 
-    /// What is known of the data, once all files are indexed.
+    /// Returns what is known of the data, once all files are indexed.
     pub(super) fn facts(&self) -> Option<&Facts> {
         self.model().map(|model| &model.facts)
     }
 
-    /// The partitions, once all files are indexed.
+    /// Returns the partitions, once all files are indexed.
     pub(super) fn partitions(&self) -> Option<&Partitions> {
         self.model().map(|model| &model.partitions)
     }
 
-    /// The partitions, to change them.
+    /// Returns the partitions, to change them.
     pub(super) fn partitions_mut(&mut self) -> Option<&mut Partitions> {
         self.model_mut().map(|model| &mut model.partitions)
     }
 
-    /// The newest training, also that of before a loss, and that of a job which ends.
+    /// Returns the newest training, also that of before a loss, and that of a job which ends.
     pub(super) const fn training(&self) -> Option<&Training> {
         match self {
             Self::Indexing { .. } => None,
@@ -166,7 +166,7 @@ impl Phase {
         }
     }
 
-    /// The training of a job that trains.
+    /// Returns the training of a job that trains.
     pub(super) const fn trains(&self) -> Option<&Training> {
         match self {
             Self::Training { training, .. } => Some(training),
@@ -174,7 +174,7 @@ impl Phase {
         }
     }
 
-    /// The training of a job that trains, to change it.
+    /// Returns the training of a job that trains, to change it.
     pub(super) const fn trains_mut(&mut self) -> Option<&mut Training> {
         match self {
             Self::Training { training, .. } => Some(training),
@@ -182,7 +182,7 @@ impl Phase {
         }
     }
 
-    /// How the job ends, once that is decided.
+    /// Returns how the job ends, once that is decided.
     pub(super) const fn end(&self) -> Option<&End> {
         match self {
             Self::Indexing { end, .. } | Self::Training { end, .. } => end.as_ref(),
@@ -191,7 +191,7 @@ impl Phase {
         }
     }
 
-    /// The stage of an ending.
+    /// Returns the stage of an ending.
     pub(super) const fn ends(&self) -> Option<&Stage> {
         match self {
             Self::Ending(ending) => Some(&ending.stage),
@@ -199,7 +199,7 @@ impl Phase {
         }
     }
 
-    /// The stage of an ending, to change it.
+    /// Returns the stage of an ending, to change it.
     pub(super) const fn ends_mut(&mut self) -> Option<&mut Stage> {
         match self {
             Self::Ending(ending) => Some(&mut ending.stage),
@@ -207,7 +207,7 @@ impl Phase {
         }
     }
 
-    /// The stage of a beginning.
+    /// Returns the stage of a beginning.
     pub(super) const fn begins(&self) -> Option<Begin> {
         match self {
             Self::Beginning(beginning) => Some(beginning.stage),
@@ -215,12 +215,12 @@ impl Phase {
         }
     }
 
-    /// Whether nothing but the numbers of the ps, or nothing at all, is still to come.
+    /// Returns whether nothing but the numbers of the ps, or nothing at all, is still to come.
     pub(super) const fn is_over(&self) -> bool {
         matches!(self.ends(), Some(Stage::Finishing | Stage::Ended))
     }
 
-    /// A number of the phase with its stage, to see whether it changed.
+    /// Returns a number of the phase with its stage, to see whether it changed.
     pub(super) const fn number(&self) -> u8 {
         match self {
             Self::Indexing { .. } => 0,
@@ -249,7 +249,7 @@ impl Phase {
         }
     }
 
-    /// All files are indexed: the job begins.
+    /// Records that all files are indexed: the job begins.
     pub(super) fn on_indexed(&mut self, facts: Facts, partitions: Partitions) {
         let Self::Indexing { index, end } = self else { return };
         let model = Model { index: std::mem::take(index), facts, partitions };
@@ -257,7 +257,7 @@ impl Phase {
         *self = Self::Beginning(Beginning { model, stage, before: None, end: end.take() });
     }
 
-    /// The job begins, or begins again; `end`: how it ends then, if that is decided. A job whose
+    /// Begins the job, for the first time or again; `end`: its end, if that is decided. A job whose
     /// files are not indexed stays as it is.
     pub(super) fn begin(&mut self, end: Option<End>) {
         if self.model().is_none() {
@@ -268,14 +268,14 @@ impl Phase {
         }
     }
 
-    /// A job that begins is at this stage.
+    /// Records that a job that begins is at this stage.
     pub(super) fn set_begin(&mut self, begin: Begin) {
         if let Self::Beginning(Beginning { stage, .. }) = self {
             *stage = begin;
         }
     }
 
-    /// The ps have what a training needs.
+    /// Records that the ps have what a training needs.
     pub(super) fn train(&mut self, training: Training) {
         if self.begins().is_none() {
             return;
@@ -285,8 +285,8 @@ impl Phase {
         }
     }
 
-    /// The job trains no more, and is at this stage of its end. Without a decided end it has failed
-    /// for no known reason.
+    /// Records that the job trains no more, and is at this stage of its end. Without a decided end
+    /// it has failed for no known reason.
     pub(super) fn set_end(&mut self, stage: Stage) {
         if let Self::Ending(ending) = self {
             ending.stage = stage;

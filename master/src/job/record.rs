@@ -25,7 +25,7 @@ use crate::events::EventLog;
 use crate::membership::Membership;
 
 impl Job {
-    /// What is to be written down, when there is news since the last call.
+    /// Returns what is to be written down, when there is news since the last call.
     pub(crate) fn take_record(&mut self, now: Now) -> Option<pb::JobRecord> {
         std::mem::take(&mut self.changed).then(|| self.record(now))
     }
@@ -73,7 +73,7 @@ impl Job {
         }
     }
 
-    /// What is kept of a job that has ended.
+    /// Returns what is kept of a job that has ended.
     fn ended_record(&self, now: Now) -> pb::JobRecord {
         pb::JobRecord {
             job: self.id.get(),
@@ -85,7 +85,7 @@ impl Job {
         }
     }
 
-    /// The job of a record that has not ended, with its newest events.
+    /// Returns the job of a record that has not ended, with its newest events.
     ///
     /// # Errors
     /// The record does not fit together; what does not.
@@ -149,7 +149,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Whether it was decided before it trained to its end.
+    /// Returns whether it was decided before it trained to its end.
     pub(super) fn ends_early(&self) -> bool {
         self.phase.end().is_some_and(|end| end.state != JobState::Succeeded)
     }

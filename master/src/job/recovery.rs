@@ -46,7 +46,8 @@ impl Job {
         self.maybe_survey();
     }
 
-    /// A worker says that the ps of a partition does not hold it: the ps is asked at once.
+    /// Records that a worker says that the ps of a partition does not hold it: the ps is asked at
+    /// once.
     pub(crate) fn doubt(&mut self, partition: u32) {
         let over = self.phase.is_over();
         let partitions = self.phase.partitions_mut().filter(|_| !over);
@@ -54,7 +55,7 @@ impl Job {
         self.effects.extend(asked.map(|(ps, id)| Effect::Verify(ps, id)));
     }
 
-    /// A ps that came back, or that is doubted, has said what it holds.
+    /// Records that a ps that came back, or that is doubted, has said what it holds.
     pub(crate) fn on_ps_answer(
         &mut self,
         now: Now,
@@ -75,7 +76,7 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// What these ps held is gone.
+    /// Records that what these ps held is gone.
     fn on_ps_lost(&mut self, now: Now, lost: &[String]) {
         let names = lost.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let ends_early = match self.phase.ends() {
@@ -105,7 +106,7 @@ impl Job {
         self.initialize_with(now, None);
     }
 
-    /// In canonical order: every partition is begun anew, in the next era.
+    /// Begins every partition of a job in canonical order anew, in the next era.
     pub(super) fn begin_again(&mut self, now: Now, why: &str) {
         let Some(partitions) = self.phase.partitions_mut() else { return };
         partitions.lose(|_| true);
@@ -124,8 +125,8 @@ impl Job {
         self.initialize_with(now, None);
     }
 
-    /// Every lease ends, and a worker is to describe the model, so that partitions that have
-    /// nothing get a checkpoint or version 0.
+    /// Ends every lease and has a worker describe the model, so that empty partitions get a
+    /// checkpoint or version 0.
     pub(super) fn initialize(&mut self, now: Now) {
         self.initialize_with(now, self.phase.end().cloned());
     }
@@ -147,7 +148,7 @@ impl Job {
         self.tell_state(now);
     }
 
-    /// Every partition has a version.
+    /// Records that every partition has a version.
     pub(super) fn on_initialized(&mut self, now: Now) {
         self.phase.set_begin(Begin::Surveying { asked: false });
         self.maybe_survey();
@@ -169,7 +170,7 @@ impl Job {
         self.effects.push(Effect::Ask(placement, ps));
     }
 
-    /// They have said it, as they were placed then.
+    /// Takes the ledgers that the ps reported. `placement`: its number at the time of the question.
     pub(crate) fn on_ledgers(
         &mut self,
         now: Now,
@@ -237,9 +238,9 @@ impl Job {
         self.on_trained(now);
     }
 
-    /// Whether no partition lacks more steps than others may have of a version that all of them
-    /// still keep. A master that was started again may not know that a partition was begun, and
-    /// have it begun again in the same era while the others had trained.
+    /// Returns whether no partition lacks more steps than others may have of a version that all of
+    /// them still keep. A master that was started again may not know that a partition was begun,
+    /// and have it begun again in the same era while the others had trained.
     fn are_together(&self, ledgers: &[pb::PartitionLedger]) -> bool {
         let Consistency { order: Order::Canonical, delay } = self.spec.consistency.resolve() else {
             return true;
@@ -249,7 +250,8 @@ impl Job {
         behind <= u64::from(delay.unwrap_or(0)) + 1
     }
 
-    /// In canonical order training goes back to this version, so its steps are told again.
+    /// Logs that training in canonical order goes back to this version, so its steps are told
+    /// again.
     pub(super) fn tell_rewind(&mut self, now: Now, version: Version) {
         let event = pb::RewindEvent { version: version.get(), era: self.era.get() };
         self.log.append(now.unix_ms, Event::Rewind(event));

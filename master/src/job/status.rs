@@ -30,7 +30,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// How long it was in `Running` so far.
+    /// Returns how long it was in `Running` so far.
     pub(super) fn training(&self, now: Now) -> Duration {
         let until = self.ended.unwrap_or(now.since_start);
         let running = self.running_since.map_or(Duration::ZERO, |since| until.saturating_sub(since));
@@ -49,7 +49,7 @@ impl Times {
         }
     }
 
-    /// The times of a job that was submitted to an earlier start of the master.
+    /// Returns the times of a job that was submitted to an earlier start of the master.
     pub(super) fn restored(now: Now, submitted_unix_ms: u64, training_ms: u64) -> Self {
         let earlier = Duration::from_millis(now.unix_ms.saturating_sub(submitted_unix_ms));
         let training = Duration::from_millis(training_ms);
@@ -69,7 +69,7 @@ pub(super) struct Numbers {
     pub(super) taken_back: u64,
     /// Records that an earlier run had applied, which this job went on from.
     pub(super) samples_before: u64,
-    /// By an earlier start of the master.
+    /// Workers that earlier starts of the master saw.
     workers_seen_before: u64,
     pub(super) workers_seen: BTreeSet<IncarnationId>,
     pub(super) final_metrics: BTreeMap<String, f64>,
@@ -97,12 +97,12 @@ impl Numbers {
         self.final_metrics = final_metrics;
     }
 
-    /// Distinct worker incarnations that held a lease.
+    /// Returns distinct worker incarnations that held a lease.
     pub(super) fn workers_seen(&self) -> u64 {
         self.workers_seen_before + self.workers_seen.len() as u64
     }
 
-    /// What every partition has is applied; duplicates count wherever they were dropped.
+    /// Takes the least progress of all partitions as applied, and the sum of dropped duplicates.
     pub(super) fn take_ledgers(&mut self, ledgers: &[pb::PartitionLedger]) {
         let min = |number: fn(&pb::PartitionLedger) -> u64| ledgers.iter().map(number).min().unwrap_or(0);
         self.ledger = (!ledgers.is_empty()).then(|| Ledger {
@@ -115,12 +115,12 @@ impl Numbers {
 }
 
 impl Job {
-    /// `NAME-ID`.
+    /// Returns the name `NAME-ID`.
     pub(crate) fn name(&self) -> String {
         format!("{}-{}", self.spec.name, self.id)
     }
 
-    /// Where it is in its life, and why.
+    /// Returns where it is in its life, and why.
     pub(crate) fn state(&self) -> (JobState, String) {
         if self.paused() {
             return (JobState::Paused, "a user paused it; what its workers hold is finished".to_owned());
@@ -182,7 +182,7 @@ impl Job {
         self.log.append(now.unix_ms, Event::State(pb::StateEvent { state: state.into(), reason }));
     }
 
-    /// Everything that a user may ask.
+    /// Returns everything that a user may ask.
     pub(crate) fn status(&self, now: Now) -> pb::JobStatus {
         let (state, reason) = self.state();
         let Self { times, numbers, .. } = self;
@@ -248,7 +248,7 @@ impl Job {
         }
     }
 
-    /// What a worker needs to build its model and read its data.
+    /// Returns what a worker needs to build its model and read its data.
     pub(crate) fn reply(&self) -> pb::JobReply {
         let facts = self.phase.facts();
         let placed = self.phase.partitions().filter(|partitions| partitions.open);

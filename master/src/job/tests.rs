@@ -80,7 +80,7 @@ impl World {
         Ok(())
     }
 
-    /// A job that trains on one ps.
+    /// Creates a job that trains on one ps.
     fn training(spec: JobSpec, workers: usize) -> Self {
         let mut world = Self::new(spec, workers, &["p"]);
         world.index();
@@ -114,7 +114,7 @@ impl World {
         self.job.lease(self.now, &mut self.ids, Asker::new(self.workers[worker], 0)).ok()
     }
 
-    /// Why a worker gets no work.
+    /// Returns why a worker gets no work.
     fn refused(&mut self, worker: usize) -> Why {
         if self.job.is_unscheduled() {
             self.schedule();

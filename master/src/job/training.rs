@@ -33,9 +33,9 @@ pub(super) struct Training {
 }
 
 impl Training {
-    /// The books when these steps are applied on all partitions. `before`: the training as it was
-    /// before a ps was lost; without one the master was started again, or nothing is trained yet.
-    /// All epochs before `measured` were measured.
+    /// Returns the books when these steps are applied on all partitions. `before`: the training as
+    /// it was before a ps was lost; without one the master was started again, or nothing is trained
+    /// yet. All epochs before `measured` were measured.
     ///
     /// In canonical order the whole job was rewound, so what comes after is told and measured
     /// again, with the same numbers. In arrival order only one partition was, and what was told of
@@ -75,19 +75,19 @@ impl Training {
         }
     }
 
-    /// All steps below this one are done.
+    /// Returns the step below which all steps are done.
     pub(super) fn watermark(&self) -> Step {
         let watermark = self.books.watermark();
         let done = watermark.get() == self.plan.microbatches();
         if done { Step(self.plan.steps()) } else { self.plan.microbatch(watermark).step }
     }
 
-    /// Whether everything is trained and measured.
+    /// Returns whether everything is trained and measured.
     pub(super) fn is_done(&self) -> bool {
         self.books.is_done() && self.evaluations.is_done()
     }
 
-    /// The run of a lease is done; answers whose leases ended by that.
+    /// Records that the run of a lease is done; answers whose leases ended by that.
     pub(super) fn complete(
         &mut self,
         now: Duration,
@@ -110,7 +110,7 @@ impl Training {
         Ok(completed.map(|completed| completed.beaten).unwrap_or_default())
     }
 
-    /// The beginning of the run of a lease is done, the rest comes back.
+    /// Records that the beginning of the run of a lease is done, the rest comes back.
     pub(super) fn release(
         &mut self,
         now: Duration,

@@ -11,11 +11,11 @@ use proto::pb::lease::Work as Wire;
 pub(crate) enum Work {
     /// Count the records of one file (pair).
     Index {
-        /// Of the validation files; otherwise of the training files.
+        /// Whether it is a validation file; otherwise it is a training file.
         validation: bool,
-        /// Its place among them.
+        /// Index of the file in its set.
         file: usize,
-        /// Its path, for people.
+        /// Path of the file, for people.
         path: String,
     },
     /// Describe the model and push version 0.
@@ -31,7 +31,7 @@ pub(crate) enum Work {
 pub(crate) struct Shard {
     pub(crate) epoch: Epoch,
     pub(crate) version: Version,
-    /// Its place among the shards of the epoch.
+    /// Index of the shard in its epoch.
     pub(crate) index: usize,
     /// Validation records `[begin, end)`.
     pub(crate) begin: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Shard {
 }
 
 impl Work {
-    /// What is to be done, for people.
+    /// Describes the work for people.
     pub(super) fn title(&self) -> String {
         match self {
             Self::Index { path, .. } => format!("count the records of `{path}`"),
@@ -51,7 +51,7 @@ impl Work {
         }
     }
 
-    /// As it travels, to be done in `era`.
+    /// Converts the work to its message, for `era`.
     pub(super) fn wire(&self, era: Era) -> Wire {
         let era = era.get();
         match *self {

@@ -13,7 +13,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Whether it changes nothing.
+    /// Returns whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.keys.is_empty()
     }

@@ -103,7 +103,7 @@ fn read(database: &Database) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
     Ok(all)
 }
 
-/// Up to `count` entries of a range, in its order, or those at its end.
+/// Returns up to `count` entries of a range, in its order, or those at its end.
 fn read_some(database: &Database, range: &Range<String>, count: Count) -> Result<Vec<Entry>, StoreError> {
     let transaction = database.begin_read()?;
     let table = match transaction.open_table(TABLE) {

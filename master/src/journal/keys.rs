@@ -19,57 +19,57 @@ pub(crate) const JOBS: &str = "job/";
 /// What keys of events begin with.
 const EVENTS: &str = "event/";
 
-/// A job's record.
+/// Returns a job's record.
 pub(crate) fn job(id: JobId) -> String {
     format!("{JOBS}{:020}", id.get())
 }
 
-/// The job whose record has this key.
+/// Returns the job whose record has this key.
 pub(crate) fn job_of(key: &str) -> Option<JobId> {
     key.strip_prefix(JOBS)?.parse().ok().map(JobId)
 }
 
-/// The keys of all records of jobs.
+/// Returns the keys of all records of jobs.
 pub(crate) fn jobs() -> Range<String> {
     within(JOBS)
 }
 
-/// The keys of the events of all jobs.
+/// Returns the keys of the events of all jobs.
 pub(crate) fn all_events() -> Range<String> {
     within(EVENTS)
 }
 
-/// The number of the event that has this key.
+/// Returns the number of the event that has this key.
 pub(crate) fn event_of(key: &str) -> Option<u64> {
     key.rsplit('/').next()?.parse().ok()
 }
 
-/// The job whose event has this key.
+/// Returns the job whose event has this key.
 pub(crate) fn job_of_event(key: &str) -> Option<JobId> {
     key.strip_prefix(EVENTS)?.split_once('/')?.0.parse().ok().map(JobId)
 }
 
-/// The keys of a job's events.
+/// Returns the keys of a job's events.
 pub(crate) fn events(id: JobId) -> Range<String> {
     within(&format!("{EVENTS}{:020}/", id.get()))
 }
 
-/// The keys of a job's events with smaller numbers than `number`.
+/// Returns the keys of a job's events with smaller numbers than `number`.
 pub(crate) fn events_below(id: JobId, number: u64) -> Range<String> {
     events(id).start..event(id, number)
 }
 
-/// The keys of a job's events with larger numbers than `number`.
+/// Returns the keys of a job's events with larger numbers than `number`.
 pub(crate) fn events_after(id: JobId, number: u64) -> Range<String> {
     event(id, number.saturating_add(1))..events(id).end
 }
 
-/// All keys that begin with `prefix`, which ends with `/`.
+/// Returns all keys that begin with `prefix`, which ends with `/`.
 fn within(prefix: &str) -> Range<String> {
     prefix.to_owned()..format!("{}0", prefix.trim_end_matches('/'))
 }
 
-/// A job's event.
+/// Returns a job's event.
 pub(crate) fn event(id: JobId, number: u64) -> String {
     format!("{EVENTS}{:020}/{number:020}", id.get())
 }

@@ -44,7 +44,7 @@ impl Sender {
         Self { shown: Shown::of(request.metadata().as_ref()), caller: Caller::of(request) }
     }
 
-    /// Whether the call may speak for `incarnation`.
+    /// Checks whether the call may speak for `incarnation`.
     ///
     /// # Errors
     /// It may not; see [`Books::check_sender`].
@@ -59,7 +59,7 @@ impl Sender {
         })
     }
 
-    /// Whether the call is of a member at all.
+    /// Checks whether the call is of a member at all.
     ///
     /// # Errors
     /// It is not.
@@ -394,8 +394,8 @@ impl Heartbeats {
     }
 }
 
-/// The next lease of this worker to be recalled. One that is missed here is told with the next
-/// heartbeat.
+/// Returns the next lease of this worker to be recalled. One that is missed here is told with the
+/// next heartbeat.
 async fn recalled(
     worker: IncarnationId,
     recalls: &mut broadcast::Receiver<(IncarnationId, LeaseId)>,

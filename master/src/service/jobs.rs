@@ -38,7 +38,7 @@ impl JobsService {
         Self { shared }
     }
 
-    /// What a user wants of a job; answered once it would survive a restart.
+    /// Changes a job as a user asks, and answers once the change would survive a restart.
     async fn change(
         &self,
         job: &str,
@@ -211,7 +211,7 @@ impl Jobs for JobsService {
     }
 }
 
-/// A place for checkpoints that is none, or none for jobs of this master.
+/// Returns the failure for a folder of checkpoints that jobs of this master cannot use.
 fn unusable(caller: &Caller, error: &proto::checkpoint::Error) -> Status {
     let message = format!("checkpoint.url: {error}");
     match error {
@@ -234,7 +234,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// The next event; `None` after the last one of a job that has ended.
+    /// Returns the next event; `None` after the last one of a job that has ended.
     async fn next(&mut self) -> Result<Option<pb::Event>, Status> {
         loop {
             if let Some(event) = self.events.pop_front() {

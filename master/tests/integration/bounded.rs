@@ -1,4 +1,5 @@
-//! Memory and journal are bounded: what is forgotten leaves nothing behind, and what has ended is small and in pages.
+//! Memory and journal are bounded: what is forgotten leaves nothing behind, and what has ended is
+//! small and in pages.
 
 use std::sync::Arc;
 

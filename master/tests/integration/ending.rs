@@ -1,4 +1,5 @@
-//! The end of a job under a master that is killed: an end that users saw stays, and nothing that was delivered is trained again.
+//! The end of a job under a master that is killed: an end that users saw stays, and nothing that
+//! was delivered is trained again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ impl Store for Stuck {
     }
 }
 
-/// A cluster whose job has delivered its model, and whose master cannot write down that it has ended. The job was cancelled first, or
-/// trained to its end.
+/// Returns a cluster whose job has delivered its model, and whose master cannot write down that it
+/// has ended. The job was cancelled first, or trained to its end.
 async fn stuck_at_its_end(cancelled: bool) -> (Cluster, FakePs, MemoryStore) {
     let disk = MemoryStore::default();
     let stuck = Stuck { disk: disk.clone(), asked: watch::Sender::new(0) };

@@ -1,4 +1,5 @@
-//! A ps that holds nothing and remembers everything: which calls came, and how far a script says it is.
+//! A ps that holds nothing and remembers everything: which calls came, and how far a script says it
+//! is.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -29,11 +30,12 @@ pub(crate) struct Accounts {
     pub(crate) calls: Vec<String>,
     /// Partitions by job.
     pub(crate) open: BTreeMap<u64, Vec<pb::OpenRequest>>,
-    /// Steps applied, as each ledger of a job but its first says: the first is asked for before anything is trained.
+    /// Steps applied, as each ledger of a job but its first says: the first is asked for before
+    /// anything is trained.
     pub(crate) version: u64,
     /// What it writes is not where the master looks.
     pub(crate) elsewhere: bool,
-    /// It is asked to close jobs, and does not answer.
+    /// Whether it leaves requests to close jobs unanswered.
     pub(crate) deaf_to_close: bool,
 }
 

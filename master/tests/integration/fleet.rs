@@ -12,7 +12,7 @@ use proto::status::{Failure, Kind};
 use crate::fake_ps::FakePs;
 use crate::harness::{Cluster, Worker, job, microbatches, read_artifacts, soon, trained};
 
-/// A cluster with a job that trains, a ps, and worker `a` with the first lease of training.
+/// Returns a cluster with a job that trains, a ps, and worker `a` with the first lease of training.
 async fn training(spec: &proto::spec::JobSpec) -> (Cluster, FakePs, Worker, pb::Lease) {
     let cluster = Cluster::start().await;
     let ps = FakePs::start(&cluster.url, "ps-0").await;

@@ -47,7 +47,7 @@ optimizer = { kind = "sgd", learning_rate = 0.5 }
 limits = { attempts_max = 2 }
 "#;
 
-/// The job above, with more lines or other ones.
+/// Returns the job above, with more lines or other ones.
 pub(crate) fn job(edit: impl FnOnce(&mut JobSpec)) -> JobSpec {
     let mut spec = proto::spec::parse(JOB, Path::new("job.toml"), &[]).expect("a good job");
     edit(&mut spec);
@@ -65,7 +65,7 @@ pub(crate) struct Cluster {
     pub(crate) master: Master,
     pub(crate) shutdown: CancellationToken,
     pub(crate) served: JoinHandle<()>,
-    /// Its own, when it can be killed.
+    /// The runtime of a master that can be killed.
     runtime: Option<Runtime>,
     folder: Option<tempfile::TempDir>,
 }
@@ -86,10 +86,11 @@ impl Cluster {
         Self::behind(Door::default(), edit).await
     }
 
-    /// A master that lets in whom this door lets in.
+    /// Creates a master that admits the callers of this door.
     pub(crate) async fn behind(door: Door, edit: impl FnOnce(&mut Options)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // Scripted workers send no heartbeats of their own, and a loaded machine may be slow: nobody dies of silence here.
+        // Scripted workers send no heartbeats of their own, and a loaded machine may be slow:
+        // nobody dies of silence here.
         let mut options = Options {
             data_dir: folder.path().to_owned(),
             heartbeat: Duration::from_secs(10),
@@ -110,7 +111,7 @@ impl Cluster {
         Self { url, master, shutdown, served, runtime: None, folder }
     }
 
-    /// Its data folder.
+    /// Returns the data folder.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.as_ref().expect("it has one").path()
     }
@@ -125,13 +126,15 @@ impl Cluster {
         soon(what, looking).await;
     }
 
-    /// A master on a runtime of its own with a journal in `store`: it can be [killed](Self::kill).
+    /// Creates a master on a runtime of its own with a journal in `store`: it can be
+    /// [killed](Self::kill).
     pub(crate) async fn mortal(store: Arc<dyn Store>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         Self::start_mortal(store, folder, "127.0.0.1:0").await
     }
 
-    /// Kills the master; whatever it was doing ends there. Then one starts at its address, with its folder.
+    /// Kills the master; whatever it was doing ends there. Then one starts at its address, with its
+    /// folder.
     pub(crate) async fn kill(mut self, store: Arc<dyn Store>) -> Self {
         let folder = self.folder.take().expect("it has one");
         let address = self.url.trim_start_matches("http://").to_owned();
@@ -233,7 +236,7 @@ impl Cluster {
         soon(&format!("{job} in {state:?}"), waiting).await
     }
 
-    /// All events of a job that has ended.
+    /// Returns all events of a job that has ended.
     pub(crate) async fn events(&self, job: &str) -> Vec<pb::Event> {
         let mut stream = self.watch(job, 0).await;
         let mut events = Vec::new();
@@ -243,7 +246,7 @@ impl Cluster {
         events
     }
 
-    /// The files that a job ended with.
+    /// Returns the files that a job ended with.
     pub(crate) async fn fetch(&self, job: &str) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
         let request = pb::FetchRequest { job: job.to_owned() };
         read_artifacts(self.jobs().fetch(request).await?.into_inner()).await
@@ -330,12 +333,12 @@ impl Worker {
         worker
     }
 
-    /// The next answer, asked for or not.
+    /// Returns the next answer, asked for or not.
     pub(crate) async fn reply(&mut self) -> pb::HeartbeatReply {
         soon("an answer to a heartbeat", self.replies.message()).await.expect("open").expect("an answer")
     }
 
-    /// One heartbeat and its answer.
+    /// Sends one heartbeat and returns the answer.
     pub(crate) async fn beat(&mut self, leases: &[&pb::Lease], draining: bool) -> pb::HeartbeatReply {
         let progress = |lease: &&pb::Lease| pb::LeaseProgress { lease: lease.id, ..Default::default() };
         let leases = leases.iter().map(progress).collect();
@@ -345,7 +348,7 @@ impl Worker {
         self.reply().await
     }
 
-    /// This heartbeat and its answer.
+    /// Sends this heartbeat and returns the answer.
     pub(crate) async fn beat_with(
         &mut self,
         beat: pb::HeartbeatRequest,
@@ -418,7 +421,7 @@ impl Worker {
         assert!(self.complete(lease, report).await.expect("a good report"), "{lease:?}");
     }
 
-    /// The same up to the report.
+    /// Does a task as a real worker would, and returns the report without sending it.
     pub(crate) async fn work(&mut self, lease: &pb::Lease) -> Report {
         match lease.work.as_ref().expect("work") {
             Work::Index(_) => {
@@ -481,7 +484,7 @@ impl Worker {
     }
 }
 
-/// A report of consecutive microbatches, each with its number as loss.
+/// Returns a report of consecutive microbatches, each with its number as loss.
 pub(crate) fn trained(first: u64, count: u32) -> Report {
     let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
     Report::Trained(pb::Trained {
@@ -490,7 +493,7 @@ pub(crate) fn trained(first: u64, count: u32) -> Report {
     })
 }
 
-/// The microbatches of a training lease: the first and how many.
+/// Returns the microbatches of a training lease: the first and how many.
 pub(crate) fn microbatches(lease: &pb::Lease) -> (u64, u32) {
     match lease.work.as_ref() {
         Some(Work::Train(task)) => (task.first, task.count),

@@ -57,7 +57,7 @@ impl Submission {
         soon("an answer", self.answer).await.expect("no panic")
     }
 
-    /// The answer to a submission that is refused before it ends.
+    /// Returns the answer to a submission that is refused before it ends.
     async fn refused(self) -> Failure {
         soon("a refusal", self.answer).await.expect("no panic").expect_err("it is too much")
     }
@@ -67,7 +67,8 @@ fn named(name: &str) -> JobSpec {
     job(|spec| spec.name = name.to_owned())
 }
 
-/// The keys of a server that knows one token, and those of its bearer, who may have files of `bytes`.
+/// Returns the keys of a server that knows one token, and those of its bearer, who may have files
+/// of `bytes`.
 fn keys(folder: &Path, bytes: u64) -> (Keys, Keys) {
     let text = "a-token-that-is-long-enough";
     let (list, token) = (folder.join("tokens.toml"), folder.join("token"));

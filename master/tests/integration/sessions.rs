@@ -1,4 +1,5 @@
-//! Members speak for themselves: what a process says in the name of another is refused, and changes nothing.
+//! Members speak for themselves: what a process says in the name of another is refused, and changes
+//! nothing.
 
 use proto::pb;
 use proto::pb::fleet_client::FleetClient;

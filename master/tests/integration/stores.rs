@@ -1,4 +1,5 @@
-//! Checkpoints that a ps reports and the master must see: one store for all, and a manifest only of what is there.
+//! Checkpoints that a ps reports and the master must see: one store for all, and a manifest only of
+//! what is there.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use proto::status::{Failure, Kind};
 use crate::fake_ps::FakePs;
 use crate::harness::{Cluster, Worker, job, soon};
 
-/// A job that saves each step to a folder, and keeps one checkpoint.
+/// Returns a job that saves each step to a folder, and keeps one checkpoint.
 pub(crate) fn saving(folder: &Path) -> JobSpec {
     job(|spec| {
         let text = format!(r#"{{ "url": "{}", "every_steps": 1, "keep": 1 }}"#, folder.display());
@@ -24,7 +25,7 @@ pub(crate) fn saving(folder: &Path) -> JobSpec {
     })
 }
 
-/// A data file without any values, and how its ps reports it.
+/// Returns a data file without any values, and how its ps reports it.
 pub(crate) fn file(version: u64) -> (Vec<u8>, pb::SavedPartition) {
     let header = Partition {
         version: Version(version),
@@ -47,7 +48,7 @@ pub(crate) fn file(version: u64) -> (Vec<u8>, pb::SavedPartition) {
     (bytes, saved)
 }
 
-/// The folder of a version.
+/// Returns the folder of a version.
 pub(crate) fn place(folder: &Path, version: u64) -> PathBuf {
     folder.join(format!("digits/v{version:010}"))
 }

@@ -1,4 +1,5 @@
-//! A journal with what this program cannot read: it costs as little as possible, and nothing that a ps holds.
+//! A journal with what this program cannot read: it costs as little as possible, and nothing that a
+//! ps holds.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ fn garbage(_: &[u8]) -> Vec<u8> {
     vec![0xff; 7]
 }
 
-/// A specification of another version, as it may be.
+/// Returns a specification of another version, as it may be.
 fn another_version(bytes: &[u8]) -> Vec<u8> {
     let mut record = <pb::JobRecord as prost::Message>::decode(bytes).expect("a record");
     record.spec_json = record.spec_json.replacen('{', r#"{"invented_later": 1,"#, 1);

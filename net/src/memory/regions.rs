@@ -92,7 +92,8 @@ impl Regions {
         Some(Recycled { region: Some(region), home: self.clone() })
     }
 
-    /// `len` floats of any content. `None`: too few for a region, or there is no room; use other memory.
+    /// `len` floats of any content. `None`: too few for a region, or there is no room; use other
+    /// memory.
     pub fn floats(&self, len: usize) -> Option<Values> {
         let region = self.take(len * DType::F32.size())?;
         Some(Values::External(Box::new(region)))

@@ -1,15 +1,21 @@
-//! A step of Adam on 64 million parameters, through the ps, beside the memory's own speed and PyTorch's fused Adam.
+//! A step of Adam on 64 million parameters, through the ps, beside the memory's own speed and
+//! PyTorch's fused Adam.
 //!
-//! A step reads weights, gradient and two slots, and writes the slots and the next weights: 28 bytes for each parameter, 1.75 GiB, all of it
-//! out of the caches. *The same traffic* is a kernel that reads and writes exactly this, in chunks of the same size, past the caches where
-//! the ps does so, and only adds: what the memory can do with so many streams. *PyTorch* is `torch.optim.Adam(fused=True)` on one tensor
-//! (`benches/peers/adam_fused.py`), in a process that is asked in turn; `EBB_PYTHON` names a Python that has it, without one its rows are
-//! missing. *Ours* is a push of the whole step to an embedded ps until it is acknowledged: offered, applied, and the next version there.
+//! A step reads weights, gradient and two slots, and writes the slots and the next weights: 28
+//! bytes for each parameter, 1.75 GiB, all of it out of the caches. *The same traffic* is a kernel
+//! that reads and writes exactly this, in chunks of the same size, past the caches where the ps
+//! does so, and only adds: what the memory can do with so many streams. *PyTorch* is
+//! `torch.optim.Adam(fused=True)` on one tensor (`benches/peers/adam_fused.py`), in a process that
+//! is asked in turn; `EBB_PYTHON` names a Python that has it, without one its rows are missing.
+//! *Ours* is a push of the whole step to an embedded ps until it is acknowledged: offered, applied,
+//! and the next version there.
 //!
-//! Expected: what is not memory is a mutex for each chunk and a few allocations a step, far below 1 %; division and square root hide
-//! behind the memory with 8 lanes or more. So 1 of the same traffic, and 1 of PyTorch, which has the same bound.
+//! Expected: what is not memory is a mutex for each chunk and a few allocations a step, far below 1
+//! %; division and square root hide behind the memory with 8 lanes or more. So 1 of the same
+//! traffic, and 1 of PyTorch, which has the same bound.
 //!
-//! Each round takes every figure once, so that ratios are of neighbours in time. Without `--bench` it is one round, small.
+//! Each round takes every figure once, so that ratios are of neighbours in time. Without `--bench`
+//! it is one round, small.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -36,7 +42,7 @@ mod traffic;
 
 use traffic::Traffic;
 
-/// As `ebb` has it.
+/// The allocator of `ebb`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -81,7 +87,7 @@ fn main() {
     report::print(&figures);
 }
 
-/// The median of a few.
+/// Returns the median of a few.
 fn seconds(mut work: impl FnMut()) -> f64 {
     let mut taken = [0.0; STEPS];
     for took in &mut taken {
@@ -204,7 +210,7 @@ impl Peer {
         Some(Self { child, asks, answers })
     }
 
-    /// The median of a few steps.
+    /// Returns the median of a few steps.
     fn step(&mut self, threads: usize) -> f64 {
         writeln!(self.asks, "{threads}").expect("the peer listens");
         let mut line = String::new();
@@ -222,7 +228,7 @@ impl Drop for Peer {
     }
 }
 
-/// The next of a queue that threads share.
+/// Returns the next of a queue that threads share.
 fn take<I: Iterator>(queue: &Mutex<I>) -> Option<I::Item> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

@@ -3,15 +3,16 @@
 
 use std::sync::Mutex;
 
-/// As the ps cuts a tensor.
+/// Elements of a chunk on the ps.
 const CHUNK: usize = 1 << 18;
 
 /// Vectors of one turn of the loop: fewer were slower.
 #[cfg(target_arch = "x86_64")]
 const AT_ONCE: usize = 4;
 
-/// Weights of two versions, a gradient and two slots. The five places of one moment lie side by side, as chunks that were allocated one after
-/// the other: far apart at distances of powers of two they were up to twice as slow.
+/// Weights of two versions, a gradient and two slots. The five places of one moment lie side by
+/// side, as chunks that were allocated one after the other: far apart at distances of powers of two
+/// they were up to twice as slow.
 pub(crate) struct Traffic {
     chunks: Vec<[Vec<f32>; 5]>,
 }
@@ -68,7 +69,8 @@ type Pointers = (*const f32, *const f32, *mut f32, *mut f32);
 macro_rules! streamed {
     ($name:ident, $feature:literal, $lanes:literal, $load:ident, $add:ident, $store:ident, $stream:ident) => {
         /// # Safety
-        /// All pointers lead to `length` values, nobody else has those that are written, and the machine has the instructions.
+        /// All pointers lead to `length` values, nobody else has those that are written, and the
+        /// machine has the instructions.
         #[target_feature(enable = $feature)]
         unsafe fn $name((weights, gradient, mean, square): Pointers, next: *mut f32, length: usize) {
             use std::arch::x86_64::{_mm_sfence, $add, $load, $store, $stream};

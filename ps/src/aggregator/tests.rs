@@ -1,7 +1,9 @@
-//! The aggregator against the serial sum, in every order that a random scheduler finds, and as written traces.
+//! The aggregator against the serial sum, in every order that a random scheduler finds, and as
+//! written traces.
 //!
-//! A trace (`src/testdata/aggregator/*.txt`) is a list of blocks with an empty line between them: a command, the outcome
-//! in lines that begin with `> `, and the reasoning. Values are expressions, so that a trace shows who was added to whom.
+//! A trace (`src/testdata/aggregator/*.txt`) is a list of blocks with an empty line between them: a
+//! command, the outcome in lines that begin with `> `, and the reasoning. Values are expressions,
+//! so that a trace shows who was added to whom.
 //!
 //!     step 7 of 6        the commands below are about this step, which has 6 microbatches
 //!     offer 0..2         a push brings this node
@@ -18,7 +20,7 @@ use proto::tree::cover;
 
 use super::*;
 
-/// The sum below a node as a worker would bring it: the tree written as a recursion.
+/// Returns the sum below a node as a worker would bring it: the tree written as a recursion.
 fn serial(node: Node, leaf: &impl Fn(u32) -> f32) -> f32 {
     node.children().map_or_else(|| leaf(node.begin), |(left, right)| serial(left, leaf) + serial(right, leaf))
 }
@@ -36,7 +38,8 @@ fn uneven(index: u32) -> f32 {
     (0.1 + f64::from(index).sin()) as f32 * scale
 }
 
-/// A step's pushes: several covers of `0..of` by nodes of any size, shuffled. Each cover alone would complete the step.
+/// Returns a step's pushes: several covers of `0..of` by nodes of any size, shuffled. Each cover
+/// alone would complete the step.
 fn pushes() -> impl Strategy<Value = (u32, Vec<Node>)> {
     (1u32..70, proptest::collection::vec(proptest::collection::vec(1u32..70, 0..6), 1..4)).prop_flat_map(
         |(of, covers)| {
@@ -107,7 +110,8 @@ proptest! {
             }
             let last = index + 1 == of;
             prop_assert_eq!(matches!(offer, Offer::Complete(())), last);
-            // Nodes of the last, shorter branches do not line up with the counter's bits; they are at most as many again.
+            // Nodes of the last, shorter branches do not line up with the counter's bits; they are
+            // at most as many again.
             let limit = if last { 0 } else { (index + 1).count_ones() + of.count_ones() };
             prop_assert!(aggregator.held(Step(0)).count() as u32 <= limit);
         }

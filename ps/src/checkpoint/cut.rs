@@ -28,7 +28,8 @@ pub(crate) struct Header {
 }
 
 impl Cut {
-    /// References of `weights` (oldest version first, the last is the one that is saved) and of the slots beside the last.
+    /// References of `weights` (oldest version first, the last is the one that is saved) and of the
+    /// slots beside the last.
     pub(crate) fn new(
         layout: &Layout,
         partition: PartitionId,
@@ -40,8 +41,8 @@ impl Cut {
         let (version, _) = weights.last().expect("the version that is saved");
         let members = layout.members(partition);
         let mut order: Vec<usize> = (0..members.len()).collect();
-        // What a disk takes as it lies comes first, because it must lie on multiples of `ALIGNED` in the file too; then integers, on
-        // multiples of 8.
+        // What a disk takes as it lies comes first, because it must lie on multiples of `ALIGNED`
+        // in the file too; then integers, on multiples of 8.
         order.sort_by_key(|&index| {
             let size = layout.tensor_of(members[index]).dtype().size();
             (!(layout.chunk(members[index]).len * size).is_multiple_of(ALIGNED), std::cmp::Reverse(size))
@@ -69,12 +70,12 @@ impl Cut {
         Self { header: Partition { version: *version, partition, partitions, applied, entries }, values }
     }
 
-    /// The version that is saved.
+    /// Returns the version that is saved.
     pub(crate) const fn version(&self) -> Version {
         self.header.version
     }
 
-    /// The values after the header, in order; no copy.
+    /// Returns the values after the header, in order; no copy.
     pub(crate) fn values(&self) -> impl Iterator<Item = Bytes> {
         self.values.iter().map(Buffer::view)
     }
@@ -84,12 +85,12 @@ impl Cut {
         self.header.encode().len()
     }
 
-    /// How the name of its file begins.
+    /// Returns how the name of its file begins.
     pub(crate) fn file_stem(&self) -> String {
         file_stem(self.header.partition, self.header.partitions)
     }
 
-    /// The header, with the checksum of each of the values.
+    /// Returns the header, with the checksum of each of the values.
     pub(crate) fn header(&self, checksums: &[u32]) -> Header {
         let mut partition = self.header.clone();
         for (entry, &crc32c) in partition.entries.iter_mut().zip(checksums) {
@@ -112,27 +113,27 @@ impl Cut {
 }
 
 impl Header {
-    /// Name of its file.
+    /// Returns the name of the file that the header begins.
     pub(crate) fn file_name(&self) -> String {
         file_name(self.partition.partition, self.partition.partitions, self.crc32c)
     }
 
-    /// Checksum of the header.
+    /// Returns the checksum of the header.
     pub(crate) const fn crc32c(&self) -> u32 {
         self.crc32c
     }
 
-    /// As it is written.
+    /// Returns the header's bytes as the file stores them.
     pub(crate) const fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Size of the file.
+    /// Returns the size of the file in bytes.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.bytes.len() as u64 + self.partition.data_bytes()
     }
 
-    /// Which steps are applied.
+    /// Returns which steps are applied.
     pub(crate) const fn applied(&self) -> &AppliedSteps {
         &self.partition.applied
     }

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use crate::opening::Place;
 
-/// Most reports that wait; then the oldest are forgotten. A checkpoint that lacks one gets no manifest, the next one will.
+/// Most reports that wait; then the oldest are forgotten. A checkpoint that lacks one gets no
+/// manifest, the next one will.
 const REPORTS_MAX: usize = 256;
 
 /// A partition's file lies safe on the store.
@@ -24,9 +25,9 @@ pub struct Saved {
     pub version: Version,
     /// Name of the file in the checkpoint's folder.
     pub file: String,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
-    /// Checksum of its header.
+    /// Checksum of the file's header.
     pub crc32c: u32,
     /// Which steps are applied in it.
     pub applied: AppliedSteps,
@@ -41,7 +42,7 @@ pub struct SaveFailed {
     pub era: Era,
     /// The version that is not saved.
     pub version: Version,
-    /// Why.
+    /// The reason.
     pub message: String,
 }
 
@@ -50,7 +51,7 @@ pub struct SaveFailed {
 pub enum Report {
     /// Well.
     Saved(Saved),
-    /// Not well.
+    /// The checkpoint could not be written.
     Failed(SaveFailed),
 }
 
@@ -77,12 +78,12 @@ impl Reports {
         });
     }
 
-    /// The master has taken these.
+    /// Removes the reports with these numbers, which the master has taken.
     pub(crate) fn taken(&self, numbers: &[u64]) {
         self.retain(|number, _| !numbers.contains(&number));
     }
 
-    /// A job is over.
+    /// Removes the reports of a job that is over.
     pub(crate) fn forget(&self, job: JobId) {
         self.retain(|_, report| report.place().job != job);
     }
@@ -111,7 +112,7 @@ impl Report {
 }
 
 impl Reported {
-    /// The reports, oldest first.
+    /// Returns the reports, oldest first.
     pub fn reports(&self) -> impl Iterator<Item = &Report> {
         self.waiting.iter().map(|(_, report)| report)
     }

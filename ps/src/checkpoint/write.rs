@@ -1,7 +1,8 @@
 //! One file to the store, at no more than the bandwidth that the job allows.
 //!
-//! Its header has the checksums of all values and lies before them. An object store takes a file from its beginning on, so they are
-//! worked out first; on a disk the beginning can come last, and each of the values is read from memory by both in one go.
+//! Its header has the checksums of all values and lies before them. An object store takes a file
+//! from its beginning on, so they are worked out first; on a disk the beginning can come last, and
+//! each of the values is read from memory by both in one go.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +68,8 @@ impl Pace {
     }
 }
 
-/// How long to wait so that `bytes` after `elapsed` are no more than the bandwidth (bytes a second) allows.
+/// Returns how long to wait so that `bytes` after `elapsed` are no more than the bandwidth (bytes a
+/// second) allows.
 fn ahead(bytes: u64, elapsed: Duration, bandwidth: Option<u64>) -> Duration {
     let due = bandwidth.map(|bandwidth| Duration::from_secs_f64(bytes as f64 / bandwidth as f64));
     due.unwrap_or_default().saturating_sub(elapsed)

@@ -1,10 +1,14 @@
-//! The dense tensors of a partition as a list of chunks, in the order of their ids: no other file of a partition takes the list apart.
+//! The dense tensors of a partition as a list of chunks, in the order of their ids: no other file
+//! of a partition takes the list apart.
 //!
 //! Always true here:
 //!
-//! - Weights, sums, totals, slots and updates are lists of equal length: the entries at one index belong to one chunk.
-//! - Chunks are independent of each other. Threads share them out, and their number does not reach the bits.
-//! - Nothing here knows a step's place in time, an era or a lock of the partition: the callers decide when.
+//! - Weights, sums, totals, slots and updates are lists of equal length: the entries at one index
+//!   belong to one chunk.
+//! - Chunks are independent of each other. Threads share them out, and their number does not reach
+//!   the bits.
+//! - Nothing here knows a step's place in time, an era or a lock of the partition: the callers
+//!   decide when.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -27,7 +31,8 @@ use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
 use crate::pool::{Buffer, Pool, Use};
 
-/// A partition of this size or more is written past the caches: when its last chunk has been written, its first is in none any more.
+/// A partition of this size or more is written past the caches: when its last chunk has been
+/// written, its first is in none any more.
 const STREAMED_BYTES_MIN: usize = 16 << 20;
 
 /// What a node says about each chunk of the partition.
@@ -39,10 +44,12 @@ pub(super) type Totals = Vec<Total>;
 /// The update of each chunk of the partition.
 pub(super) type Updates = Vec<Update>;
 
-/// What the parameter chunks of one partition contribute to the norms of a step, in the order of their ids.
+/// What the parameter chunks of one partition contribute to the norms of a step, in the order of
+/// their ids.
 pub(super) type Measured = Arc<[Squares]>;
 
-/// The chunks of one partition: where they lie in the model, the memory for their values, and the optimizer with its slots.
+/// The chunks of one partition: where they lie in the model, the memory for their values, and the
+/// optimizer with its slots.
 #[derive(Debug)]
 pub(super) struct Dense {
     partition: PartitionId,
@@ -59,10 +66,12 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    /// The chunks of a partition, without weights. Those that workers of this host may read will lie in `memory`.
+    /// Returns the chunks of a partition, without weights. Those that workers of this host may read
+    /// will lie in `memory`.
     ///
     /// # Errors
-    /// The tensors cannot be placed, the partition is larger than `options` allow, or the optimizer is no valid one.
+    /// The tensors cannot be placed, the partition is larger than `options` allow, or the optimizer
+    /// is no valid one.
     pub(super) fn new(opening: &Opening, options: &Options, memory: Option<Memory>) -> Result<Self> {
         let (place, partition) = (Place::from(opening.address), opening.address.partition);
         let layout = Layout::new(opening.tensors.clone(), opening.partitions)?;
@@ -97,7 +106,7 @@ impl Dense {
         self.layout.partition_bytes_in(self.partition, wire)
     }
 
-    /// Which tensor of the model is where.
+    /// Returns which tensor of the model is where.
     pub(super) const fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -112,8 +121,9 @@ impl Dense {
         ChunkCheck::new("push to", &self.layout, self.partition)
     }
 
-    /// Adds the next chunk of a push to the list `sums`. Values that travelled as a `wire` that rounds are widened. Those of a node whose
-    /// `sibling` is here become those of their parent, which is the node named beside the sibling's sums.
+    /// Adds the next chunk of a push to the list `sums`. Values that travelled as a `wire` that
+    /// rounds are widened. Those of a node whose `sibling` is here become those of their parent,
+    /// which is the node named beside the sibling's sums.
     pub(super) fn arrive(
         &self,
         sums: &mut Sums,
@@ -138,7 +148,7 @@ impl Dense {
         sums.push(sum);
     }
 
-    /// The sums of a node below the root, from those of its halves.
+    /// Returns the sums of a node below the root, from those of its halves.
     pub(super) fn merge(&self, mut left: Sums, right: Sums) -> Sums {
         let chunks = self.members().iter().zip(left.iter_mut().zip(right));
         parallel::for_each(self.threads, chunks, |(&id, (left, right))| {
@@ -174,12 +184,12 @@ impl Dense {
         }
     }
 
-    /// Memory for the values of a chunk, or for a slot beside it, with any content.
+    /// Returns memory for the values of a chunk, or for a slot beside it, with any content.
     pub(super) fn take(&self, use_of: Use, chunk: ChunkId) -> Buffer {
         self.pool.take(use_of, self.layout.tensor_of(chunk).dtype(), self.layout.chunk(chunk).len)
     }
 
-    /// The chunks of a version as a pull answers them: they share its memory.
+    /// Returns the chunks of a version as a pull answers them: they share its memory.
     pub(super) fn share(&self, weights: &Weights) -> Vec<Chunk> {
         let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk {
             id,
@@ -189,18 +199,20 @@ impl Dense {
         self.members().iter().zip(weights.iter()).map(chunk).collect()
     }
 
-    /// The scalars of an update of weights of `version`, with gradients that are multiplied by `scale`.
+    /// Returns the scalars of an update of weights of `version`, with gradients that are multiplied
+    /// by `scale`.
     pub(super) fn prepare(&self, version: Version, scale: f32) -> Update {
         let update = self.optimizer.prepare(version.get(), scale);
         if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
     }
 
-    /// One update for all chunks.
+    /// Returns the same update for each chunk.
     pub(super) fn updates(&self, update: Update) -> Updates {
         vec![update; self.members().len()]
     }
 
-    /// What this partition contributes to the norms of a step. Halves of `totals` are added up; weights and slots are left as they are.
+    /// Returns what this partition contributes to the norms of a step. Halves of `totals` are added
+    /// up; weights and slots are left as they are.
     pub(super) fn measure(&self, update: &Update, weights: &Weights, totals: &mut Totals) -> Measured {
         let slots = self.slots();
         let mut squares = vec![None; slots.len()];
@@ -212,12 +224,13 @@ impl Dense {
         squares.into_iter().flatten().collect()
     }
 
-    /// How many squares a partition of the job contributes: one for each of its parameter chunks.
+    /// Returns how many squares a partition of the job contributes: one for each of its parameter
+    /// chunks.
     pub(super) fn squares_of(&self, partition: PartitionId) -> usize {
         parameters(&self.layout, partition).count()
     }
 
-    /// The update of each chunk of this partition, from what all partitions have measured.
+    /// Returns the update of each chunk of this partition, from what all partitions have measured.
     pub(super) fn with_norms(&self, update: &Update, measured: Vec<Measured>) -> Updates {
         let of = |(partition, squares): (u32, Measured)| {
             parameters(&self.layout, PartitionId(partition)).zip(squares.to_vec()).collect::<Vec<_>>()
@@ -227,7 +240,8 @@ impl Dense {
         update.with_norms(&self.layout, &squares, self.members())
     }
 
-    /// Applies a step of `microbatches`: weights of one version and what the step says in, weights of the next version out.
+    /// Applies a step of `microbatches`: weights of one version and what the step says in, weights
+    /// of the next version out.
     pub(super) fn advance(
         &self,
         updates: Updates,
@@ -238,7 +252,8 @@ impl Dense {
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots();
         let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
-        // Each chunk's memory is taken when it is needed, and that of its sum is free again before the next chunk needs some.
+        // Each chunk's memory is taken when it is needed, and that of its sum is free again before
+        // the next chunk needs some.
         parallel::for_each(self.threads, chunks, |((((slots, weights), total), next), update)| {
             let advance = Advance { update, microbatches, pool: &self.pool };
             let mut buffer = self.pool.take(Use::Weights, weights.dtype(), weights.len());
@@ -248,13 +263,15 @@ impl Dense {
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
     }
 
-    /// References of these versions (oldest first, the last is the one that is saved) and of the slots. Only between two updates.
+    /// References of these versions (oldest first, the last is the one that is saved) and of the
+    /// slots. Only between two updates.
     pub(super) fn cut(&self, weights: &[(Version, Weights)], applied: AppliedSteps) -> Cut {
         let slot_names = self.optimizer.slot_names();
         Cut::new(&self.layout, self.partition, weights, &self.slots(), slot_names, applied)
     }
 
-    /// Work that takes the memory of one version and of what follows the slots from the system, unless the partition `ended`.
+    /// Returns a function that allocates the memory of one version and of the next slots, unless
+    /// the partition `ended`.
     pub(super) fn reservation(&self, ended: CancellationToken) -> impl FnOnce() + Send + use<> {
         let chunk = |&id| {
             let (dtype, len) = (self.layout.tensor_of(id).dtype(), self.layout.chunk(id).len);
@@ -284,7 +301,7 @@ impl Dense {
     }
 }
 
-/// The chunks of a partition that have norms.
+/// Returns the chunks of a partition that have norms.
 fn parameters(layout: &Layout, partition: PartitionId) -> impl Iterator<Item = ChunkId> {
     let members = layout.members(partition).iter().copied();
     members.filter(|&id| layout.tensor_of(id).role == Role::Parameter)
@@ -295,12 +312,12 @@ fn parameters(layout: &Layout, partition: PartitionId) -> impl Iterator<Item = C
 pub(super) struct Held(Weak<Buffer>);
 
 impl Held {
-    /// For a version; a partition without chunks has nothing to hold.
+    /// Watches a version. `None`: the partition has no chunks, so nothing can be held.
     pub(super) fn of(weights: &Weights) -> Option<Self> {
         weights.first().map(|first| Self(Arc::downgrade(first)))
     }
 
-    /// Whether anybody holds it.
+    /// Returns whether anybody holds it.
     pub(super) fn is_held(&self) -> bool {
         self.0.strong_count() > 0
     }

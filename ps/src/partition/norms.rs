@@ -1,14 +1,16 @@
-//! Norms of a step over the whole model: every chunk is measured where it is, and when a job has several partitions each asks the others
-//! for what they have measured (ADR 13). Here is the asking.
+//! Norms of a step over the whole model: every chunk is measured where it is, and when a job has
+//! several partitions each asks the others for what they have measured (ADR 13). Here is the
+//! asking.
 //!
 //! Always true here:
 //!
-//! - A step is measured once its sum is complete and the steps before it are applied. The squares of an era's step are always the same
-//!   bits, so asking and answering are safe to repeat.
-//! - A partition that asks holds neither a lock nor a thread, and stops when its life ends: a partition that is lost means a new era for
-//!   all of them.
-//! - No partition applies step s + 1 before this one has measured it, and thus applied s. So what it contributed to the step that is
-//!   being applied and to the one before is all that anybody may ask for.
+//! - A step is measured once its sum is complete and the steps before it are applied. The squares
+//!   of an era's step are always the same bits, so asking and answering are safe to repeat.
+//! - A partition that asks holds neither a lock nor a thread, and stops when its life ends: a
+//!   partition that is lost means a new era for all of them.
+//! - No partition applies step s + 1 before this one has measured it, and thus applied s. So what
+//!   it contributed to the step that is being applied and to the one before is all that anybody may
+//!   ask for.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +34,7 @@ use crate::opening::{Opening, Place};
 /// Steps whose squares are kept: the one that is being applied, and the one before.
 pub(super) const KEPT: usize = 2;
 
-/// The clients of a ps for the other ps. A connection is closed when no partition needs it.
+/// Returns the clients of a ps for the other ps. A connection is closed when no partition needs it.
 pub(crate) fn clients(dialer: Dialer) -> PsClients {
     PsClients::new(dialer, Purpose::Control, Duration::ZERO)
 }
@@ -58,7 +60,7 @@ struct Homes {
 }
 
 impl Others {
-    /// The other partitions, when the steps of this one need what they have measured.
+    /// Returns the other partitions, when the steps of this one need what they have measured.
     /// Without `ps_clients` they are called by TCP, without keys.
     ///
     /// # Errors
@@ -78,7 +80,7 @@ impl Others {
         Ok(Some(others))
     }
 
-    /// From now on the partitions live at `urls`.
+    /// Sets the addresses of the partitions.
     ///
     /// # Errors
     /// An address is no URL.
@@ -92,8 +94,9 @@ impl Others {
         Ok(())
     }
 
-    /// What each partition contributes to a step, by partition: `own` and what the others answer. Returns when all have answered, however
-    /// long that takes. The caller may drop the future at any time.
+    /// Returns what each partition contributes to a step, by partition: `own` and what the others
+    /// answer. Returns when all have answered, however long that takes. The caller may drop the
+    /// future at any time.
     pub(super) async fn ask_all(&self, dense: &Dense, step: Step, own: Measured) -> Vec<Measured> {
         let here = self.address.partition;
         let others = (0..self.partitions).map(PartitionId).filter(|partition| *partition != here);
@@ -102,7 +105,7 @@ impl Others {
         measured
     }
 
-    /// What another partition contributes to a step: asks until it knows.
+    /// Returns what another partition contributes to a step: asks until it knows.
     async fn ask(&self, dense: &Dense, partition: PartitionId, step: Step) -> Measured {
         let (address, wait) = (self.address, self.wait);
         let request = pb::SquaresRequest {
@@ -138,7 +141,7 @@ impl Others {
     }
 }
 
-/// The squares in a reply, which must be as many as the partition has chunks with norms.
+/// Returns the squares in a reply, which must be as many as the partition has chunks with norms.
 fn squares(reply: &pb::SquaresReply, expected: usize) -> Result<Measured, Failure> {
     let (pairs, rest) = reply.squares.as_chunks();
     if pairs.len() != expected || !rest.is_empty() {

@@ -1,4 +1,5 @@
-//! How versions are given out, and the squares that other partitions ask for: both wait until they are there.
+//! How versions are given out, and the squares that other partitions ask for: both wait until they
+//! are there.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -15,12 +16,13 @@ use crate::error::{Error, Result};
 use crate::versions::Kept;
 
 impl Partition {
-    /// Gives all chunks at a version to a worker of `era`; waits at most `wait` until there is one. The chunks share the partition's
-    /// memory, and the version stays as it is until the last of them is dropped. A caller may drop the future at any time.
+    /// Gives all chunks at a version to a worker of `era`; waits at most `wait` until there is one.
+    /// The chunks share the partition's memory, and the version stays as it is until the last of
+    /// them is dropped. A caller may drop the future at any time.
     ///
     /// # Errors
-    /// [`Error::NotYet`] after `wait`, [`Error::Gone`] or [`Error::BeyondPlan`] for a version that will not come, [`Error::PullsFull`],
-    /// or the worker's era is another one.
+    /// [`Error::NotYet`] after `wait`, [`Error::Gone`] or [`Error::BeyondPlan`] for a version that
+    /// will not come, [`Error::PullsFull`], or the worker's era is another one.
     pub(crate) async fn pull(&self, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
         let last = self.opening.plan.final_version();
         let (Want::Exact(version) | Want::AtLeast(version)) = want;
@@ -66,7 +68,7 @@ impl Partition {
         Ok(found)
     }
 
-    /// A version is pulled: whether its memory may be held for that.
+    /// Checks whether a pull may hold the memory of a version, and counts it as pulled.
     fn may_pull(&self, state: &mut State, version: Version, weights: &Weights) -> Result<()> {
         let State { pulled, versions, .. } = state;
         pulled.retain(|_, version| version.is_held());
@@ -81,11 +83,12 @@ impl Partition {
         Ok(())
     }
 
-    /// What this partition contributed to the norms of a step; waits at most `wait` until that is known. The caller may drop the
-    /// future at any time, and ask again.
+    /// Returns what this partition contributed to the norms of a step; waits at most `wait` until
+    /// that is known. The caller may drop the future at any time, and ask again.
     ///
     /// # Errors
-    /// [`Error::NotMeasured`] after `wait`, [`Error::NormsGone`], or the asking partition has another era.
+    /// [`Error::NotMeasured`] after `wait`, [`Error::NormsGone`], or the asking partition has
+    /// another era.
     pub(crate) async fn squares(&self, era: Era, step: Step, wait: Duration) -> Result<Measured> {
         let start = Instant::now();
         let deadline = start.checked_add(wait).unwrap_or(start);

@@ -1,7 +1,9 @@
-//! How gradients come in: [`Partition::receive`] checks the header of a push and reserves memory for its values, [`Arriving`] takes
-//! chunks up one after the other, and the sum of the whole node is offered to the aggregator once.
+//! How gradients come in: [`Partition::receive`] checks the header of a push and reserves memory
+//! for its values, [`Arriving`] takes chunks up one after the other, and the sum of the whole node
+//! is offered to the aggregator once.
 //!
-//! Always true here: everything about a push is checked before its first value counts, so a refused push leaves all state as it was.
+//! Always true here: everything about a push is checked before its first value counts, so a refused
+//! push leaves all state as it was.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -44,12 +46,13 @@ pub(crate) struct Header {
 pub(crate) enum Carrier {
     /// A connection, one chunk after the other: each is worked on while the next is read.
     Socket,
-    /// The memory of this process or of another one on this host, in f32: nothing has to be waited for. They are added up by all threads
-    /// at once when all are here.
+    /// The memory of this process or of another one on this host, in f32: nothing has to be waited
+    /// for. They are added up by all threads at once when all are here.
     Memory,
 }
 
-/// A push on its way in: its header was checked, and memory for its values is reserved. Dropping it leaves all state as it was.
+/// A push on its way in: its header was checked, and memory for its values is reserved. Dropping it
+/// leaves all state as it was.
 #[derive(Debug)]
 pub(crate) struct Arriving<'a> {
     partition: &'a Arc<Partition>,
@@ -62,11 +65,11 @@ pub(crate) struct Arriving<'a> {
 /// Where the chunks of a push go as they come.
 #[derive(Debug)]
 enum Chunks {
-    /// They are kept as they are, or added up on the spot.
+    /// The chunks are kept as they are, or added up on the spot.
     Here(Arrived),
-    /// They are widened and added up by another thread, so that the socket is read meanwhile.
+    /// Another thread widens and adds up the chunks, so that the socket is read meanwhile.
     Elsewhere {
-        /// To that thread.
+        /// The channel to that thread.
         values: mpsc::Sender<Bytes>,
         /// Ends when there are no more.
         adding: JoinHandle<Arrived>,
@@ -87,21 +90,22 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// Whether its chunks are widened, or added to others, as they come.
+    /// Returns whether its chunks are widened, or added to others, as they come.
     const fn is_worked_on(&self) -> bool {
         self.sibling.is_some() || self.wire.rounds()
     }
 }
 
 impl Partition {
-    /// Begins a push: checks its header and reserves memory for its values. Returns at once. The push counts from
-    /// [`Arriving::finish`] on.
+    /// Begins a push: checks its header and reserves memory for its values. Returns at once. The
+    /// push counts from [`Arriving::finish`] on.
     ///
     /// # Panics
     /// Outside a runtime, when the values are to be worked on by another thread.
     ///
     /// # Errors
-    /// Whatever is wrong with the header, or no memory for the values now. Nothing has changed then.
+    /// Whatever is wrong with the header, or no memory for the values now. Nothing has changed
+    /// then.
     pub(crate) fn receive(self: &Arc<Self>, header: Header) -> Result<Arriving<'_>> {
         let Header { era, target, wire, carrier, mark } = header;
         self.check(era, target, wire)?;
@@ -131,13 +135,14 @@ impl Partition {
         self.check_progress(&state, target)
     }
 
-    /// Whether a step may be worked on now: the bound of the steps in progress.
+    /// Checks whether a step may be worked on now: the bound of the steps in progress.
     fn check_progress(&self, state: &State, target: Target) -> Result<()> {
         let Target::Node { node: StepNode { step, .. }, .. } = target else { return Ok(()) };
         let (place, steps_max) = (self.place, self.steps_in_progress_max);
         let Some(version) = state.version() else { return Err(Error::NoWeights { place, step }) };
         match self.consistency {
-            // It was computed from version step - delay or a later one, which the sender pulled here.
+            // It was computed from version step - delay or a later one, which the sender pulled
+            // here.
             Consistency { order: Order::Canonical, delay } => {
                 let ahead = step.get() > version.get() + u64::from(delay.unwrap_or(0));
                 if ahead { Err(Error::StepAhead { place, step, version }) } else { Ok(()) }
@@ -151,8 +156,9 @@ impl Partition {
         }
     }
 
-    /// Whether a push brings what its oldest step lacks first: it is taken also when there is much that waits, which ends that way. So is
-    /// what is here already, which leaves nothing in memory and lets its sender go on to what is lacking.
+    /// Returns whether a push brings what its oldest step lacks first: it is taken also when there
+    /// is much that waits, which ends that way. So is what is here already, which leaves nothing in
+    /// memory and lets its sender go on to what is lacking.
     fn is_needed_first(&self, target: Target) -> bool {
         let Target::Node { node, .. } = target else { return true };
         let state = self.state();
@@ -161,7 +167,8 @@ impl Partition {
             || (node.step == oldest && node.node.begin <= state.aggregator.first_missing(oldest))
     }
 
-    /// For the chunks of a push: those that a socket brings are added to the sibling's as they come, when it is here.
+    /// Creates the receiver of a push's chunks. Each chunk from a socket is added to the sibling's
+    /// on arrival, if the sibling is here.
     pub(super) fn arriving(&self, target: Target, wire: WireType, carrier: Carrier) -> Arrived {
         let sibling = match (target, carrier) {
             (Target::Initial, _) | (_, Carrier::Memory) => None,
@@ -210,7 +217,8 @@ impl Partition {
 
     fn initial_repeated(&self, era: Era, state: &mut State) -> Result<Option<Pushed>> {
         self.check_era(state, era)?;
-        // A partition that loads a checkpoint gets its weights from there, and has no use for version 0.
+        // A partition that loads a checkpoint gets its weights from there, and has no use for
+        // version 0.
         let restored = self.opening.restore.as_ref().map(|restore| restore.version);
         let Some(version) = state.version().or(restored) else { return Ok(None) };
         state.ledger.drop_duplicate();
@@ -246,7 +254,8 @@ impl Partition {
         Ok(offer)
     }
 
-    /// Climbs the tree of a step from an offer, for as long as the node's sibling is here: each merge is an offer again.
+    /// Climbs the tree of a step from an offer, for as long as the node's sibling is here: each
+    /// merge is an offer again.
     fn climb(self: &Arc<Self>, era: Era, step: Step, offer: Offer<Sums>) -> Result<Outcome> {
         match offer {
             Offer::Duplicate(_) => {
@@ -276,7 +285,8 @@ impl Partition {
         Ok(state.aggregator.merged(parent, sums))
     }
 
-    /// Completes the step of `root` from the two halves of its tree, which are not added up here: the update does that in its own pass.
+    /// Completes the step of `root` from the two halves of its tree, which are not added up here:
+    /// the update does that in its own pass.
     fn complete_from_halves(
         self: &Arc<Self>,
         era: Era,
@@ -298,8 +308,9 @@ impl Partition {
 }
 
 impl Arriving<'_> {
-    /// Checks the next chunk of the push and takes its values, which are not copied: the partition holds them until the step is applied
-    /// or they are added to others. Returns at once; another thread may still be working on them.
+    /// Checks the next chunk of the push and takes its values, which are not copied: the partition
+    /// holds them until the step is applied or they are added to others. Returns at once; another
+    /// thread may still be working on them.
     ///
     /// # Errors
     /// Another chunk belongs here, or this one has the wrong size. The push cannot go on then.
@@ -313,9 +324,10 @@ impl Arriving<'_> {
         Ok(())
     }
 
-    /// Takes up the push once all its chunks have come. Returns when its node is merged or, if it completes a step that is the next to be
-    /// applied, when the new version is there (for a step that needs norms of other partitions: before it is there). A caller may drop
-    /// the future: the push then either counts whole or not at all, and may be sent again.
+    /// Takes up the push once all its chunks have come. Returns when its node is merged or, if it
+    /// completes a step that is the next to be applied, when the new version is there (for a step
+    /// that needs norms of other partitions: before it is there). A caller may drop the future: the
+    /// push then either counts whole or not at all, and may be sent again.
     ///
     /// # Errors
     /// Chunks are missing, the partition was closed or rewound meanwhile, or work on it panicked.

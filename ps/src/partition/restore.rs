@@ -1,7 +1,8 @@
-//! From a checkpoint of any number of partitions to the chunks of one partition.
+//! Restores the chunks of one partition from a checkpoint of any number of partitions.
 //!
-//! Always true here: a chunk is looked up in the file of the partition that held it then. Only what is needed is read, and all that is
-//! read is compared with its checksum. A restored partition appears whole, after the last comparison, or not at all.
+//! Always true here: a chunk is read from the file of the partition that held it then. Only needed
+//! parts of a file are read, and each part is compared with its checksum. A restored partition
+//! appears whole, after the last comparison, or not at all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ struct Restored {
 }
 
 impl Partition {
-    /// Loads the checkpoint that this partition was opened with, or writes down why that cannot be done. Ends when the partition is
-    /// closed.
+    /// Loads the checkpoint that this partition was opened with, or writes down why that cannot be
+    /// done. Ends when the partition is closed.
     pub(crate) async fn restore(self: Arc<Self>, stores: Stores, restore: Restore) {
         let place = self.place;
         let loading = async {
@@ -68,8 +69,8 @@ impl Partition {
         }
     }
 
-    /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame and not the checkpoint, and an
-    /// older checkpoint would be a loss for nothing.
+    /// Reads the manifest, for as long as it takes: while it cannot be read, the store is to blame
+    /// and not the checkpoint, and an older checkpoint would be a loss for nothing.
     async fn manifest(&self, stores: &Stores, folder: &Folder, version: Version) -> Result<Manifest> {
         let tell = |error: &Error| {
             tracing::warn!(place = %self.place, %version, %error, "the store cannot be read; waiting for it");
@@ -103,7 +104,8 @@ async fn load(opening: &Opening, dense: &Dense, folder: &Folder, manifest: &Mani
     let versions = oldest(consistency.order, consistency.delay, version).get()..=version.get();
     let versions: Vec<Version> = versions.map(Version).collect();
 
-    // The tensors are those of the opening, so this is as large as the layout that the partition has already.
+    // The tensors are those of the opening, so this is as large as the layout that the partition
+    // has already.
     let damaged = |what: String| Error::Damaged { file: name.clone(), what };
     let saved = Layout::new(tensors.clone(), manifest.files.len() as u32)
         .map_err(|error| damaged(error.to_string()))?;
@@ -150,7 +152,7 @@ async fn load(opening: &Opening, dense: &Dense, folder: &Folder, manifest: &Mani
 
 /// One chunk as it was read.
 struct Chunk {
-    /// By version, oldest first.
+    /// The weights of each version, oldest first.
     weights: Vec<Arc<Buffer>>,
     slots: Vec<Arc<Buffer>>,
 }

@@ -12,15 +12,15 @@ use crate::error::{Error, Result};
 use crate::versions::Kept;
 
 impl Partition {
-    /// Whether it has been trained, or restored, and can be saved.
+    /// Returns whether it has been trained, or restored, and can be saved.
     pub(crate) fn can_be_saved(&self) -> bool {
         !self.is_broken()
             && self.saver.is_some()
             && self.state().version().is_some_and(|version| version > Version(0))
     }
 
-    /// Asks for a checkpoint at a coming version, or at the newest while no update is under way; says whether there will be one. Returns
-    /// at once: the file is written in the background.
+    /// Asks for a checkpoint at a coming version, or at the newest while no update is under way;
+    /// says whether there will be one. Returns at once: the file is written in the background.
     ///
     /// # Errors
     /// [`Error::NoCheckpoints`].
@@ -41,8 +41,8 @@ impl Partition {
         Ok(coming)
     }
 
-    /// Cuts the partition as it is now, when this version is to be saved. Only between two updates: the caller updates it, or nobody
-    /// does.
+    /// Cuts the partition as it is now, when this version is to be saved. Only between two updates:
+    /// the caller updates it, or nobody does.
     pub(super) fn maybe_cut(&self, state: &State) -> Option<(&Arc<Saver>, Cut)> {
         let (version, saver) = (state.version()?, self.saver.as_ref()?);
         if !saver.begins(&self.opening.plan, version) {
@@ -58,8 +58,9 @@ impl Partition {
         Some((saver, self.dense.cut(&weights, state.ledger.applied_steps())))
     }
 
-    /// Takes the memory of the first checkpoint in the background, so that the step after its cut need not wait for it: for each chunk
-    /// memory for its next slots, and for the version of its weights that the cut holds.
+    /// Takes the memory of the first checkpoint in the background, so that the step after its cut
+    /// need not wait for it: for each chunk memory for its next slots, and for the version of its
+    /// weights that the cut holds.
     pub(super) fn reserve(&self) {
         let Some(runtime) = tokio::runtime::Handle::try_current().ok().filter(|_| self.saver.is_some())
         else {

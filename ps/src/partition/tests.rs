@@ -32,12 +32,12 @@ fn values() -> [Bytes; 2] {
     [100 * 4, 8].map(|len| Bytes::from(vec![0; len + 1]).slice(1..))
 }
 
-/// All chunks are here before the first is worked on.
+/// Hands in a push as shared memory does: all chunks are present before the first is processed.
 fn arrived(partition: &Partition, target: Target) -> Arrived {
     arrived_by(Carrier::Memory, partition, target)
 }
 
-/// As from the wire, one chunk after the other.
+/// Hands in a push as a socket does, one chunk after the other.
 fn arrived_one_by_one(partition: &Partition, target: Target) -> Arrived {
     arrived_by(Carrier::Socket, partition, target)
 }
@@ -80,7 +80,8 @@ fn a_push_that_was_on_its_way_at_a_rewind_changes_nothing() {
     partition.push(Era(0), arrived(&partition, Target::Initial)).unwrap();
     push(&partition, 0, 0, 2);
     let target = node(0, 2, 4);
-    // Its header is fine, then the partition of the next era takes the place, then its values are there.
+    // Its header is fine, then the partition of the next era takes the place, then its values are
+    // there.
     partition.check(Era(0), target, WireType::F32).unwrap();
     partition.end(Life::Rewound(Era(1)));
     for target in [target, Target::Initial] {

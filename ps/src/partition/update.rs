@@ -28,7 +28,8 @@ struct Begun {
 }
 
 impl Partition {
-    /// The sum of a step is there. The caller applies it unless an update is under way, which then goes on with this step.
+    /// Records that the sum of a step is there. The caller applies it unless an update is under
+    /// way, which then goes on with this step.
     pub(super) fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
         let mut state = self.state();
         state.ready.insert(step, totals);
@@ -49,7 +50,8 @@ impl Partition {
             let span = begun.span.clone();
             let own = span.in_scope(|| self.dense.measure(&update, &begun.weights, &mut begun.totals));
             if self.others.is_some() {
-                // Goes on when it knows what they have measured; until then it is the update that is under way.
+                // Goes on when it knows what they have measured; until then it is the update that
+                // is under way.
                 return self.ask_others(begun, update, own);
             }
             let updates = self.dense.with_norms(&update, vec![own]);
@@ -57,7 +59,7 @@ impl Partition {
         }
     }
 
-    /// The next step that may be applied; when there is none, nobody updates any more.
+    /// Returns the next step that may be applied; when there is none, nobody updates any more.
     fn begin(&self) -> Option<Begun> {
         let mut state = self.state();
         let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
@@ -78,7 +80,8 @@ impl Partition {
         Some(Begun { step, version, weights, totals, span })
     }
 
-    /// Tells the other partitions what this one contributes, learns what they do, and then goes on with the update. Returns at once.
+    /// Tells the other partitions what this one contributes, learns what they do, and then goes on
+    /// with the update. Returns at once.
     fn ask_others(self: &Arc<Self>, begun: Begun, update: Update, own: Measured) {
         let mut state = self.state();
         state.measured.push_back((begun.step, own.clone()));
@@ -110,7 +113,8 @@ impl Partition {
         });
     }
 
-    /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it then.
+    /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it
+    /// then.
     fn apply(&self, begun: Begun, updates: Updates) {
         let (step, version) = (begun.step, begun.version);
         let span = begun.span.clone();
@@ -148,13 +152,13 @@ impl Partition {
         )
     }
 
-    /// The scalars of a step's update.
+    /// Returns the scalars of a step's update.
     fn prepare(&self, begun: &Begun) -> Update {
         let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
         self.dense.prepare(begun.version, scale)
     }
 
-    /// The update: weights of one version and what a step says in, weights of the next version out.
+    /// Computes the weights of the next version from those of one version and the sums of a step.
     fn advance(&self, begun: Begun, updates: Updates) -> Weights {
         let begin = Instant::now();
         let Begun { step, weights, totals, .. } = begun;

@@ -63,7 +63,8 @@ async fn a_partition_whose_update_panics_is_held_no_more_and_can_be_opened_again
     let panicked = AssertUnwindSafe(ps.push(push(0, node(1)))).catch_unwind().await;
     assert!(panicked.is_err(), "the update needs what was lost");
 
-    // A worker that is told so tells the master, which asks for the ledger, and begins the partition anew.
+    // A worker that is told so tells the master, which asks for the ledger, and begins the
+    // partition anew.
     let told = waiting.await.expect("no panic").expect_err("the version never comes");
     assert!(told.kind == Kind::NotFound && told.message.contains("panicked"), "{told}");
     let again = ps.push(push(0, node(1))).await.expect_err("it is not held");

@@ -1,4 +1,5 @@
-//! The trained bits do not depend on partitions, chunks, threads, or the order and mixture in which pushes come.
+//! The trained bits do not depend on partitions, chunks, threads, or the order and mixture in which
+//! pushes come.
 
 use proptest::prelude::*;
 use proto::ids::{Step, Version};
@@ -40,7 +41,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
     )
 }
 
-/// A job and the nodes that are pushed of each of its steps.
+/// Returns a job and the nodes that are pushed of each of its steps.
 fn jobs() -> impl Strategy<Value = (Job, Vec<Vec<Node>>)> {
     shapes().prop_map(Job::new).prop_flat_map(|job| {
         let wire = job.spec.exchange.dtype;
@@ -100,7 +101,7 @@ proptest! {
     }
 }
 
-/// A model of 3.1 MiB: several chunks, sums and updates on threads of their own.
+/// Returns a model of 3.1 MiB: several chunks, sums and updates on threads of their own.
 fn large(partitions: u32) -> Job {
     Job::new(Shape {
         tensors: vec![

@@ -1,4 +1,5 @@
-//! Checkpoints: what is cut, written and reported, and what comes back from it. The tests play the master that writes manifests.
+//! Checkpoints: what is cut, written and reported, and what comes back from it. The tests play the
+//! master that writes manifests.
 
 use std::sync::Arc;
 
@@ -25,12 +26,12 @@ fn every(steps: u64) -> serde_json::Value {
     json!({ "url": URL, "every_steps": steps })
 }
 
-/// A job that saves, in an era.
+/// Returns a job that saves, in an era.
 fn job(era: u64, shape: Shape) -> Job {
     Job { era: Era(era), ..Job::new(shape) }
 }
 
-/// A ps with all partitions of a job at version 0.
+/// Returns a ps with all partitions of a job at version 0.
 async fn started(job: &Job, stores: Stores) -> Ps {
     let ps = Ps::with_stores(options(), stores).expect("as the test arranged");
     for partition in job.partitions() {
@@ -50,7 +51,7 @@ async fn train(ps: &Ps, job: &Job, steps: impl Iterator<Item = u64>) {
     }
 }
 
-/// The first `count` reports.
+/// Returns the first `count` reports.
 async fn reports(ps: &Ps, count: usize) -> Vec<Report> {
     let mut reports = ps.reports();
     let reported = soon(reports.wait_for(|reported| reported.reports().count() >= count))
@@ -153,7 +154,7 @@ async fn assert_version(ps: &Ps, job: &Job, reference: &[Vec<proto::tensor::Valu
     }
 }
 
-/// A chunk for each, every role, and a name that is hard to take apart.
+/// Returns a chunk for each, every role, and a name that is hard to take apart.
 fn small() -> Vec<TensorSpec> {
     vec![
         TensorSpec::parameter("weight", [5, 3]),

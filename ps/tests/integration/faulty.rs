@@ -1,4 +1,5 @@
-//! A store in memory that fails as told: full, failing for a while, standing still; and what is on it can be spoilt.
+//! A store in memory that fails as told: full, failing for a while, standing still; and what is on
+//! it can be spoilt.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,9 +28,9 @@ pub(crate) struct Faulty {
 struct Faults {
     /// Every write is answered that the disk is full.
     full: AtomicBool,
-    /// So many writes fail.
+    /// Number of writes that fail.
     failing: AtomicU32,
-    /// So many reads fail.
+    /// Number of reads that fail.
     failing_reads: AtomicU32,
     /// A part is written when it gets one of these.
     open: Semaphore,
@@ -54,7 +55,7 @@ fn error(source: std::io::Error) -> Error {
 }
 
 impl Faulty {
-    /// Without faults.
+    /// Creates a store without faults.
     pub(crate) fn new() -> Self {
         let faults = Faults {
             full: AtomicBool::default(),
@@ -77,7 +78,7 @@ impl Faulty {
         self.faults.failing_reads.store(count, Ordering::Relaxed);
     }
 
-    /// From now on no part is written until [`go_on`](Self::go_on).
+    /// Blocks every write of a part until [`go_on`](Self::go_on).
     pub(crate) fn stand_still(&self) {
         self.faults.open.forget_permits(Semaphore::MAX_PERMITS);
     }
@@ -97,7 +98,7 @@ impl Faulty {
         }
     }
 
-    /// Every file with its bytes.
+    /// Returns every file with its bytes.
     pub(crate) async fn files(&self) -> Vec<(String, Bytes)> {
         let listed: Vec<_> = self.memory.list(None).try_collect().await.expect("a file in memory");
         let mut files = Vec::new();

@@ -1,5 +1,5 @@
-//! A small job whose every number is known: its specification, its values, and the serial reference that a ps must match
-//! bit for bit.
+//! A small job whose every number is known: its specification, its values, and the serial reference
+//! that a ps must match bit for bit.
 
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ pub(crate) struct Shape {
 }
 
 impl Default for Shape {
-    /// Two steps an epoch, the second with M = 2 instead of 4 and a last microbatch of one record; every role.
+    /// Two steps an epoch, the second with M = 2 instead of 4 and a last microbatch of one record;
+    /// every role.
     fn default() -> Self {
         Self {
             tensors: vec![
@@ -130,7 +131,7 @@ impl Job {
         }
     }
 
-    /// The part of `values` (all tensors) that a partition holds.
+    /// Returns the part of `values` (all tensors) that a partition holds.
     pub(crate) fn chunks(&self, partition: PartitionId, values: &[Values]) -> Vec<Chunk> {
         let members = self.layout.members(partition).iter();
         let chunk = |&id| {
@@ -186,12 +187,12 @@ impl Job {
         self.values(u64::MAX)
     }
 
-    /// What one microbatch brings: values whose sum depends on the order of the additions.
+    /// Returns what one microbatch brings: values whose sum depends on the order of the additions.
     fn leaf(&self, step: Step, index: u32) -> Vec<Values> {
         self.values(step.get() * 1000 + u64::from(index))
     }
 
-    /// What a node brings: the tree as a recursion.
+    /// Returns what a node brings: the tree as a recursion.
     pub(crate) fn sum(&self, step: Step, node: Node) -> Vec<Values> {
         let of = self.plan.of(step);
         let mut values = match node.children() {
@@ -217,12 +218,13 @@ impl Job {
         }
     }
 
-    /// The weights of every version up to `last`, computed on whole tensors, one step after the other.
+    /// Returns the weights of every version up to `last`, computed on whole tensors, one step after
+    /// the other.
     pub(crate) fn reference(&self, last: Version) -> Vec<Vec<Values>> {
         self.reference_of((0..last.get()).map(Step))
     }
 
-    /// The same when the steps are applied in this order.
+    /// Computes the weights of every version when the steps are applied in the given order.
     pub(crate) fn reference_of(&self, steps: impl Iterator<Item = Step>) -> Vec<Vec<Values>> {
         let optimizer = Optimizer::new(&self.spec.optimizer, self.plan.steps()).expect("a valid optimizer");
         let slot = |tensor: &TensorSpec, slot| vec![optimizer.slot_initial(slot); tensor.len()];
@@ -254,7 +256,7 @@ impl Job {
         versions
     }
 
-    /// The update of each tensor, with the norms that it needs over the whole model.
+    /// Returns the update of each tensor, with the norms that it needs over the whole model.
     fn updates(
         &self,
         update: Update,
@@ -321,7 +323,7 @@ pub(crate) fn options() -> Options {
     Options { threads: 2, ..Options::default() }
 }
 
-/// A ps that holds all partitions of a job, empty.
+/// Returns a ps that holds all partitions of a job, empty.
 pub(crate) fn opened(job: &Job, options: Options) -> Ps {
     let ps = Ps::new(options).expect("valid options");
     for partition in job.partitions() {
@@ -340,7 +342,7 @@ pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// What a future gives; the test fails when it takes too long.
+/// Returns what a future gives; the test fails when it takes too long.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("an answer in time")
 }

@@ -1,4 +1,5 @@
-//! A ps as its users see it: inside the process through `proto::parameters`, and on a socket through gRPC.
+//! A ps as its users see it: inside the process through `proto::parameters`, and on a socket
+//! through gRPC.
 
 mod bits;
 mod checkpoint;

@@ -1,4 +1,5 @@
-//! Steps that need norms over the whole model: each ps asks the others, and nobody can tell how many there were.
+//! Steps that need norms over the whole model: each ps asks the others, and nobody can tell how
+//! many there were.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Of ps that hold nothing yet.
+    /// Starts a ps for each partition of a job. The partitions are not open yet.
     async fn new(shape: Shape, options: Options) -> Self {
         let mut job = Job::new(shape);
         let mut ps = Vec::new();
@@ -43,7 +44,7 @@ impl Fleet {
         Self { job, ps }
     }
 
-    /// Of ps that hold version 0.
+    /// Starts a ps for each partition of a job and brings each partition to version 0.
     async fn initialized(shape: Shape, options: Options) -> Self {
         let fleet = Self::new(shape, options).await;
         for partition in fleet.job.partitions() {

@@ -1,4 +1,5 @@
-//! A push that is wrong in any way is refused whole: the state is as it was, and the right push still gives the right bits.
+//! A push that is wrong in any way is refused whole: the state is as it was, and the right push
+//! still gives the right bits.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -18,7 +19,8 @@ const PARTITION: PartitionId = PartitionId(0);
 
 type Wrong = (&'static str, Kind, &'static str, fn(&mut Push));
 
-/// What can be wrong: a name, how it is answered, a part of the message, the edit that makes it wrong.
+/// What can be wrong: a name, how it is answered, a part of the message, the edit that makes it
+/// wrong.
 const WRONG: [Wrong; 16] = [
     ("another job", Kind::NotFound, "job 9 partition 0", |push| push.address.job = JobId(9)),
     ("another partition", Kind::NotFound, "partition 7", |push| push.address.partition = PartitionId(7)),
@@ -54,7 +56,7 @@ fn with_node(push: &mut Push, edit: impl FnOnce(&mut StepNode, &mut u64)) {
     edit(node, samples);
 }
 
-/// Everything that can be seen of a partition.
+/// Returns everything that can be seen of a partition.
 async fn seen(ps: &Ps, job: &Job) -> (Vec<ps::Applied>, Vec<Bytes>, u64) {
     let pulled = ps.pull(job.pull(PARTITION, Want::AtLeast(Version(0)))).await.expect("version 0 is there");
     let weights = pulled.chunks.into_iter().map(|chunk| chunk.values).collect();

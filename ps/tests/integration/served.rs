@@ -46,7 +46,7 @@ impl Served {
         Self { ps, client: Client::new(address), address, stop, task }
     }
 
-    /// With all partitions of a job open and version 0 pushed.
+    /// Starts a ps with all partitions of a job open and version 0 pushed.
     pub(crate) async fn initialized(job: &Job, options: Options) -> Self {
         let mut served = Self::new(options).await;
         for partition in job.partitions() {
@@ -91,7 +91,7 @@ impl Begun {
     }
 }
 
-/// What a push begins with.
+/// Returns what a push begins with.
 pub(crate) fn header(push: &Push) -> Part {
     let wire = pb::WireType::from(push.wire).into();
     Part::Header(pb::PushHeader { wire, ..(push.address, push.target).into() })

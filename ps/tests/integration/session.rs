@@ -23,11 +23,11 @@ const PARTITION: PartitionId = PartitionId(0);
 /// What the test makes the master say.
 #[derive(Clone, Debug)]
 struct Script {
-    /// Its process start.
+    /// The process start of the master.
     start: u64,
     jobs: Vec<u64>,
     newest_job: u64,
-    /// It takes reports of checkpoints, and lets a ps leave.
+    /// Whether it takes reports of checkpoints and lets a ps leave.
     takes: bool,
 }
 

@@ -62,7 +62,8 @@ async fn what_travels_in_16_bits_is_half_of_the_bytes_and_has_the_bits_of_what_d
             let whole = job.layout.partition_bytes(partition) as u64;
             let narrow = job.layout.partition_bytes_in(partition, wire) as u64;
             assert!(narrow < whole * 6 / 10, "{narrow} of {whole}");
-            // Some come over the connection, others from a worker of this process; leaves 0 and 1 meet on their way in.
+            // Some come over the connection, others from a worker of this process; leaves 0 and 1
+            // meet on their way in.
             let pushes = [
                 (0, Node::leaf(0), true),
                 (0, Node::leaf(1), true),
@@ -99,7 +100,7 @@ async fn what_travels_in_16_bits_is_half_of_the_bytes_and_has_the_bits_of_what_d
     }
 }
 
-/// The values of a chunk that came in 16 bits, as f32.
+/// Returns the values of a chunk that came in 16 bits, as f32.
 fn widened(chunk: &Chunk, wire: WireType) -> Bytes {
     let wire = wire.of(chunk.role);
     if !wire.rounds() {

@@ -141,8 +141,8 @@ impl Drop for Attached {
     fn drop(&mut self) {
         self.attachment.leave();
         let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
-        // What is given back reads as zeros. A ps may add that up: so when nobody waits for it any more, because this process is about
-        // to end, nothing is given back.
+        // What is given back reads as zeros. A ps may add that up: so when nobody waits for it any
+        // more, because this process is about to end, nothing is given back.
         let lost = ManuallyDrop::new(lost);
         if let (Ok(runtime), false) = (Handle::try_current(), lost.is_empty()) {
             let (attachment, metrics) = (self.attachment.clone(), self.metrics.clone());

@@ -66,7 +66,7 @@ impl Fleet for Master {
     async fn lease(&self, _: Request<pb::LeaseRequest>) -> Reply<pb::LeaseReply> {
         let mut opening = self.opening.subscribe();
         let _ = opening.wait_for(|opening| *opening).await;
-        Ok(Response::new(pb::LeaseReply { lease: Some(lease(SECOND)), ..Default::default() }))
+        Ok(Response::new(pb::LeaseReply { lease: Some(lease(SECOND)) }))
     }
 
     async fn job(&self, _: Request<pb::JobRequest>) -> Reply<pb::JobReply> {

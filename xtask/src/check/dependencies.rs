@@ -84,7 +84,7 @@ impl Deny {
         Ok(deny)
     }
 
-    /// How many packages there are, and what is wrong with them.
+    /// Returns how many packages there are, and what is wrong with them.
     fn breaches(&self, metadata: &Value) -> (usize, Vec<String>) {
         let nodes = list(&metadata["resolve"]["nodes"]);
         let features: BTreeMap<_, _> = nodes.map(|node| (text(&node["id"]), &node["features"])).collect();
@@ -127,7 +127,7 @@ impl Deny {
     }
 }
 
-/// A list of a section, which is then no longer there; empty where there is none.
+/// Removes a list from a section and returns it; empty if there is none.
 fn taken<T: DeserializeOwned>(table: &mut toml::Table, section: &str, list: &str) -> Result<T> {
     let section = table.get_mut(section).and_then(toml::Value::as_table_mut);
     let list = section.and_then(|section| section.remove(list));
@@ -144,8 +144,8 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Whether a licence expression (SPDX, or with the `/` of old) can be met with licences that are
-/// allowed.
+/// Returns whether a licence expression (SPDX, or with the `/` of old) can be met with licences
+/// that are allowed.
 fn satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -155,7 +155,7 @@ fn satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
     Ok(met)
 }
 
-/// `AND` binds more than `OR`.
+/// Evaluates an expression in which `AND` binds more than `OR`.
 fn any_of(words: &mut &[&str], allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
     let (mut any, mut all) = (false, true);
     loop {

@@ -29,15 +29,15 @@ pub(crate) struct Program {
     pub(crate) label: String,
     pub(crate) is_bench: bool,
     pub(crate) path: PathBuf,
-    /// Where cargo would run it.
+    /// Folder in which cargo would run it.
     pub(crate) folder: PathBuf,
     /// The full names of a part's tests. Empty: it is a whole program.
     pub(crate) tests: Vec<String>,
 }
 
 impl Program {
-    /// The arguments that choose its tests with `text` in their names. `None`: a part without such
-    /// a test.
+    /// Returns the arguments that choose its tests with `text` in their names. `None`: a part
+    /// without such a test.
     pub(crate) fn args(&self, text: &str) -> Option<Vec<OsString>> {
         if self.tests.is_empty() {
             return Some((!text.is_empty()).then(|| text.into()).into_iter().collect());
@@ -49,14 +49,14 @@ impl Program {
         (!chosen.is_empty()).then(|| [vec!["--exact".into()], chosen].concat())
     }
 
-    /// The program without the tests of `other`. `None`: nothing is left of it. A whole program is
-    /// left as it is, or not.
+    /// Returns the program without the tests of `other`. `None`: nothing is left of it. A whole
+    /// program is left as it is, or not.
     pub(crate) fn without(mut self, other: &Self) -> Option<Self> {
         self.tests.retain(|test| !other.tests.contains(test));
         (!self.tests.is_empty()).then_some(self)
     }
 
-    /// One program for each module of the test program [`IN_PARTS`]; another program as it is.
+    /// Splits the test program [`IN_PARTS`] into one program for each module.
     fn parts(self) -> Result<Vec<Self>> {
         if self.label != IN_PARTS {
             return Ok(vec![self]);
@@ -102,7 +102,7 @@ pub(crate) fn build(words: &str) -> Result<Vec<Program>> {
     Ok(parts.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// The program that a message of cargo is about, if it is about one with tests.
+/// Returns the program that a message of cargo is about, if it is about one with tests.
 fn program(message: &Value) -> Option<Program> {
     let (target, path) = (&message["target"], message["executable"].as_str()?);
     let kind = target["kind"][0].as_str()?;

@@ -30,12 +30,12 @@ const LINES: usize = 500;
 pub(crate) struct Task {
     /// The stage that it belongs to.
     pub(crate) stage: &'static str,
-    /// For people; unique.
+    /// A unique name, for people.
     pub(crate) label: String,
     pub(crate) command: Command,
-    /// How many places it takes; all of them when there are fewer.
+    /// Number of places that it takes; it takes all if there are fewer.
     pub(crate) places: usize,
-    /// After which it is ended.
+    /// Time limit, after which the task is ended.
     pub(crate) limit: Duration,
 }
 
@@ -46,11 +46,11 @@ pub(crate) struct Done {
     pub(crate) label: String,
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
-    /// From the begin of the first task to the end of this one.
+    /// Time from the begin of the first task to the end of this one.
     pub(crate) ended: Duration,
     /// Tests that passed.
     pub(crate) tests: u64,
-    /// What it could not test, and why.
+    /// The tests that it skipped, each with the reason.
     pub(crate) skipped: Vec<String>,
 }
 
@@ -88,13 +88,13 @@ pub(crate) fn run(mut waiting: Vec<Task>, places: usize) -> Result<Vec<Done>> {
     Ok(done)
 }
 
-/// The first of those that wait for which there is room.
+/// Returns the first of those that wait for which there is room.
 fn next(waiting: &[Task], running: &[Running], places: usize) -> Option<usize> {
     let taken: usize = running.iter().map(|running| running.task.places).sum();
     waiting.iter().position(|task| taken + task.places.min(places) <= places)
 }
 
-/// The file with all that a task says.
+/// Returns the file with all that a task says.
 pub(crate) fn log(label: &str) -> PathBuf {
     workspace::target_dir().join(format!("check/{}.log", label.replace('/', "-")))
 }
@@ -109,7 +109,7 @@ impl Running {
         Ok(Self { task, child, since: now() })
     }
 
-    /// Whether it has ended; then why it failed, if it did.
+    /// Returns whether it has ended; then why it failed, if it did.
     fn look(&mut self) -> Result<Option<Option<String>>> {
         if let Some(status) = self.child.try_wait().context("wait for a program")? {
             return Ok(Some((!status.success()).then(|| status.to_string())));
@@ -188,7 +188,7 @@ fn passed(said: &str) -> u64 {
     counts.filter_map(count).sum()
 }
 
-/// What was not tested, each line once, with the programs that say so.
+/// Returns what was not tested, each line once, with the programs that say so.
 pub(crate) fn skipped(done: &[Done]) -> BTreeMap<&str, Vec<&str>> {
     let mut all = BTreeMap::<&str, Vec<&str>>::new();
     for done in done {

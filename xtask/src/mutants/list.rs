@@ -1,4 +1,5 @@
-//! The breaches, each with the test that must notice it. A cure of a fault that was found once has its breach here.
+//! The breaches, each with the test that must notice it. A cure of a fault that was found once has
+//! its breach here.
 
 use super::{Mutant, Test};
 

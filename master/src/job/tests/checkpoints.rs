@@ -26,7 +26,7 @@ fn saved(report: u64, era: u64, version: u64) -> pb::SavedPartition {
 }
 
 impl World {
-    /// A job that saves, up to where the store is looked at.
+    /// Creates a job that saves, up to where the store is looked at.
     fn saving(resume: bool) -> Self {
         let mut world = Self::new(parse(EVERY_STEP), 1, &["p"]);
         if resume {
@@ -52,7 +52,7 @@ impl World {
         open[0].1.restore.clone()
     }
 
-    /// The run that the job is of.
+    /// Returns the run that the job is of.
     fn run(&self) -> String {
         self.job.checkpoints.as_ref().and_then(|checkpoints| checkpoints.run.clone()).expect("it has begun")
     }
@@ -313,7 +313,8 @@ fn a_cancelled_job_finishes_what_is_begun_and_ends_with_a_checkpoint_of_it() {
     assert_eq!(world.state(), JobState::Cancelled);
 }
 
-/// A job that trains, holds a lease, and whose ps wants to leave; the version that is to be saved.
+/// Returns a job that trains, holds a lease, and whose ps wants to leave; the version that is to be
+/// saved.
 fn left() -> (World, IncarnationId, pb::Lease, Version) {
     let mut spec = parse("\n[checkpoint]\nurl = \"memory://ck\"\nevery_steps = 100\n");
     (spec.epochs, spec.data.validation_fraction) = (20, None);

@@ -5,7 +5,7 @@ use proto::pb::lease::Work as Wire;
 
 use super::*;
 
-/// A job that trains on two ps, `p` and `q`.
+/// Returns a job that trains on two ps, `p` and `q`.
 fn on_two(more: &str, workers: usize) -> World {
     let spec = parse(&format!("[fleet]\nps = 2\n{more}"));
     let mut world = World::new(spec, workers, &["p", "q"]);

@@ -15,7 +15,7 @@ fn class(name: &str) -> Numerics {
 }
 
 impl World {
-    /// A job that is indexed, with one worker of each of these classes.
+    /// Creates a job that is indexed, with one worker of each of these classes.
     fn of_classes(spec: JobSpec, classes: &[&str]) -> Self {
         let mut world = Self::new(spec, 0, &["p"]);
         classes.iter().for_each(|name| world.join_class(name));

@@ -185,7 +185,8 @@ fn a_record_that_does_not_fit_together_is_refused() {
     assert!(restore(wrong).expect_err("a partition").contains("partitions"));
 }
 
-/// A job that has exported its model on the one ps; it trained to its end, or was cancelled.
+/// Returns a job that has exported its model on the one ps; it trained to its end, or was
+/// cancelled.
 fn exported_job(cancelled: bool) -> World {
     let mut world = World::training(parse(""), 1);
     if cancelled {
