@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use client::Start;
 use model::device::Choice;
-use net::security::{self, Role as TokenRole};
+use net::security::{self, TokenRole};
 use proto::spec::WORKERS_MAX;
 
 use crate::settings::{Flags, Role, roles};

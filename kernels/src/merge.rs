@@ -3,7 +3,7 @@
 //!
 //! State tensors have no update rule: the mean of their sum is their next version.
 
-use proto::tensor::{DType, Role};
+use proto::tensor::{DType, TensorRole};
 use proto::wire::WireType;
 
 use crate::cpu::{cast, state, sum};
@@ -21,10 +21,10 @@ pub enum Merge {
 impl Merge {
     /// Returns the merge for a tensor of this role at a node below the root. Parameters and state
     /// round to their type in a job that exchanges `wire`.
-    pub const fn of(role: Role, wire: WireType) -> Self {
+    pub const fn of(role: TensorRole, wire: WireType) -> Self {
         match role {
-            Role::Counter => Self::Max,
-            Role::Parameter | Role::State => Self::Sum(wire.of(role)),
+            TensorRole::Counter => Self::Max,
+            TensorRole::Parameter | TensorRole::State => Self::Sum(wire.of(role)),
         }
     }
 

@@ -9,7 +9,7 @@
 
 use proto::ids::ChunkId;
 use proto::placement::Layout;
-use proto::tensor::Role;
+use proto::tensor::TensorRole;
 
 use crate::optimizer::{Norms, Prepared, Update};
 
@@ -37,7 +37,7 @@ impl Update {
         chunks: &[ChunkId],
     ) -> Vec<Self> {
         let parameters = (0..layout.chunks().len() as u32).map(ChunkId);
-        let parameters = parameters.filter(|&id| layout.tensor_of(id).role == Role::Parameter);
+        let parameters = parameters.filter(|&id| layout.tensor_of(id).role == TensorRole::Parameter);
         assert!(parameters.eq(squares.iter().map(|(id, _)| *id)), "squares of other chunks: {squares:?}");
         let add = |[a, b]: [f64; 2], Squares([c, d])| [a + c, b + d];
         match (self.norms, self.rule) {

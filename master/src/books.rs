@@ -28,7 +28,7 @@ use crate::events::{EventLog, Taken};
 use crate::job::{Effect, Holder, Job, PsAddress, Resume, Settings, ended, unchangeable};
 use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
-use crate::membership::{Capacity, Change, Membership, Process, Role};
+use crate::membership::{Capacity, Change, MemberRole, Membership, Process};
 use crate::metrics::Metrics;
 use crate::owner::{Holding, Owner};
 use crate::progress::{Hang, Lingering};
@@ -379,7 +379,9 @@ impl Books {
             );
             return Err(Failure::new(Kind::Malformed, message));
         }
-        if member.process.role != Role::Ps && !(request.saved.is_empty() && request.save_failed.is_empty()) {
+        if member.process.role != MemberRole::Ps
+            && !(request.saved.is_empty() && request.save_failed.is_empty())
+        {
             let message =
                 "HeartbeatRequest.saved: a worker holds no partition, so it reports no checkpoint of one";
             return Err(Failure::new(Kind::Denied, message));
@@ -472,7 +474,7 @@ impl Books {
     }
 
     fn on_change(&mut self, now: Now, change: Change) {
-        if change.gone && change.role == Role::Worker {
+        if change.gone && change.role == MemberRole::Worker {
             self.lingering.remove(&change.incarnation);
             self.hung.remove(&change.incarnation);
             for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
@@ -547,7 +549,7 @@ impl Books {
     /// Returns work for a worker, or the time of the next look if nothing happens before.
     pub(crate) fn lease(&mut self, now: Now, incarnation: IncarnationId) -> Result<Answer, Failure> {
         let member = self.fleet.member(incarnation)?;
-        if member.process.role != Role::Worker {
+        if member.process.role != MemberRole::Worker {
             return Err(Failure::new(
                 Kind::Malformed,
                 "LeaseRequest.incarnation: expected a worker, found a ps",
@@ -1110,8 +1112,8 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
         ));
     }
     let role = match request.role() {
-        pb::ProcessRole::Worker => Role::Worker,
-        pb::ProcessRole::Ps => Role::Ps,
+        pb::ProcessRole::Worker => MemberRole::Worker,
+        pb::ProcessRole::Ps => MemberRole::Ps,
         pb::ProcessRole::Unspecified => {
             return malformed(format!("RegisterRequest.role: expected worker or ps, found {}", request.role));
         }
@@ -1122,13 +1124,13 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
             name.escape_debug()
         ));
     }
-    if role == Role::Ps && !url.starts_with("http://") && !url.starts_with("https://") {
+    if role == MemberRole::Ps && !url.starts_with("http://") && !url.starts_with("https://") {
         return malformed(format!(
             "RegisterRequest.url: expected http://HOST:PORT or https://HOST:PORT, found `{}`",
             url.escape_debug()
         ));
     }
-    if role == Role::Ps {
+    if role == MemberRole::Ps {
         return Ok(Process::new(role, name, url));
     }
     let numerics = numerics.clone().map_or_else(|| Ok(Numerics::unknown()), Numerics::try_from)?;

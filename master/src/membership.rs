@@ -17,12 +17,12 @@ use proto::status::{Failure, Kind};
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum MemberRole {
     Worker,
     Ps,
 }
 
-impl Role {
+impl MemberRole {
     const fn name(self) -> &'static str {
         match self {
             Self::Worker => "worker",
@@ -34,7 +34,7 @@ impl Role {
 /// What a process says of itself when it registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
-    pub(crate) role: Role,
+    pub(crate) role: MemberRole,
     pub(crate) name: String,
     /// URL at which workers reach a ps; empty for a worker.
     pub(crate) url: String,
@@ -46,7 +46,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Creates a process that says nothing of its arithmetic.
-    pub(crate) fn new(role: Role, name: &str, url: &str) -> Self {
+    pub(crate) fn new(role: MemberRole, name: &str, url: &str) -> Self {
         let numerics = Arc::new(Numerics::unknown());
         Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity: Capacity::default() }
     }
@@ -88,7 +88,7 @@ pub(crate) struct Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) incarnation: IncarnationId,
-    pub(crate) role: Role,
+    pub(crate) role: MemberRole,
     /// Whether the process left; otherwise it came.
     pub(crate) gone: bool,
     /// The process and the reason, for people.
@@ -137,8 +137,9 @@ impl Membership {
         now: Duration,
         process: Process,
     ) -> Result<(IncarnationId, Option<Change>), Failure> {
-        let same = |member: &Member| member.process.role == Role::Ps && member.process.name == process.name;
-        let former = self.members.iter().find(|(_, member)| process.role == Role::Ps && same(member));
+        let same =
+            |member: &Member| member.process.role == MemberRole::Ps && member.process.name == process.name;
+        let former = self.members.iter().find(|(_, member)| process.role == MemberRole::Ps && same(member));
         let former = former.map(|(&incarnation, member)| (incarnation, member.clone()));
         let mut change = None;
         if let Some((incarnation, member)) = former {
@@ -239,13 +240,14 @@ impl Membership {
 
     /// Workers that take new work, oldest first.
     pub(crate) fn workers(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
-        let able = |member: &Member| member.process.role == Role::Worker && member.live && !member.draining;
+        let able =
+            |member: &Member| member.process.role == MemberRole::Worker && member.live && !member.draining;
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
     }
 
     /// Returns every live worker, draining ones included, oldest first.
     pub(crate) fn live_workers(&self) -> impl Iterator<Item = (IncarnationId, &Member)> {
-        let live = |member: &Member| member.process.role == Role::Worker && member.live;
+        let live = |member: &Member| member.process.role == MemberRole::Worker && member.live;
         self.members.iter().filter(move |(_, member)| live(member)).map(|(&id, member)| (id, member))
     }
 
@@ -261,24 +263,25 @@ impl Membership {
 
     /// Returns live workers, draining ones included.
     pub(crate) fn workers_live(&self) -> u32 {
-        self.count(Role::Worker)
+        self.count(MemberRole::Worker)
     }
 
     /// Returns live ps.
     pub(crate) fn ps_live(&self) -> u32 {
-        self.count(Role::Ps)
+        self.count(MemberRole::Ps)
     }
 
     /// Returns live ps that take new partitions: incarnation, name and URL, oldest first.
     pub(crate) fn ps(&self) -> impl Iterator<Item = (IncarnationId, &Process)> {
-        let able = |member: &Member| member.process.role == Role::Ps && member.live && !member.draining;
+        let able = |member: &Member| member.process.role == MemberRole::Ps && member.live && !member.draining;
         self.members.iter().filter(move |(_, member)| able(member)).map(|(&id, member)| (id, &member.process))
     }
 
     /// Returns the live ps of this name.
     pub(crate) fn ps_named(&self, name: &str) -> Option<(IncarnationId, &Process)> {
-        let named =
-            |member: &Member| member.process.role == Role::Ps && member.live && member.process.name == name;
+        let named = |member: &Member| {
+            member.process.role == MemberRole::Ps && member.live && member.process.name == name
+        };
         self.members.iter().find(|(_, member)| named(member)).map(|(&id, member)| (id, &member.process))
     }
 
@@ -292,7 +295,7 @@ impl Membership {
         self.generation
     }
 
-    fn count(&self, role: Role) -> u32 {
+    fn count(&self, role: MemberRole) -> u32 {
         self.members.values().filter(|member| member.live && member.process.role == role).count() as u32
     }
 
@@ -326,11 +329,11 @@ mod tests {
     }
 
     fn worker(name: &str) -> Process {
-        Process::new(Role::Worker, name, "")
+        Process::new(MemberRole::Worker, name, "")
     }
 
     fn ps(name: &str, url: &str) -> Process {
-        Process::new(Role::Ps, name, url)
+        Process::new(MemberRole::Ps, name, url)
     }
 
     fn join(membership: &mut Membership, now: Duration, process: Process) -> (IncarnationId, u64) {

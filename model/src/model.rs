@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use data::Batch;
 use proto::spec::{JobSpec, Metrics};
-use proto::tensor::{Role, TensorSpec, Values};
+use proto::tensor::{TensorRole, TensorSpec, Values};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ pub trait Model: Send {
         let mut gradients = self.gradients(batch, key)?;
         let weight = batch.samples as f32;
         for (tensor, values) in self.tensors().iter().zip(&mut gradients.values) {
-            if tensor.role == Role::Parameter {
+            if tensor.role == TensorRole::Parameter {
                 weigh(values, weight, memory);
             }
         }

@@ -12,7 +12,7 @@ use data::{Batch, Dataset};
 use model::Context;
 use proto::ids::Step;
 use proto::spec::DataSet;
-use proto::tensor::{Role, Values};
+use proto::tensor::{TensorRole, Values};
 use serde_json::Value;
 use torch::{batch, batch_of_values, context, fixture, script_context, start};
 
@@ -171,7 +171,7 @@ fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<Strin
             loss += f64::from(gradients.loss) * batch.samples as f64 / f64::from(samples);
             let mut values = gradients.values;
             for (values, _) in
-                values.iter_mut().zip(&tensors).filter(|(_, tensor)| tensor.role == Role::Parameter)
+                values.iter_mut().zip(&tensors).filter(|(_, tensor)| tensor.role == TensorRole::Parameter)
             {
                 values.as_f32_mut().unwrap().iter_mut().for_each(|value| *value *= batch.samples as f32);
             }
@@ -186,9 +186,9 @@ fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<Strin
             let rate = job.spec.optimizer.learning_rate as f32;
             let pairs = weights.as_f32_mut().into_iter().flatten().zip(sums.as_f32().into_iter().flatten());
             match tensor.role {
-                Role::Parameter => pairs.for_each(|(weight, sum)| *weight -= rate * sum / samples),
-                Role::State => pairs.for_each(|(state, sum)| *state = sum / of as f32),
-                Role::Counter => weights.clone_from(sums),
+                TensorRole::Parameter => pairs.for_each(|(weight, sum)| *weight -= rate * sum / samples),
+                TensorRole::State => pairs.for_each(|(state, sum)| *state = sum / of as f32),
+                TensorRole::Counter => weights.clone_from(sums),
             }
         }
     }

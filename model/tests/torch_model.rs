@@ -14,7 +14,7 @@ use model::Device;
 use model::export::{Dtype, safetensors};
 use model::weights::Weights;
 use model::{Context, Registry};
-use proto::tensor::{Role, Values};
+use proto::tensor::{TensorRole, Values};
 use torch::{batch, batch_of_values, bits, context, fixture, script_context, start};
 
 const SHAPE: [usize; 3] = [1, 8, 8];
@@ -149,8 +149,8 @@ fn a_training_forward_reports_new_state_and_keeps_the_loaded_one() {
     let (mut model, batch) = (start(&script_context("batchnorm.pt", "")), batch(6, &SHAPE));
     let tensors = model.tensors();
     let at = |name: &str| tensors.iter().position(|tensor| tensor.name == name).unwrap();
-    assert_eq!(tensors[at("bn.running_mean")].role, Role::State);
-    assert_eq!(tensors[at("bn.num_batches_tracked")].role, Role::Counter);
+    assert_eq!(tensors[at("bn.running_mean")].role, TensorRole::State);
+    assert_eq!(tensors[at("bn.num_batches_tracked")].role, TensorRole::Counter);
     let mut weights = model.initial(7).unwrap();
     let before = model.evaluate(&batch).unwrap();
     let first = model.gradients(&batch, 0).unwrap();

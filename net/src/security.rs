@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use self::error::Error;
 pub use self::guard::{Caller, Guard, Guest};
 pub use self::keys::Keys;
-pub use self::table::Role;
+pub use self::table::TokenRole;
 
 /// Files with the keys of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

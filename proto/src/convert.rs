@@ -17,7 +17,7 @@ use crate::pb;
 use crate::placement::Layout;
 use crate::plan::Plan;
 use crate::spec::WORKERS_MAX;
-use crate::tensor::{Chunk, DType, Role, TensorSpec};
+use crate::tensor::{Chunk, DType, TensorRole, TensorSpec};
 use crate::tree::{Node, StepNode};
 use crate::wire::WireType;
 
@@ -38,10 +38,10 @@ impl TryFrom<pb::TensorSpec> for TensorSpec {
 
     fn try_from(spec: pb::TensorSpec) -> Result<Self> {
         let role = match spec.role() {
-            pb::Role::Parameter => Role::Parameter,
-            pb::Role::State => Role::State,
-            pb::Role::Counter => Role::Counter,
-            pb::Role::Unspecified => {
+            pb::TensorRole::Parameter => TensorRole::Parameter,
+            pb::TensorRole::State => TensorRole::State,
+            pb::TensorRole::Counter => TensorRole::Counter,
+            pb::TensorRole::Unspecified => {
                 return Err(field("TensorSpec", "role", "parameter, state or counter", spec.role));
             }
         };
@@ -69,9 +69,9 @@ impl TryFrom<pb::TensorSpec> for TensorSpec {
 impl From<&TensorSpec> for pb::TensorSpec {
     fn from(spec: &TensorSpec) -> Self {
         let role = match spec.role {
-            Role::Parameter => pb::Role::Parameter,
-            Role::State => pb::Role::State,
-            Role::Counter => pb::Role::Counter,
+            TensorRole::Parameter => pb::TensorRole::Parameter,
+            TensorRole::State => pb::TensorRole::State,
+            TensorRole::Counter => pb::TensorRole::Counter,
         };
         let dtype = match spec.dtype() {
             DType::F32 => pb::DType::F32,
@@ -715,7 +715,7 @@ mod tests {
     proptest! {
         #[test]
         fn tensors_survive_the_wire(shape in proptest::collection::vec(1usize..50, 0..4), role in 0..3) {
-            let role = [Role::Parameter, Role::State, Role::Counter][role as usize];
+            let role = [TensorRole::Parameter, TensorRole::State, TensorRole::Counter][role as usize];
             let spec = TensorSpec { name: "layer.weight".to_owned(), shape, role };
             prop_assert_eq!(TensorSpec::try_from(pb::TensorSpec::from(&spec)).unwrap(), spec);
         }

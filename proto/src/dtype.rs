@@ -25,7 +25,7 @@ impl DType {
 /// Effect of a step on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum TensorRole {
     /// The optimizer updates it from the mean gradient (f32).
     Parameter,
     /// The tensor becomes the mean of the M values that the microbatches report (f32).
@@ -34,7 +34,7 @@ pub enum Role {
     Counter,
 }
 
-impl Role {
+impl TensorRole {
     /// Returns the only element type a tensor of this role may have.
     pub const fn dtype(self) -> DType {
         match self {

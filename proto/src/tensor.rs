@@ -9,7 +9,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-pub use crate::dtype::{DType, Role};
+pub use crate::dtype::{DType, TensorRole};
 use crate::ids::ChunkId;
 
 /// One named tensor of a model.
@@ -20,23 +20,23 @@ pub struct TensorSpec {
     /// Sizes of the dimensions, row-major; empty for a scalar.
     pub shape: Vec<usize>,
     /// Effect of a step on the tensor. It fixes the element type.
-    pub role: Role,
+    pub role: TensorRole,
 }
 
 impl TensorSpec {
     /// Describes a parameter of the optimizer.
     pub fn parameter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), shape: shape.into(), role: Role::Parameter }
+        Self { name: name.into(), shape: shape.into(), role: TensorRole::Parameter }
     }
 
     /// Describes a state tensor: the mean of the M values.
     pub fn state(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), shape: shape.into(), role: Role::State }
+        Self { name: name.into(), shape: shape.into(), role: TensorRole::State }
     }
 
     /// Describes a counter: the maximum of the M values.
     pub fn counter(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), shape: shape.into(), role: Role::Counter }
+        Self { name: name.into(), shape: shape.into(), role: TensorRole::Counter }
     }
 
     /// Returns the element type.
@@ -219,8 +219,8 @@ impl PartialEq for Values {
 pub struct Chunk {
     /// Index of the chunk in the job's layout.
     pub id: ChunkId,
-    /// Role of the chunk's tensor.
-    pub role: Role,
+    /// TensorRole of the chunk's tensor.
+    pub role: TensorRole,
     /// Raw little-endian elements.
     pub values: Bytes,
 }

@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::Role;
+use crate::dtype::TensorRole;
 use crate::tree::Node;
 
 /// Type in which the values of parameters are exchanged between workers and ps.
@@ -49,10 +49,10 @@ impl WireType {
 
     /// Returns the type for a tensor of this role. Only parameters are rounded, all others are
     /// exchanged whole.
-    pub const fn of(self, role: Role) -> Self {
+    pub const fn of(self, role: TensorRole) -> Self {
         match role {
-            Role::Parameter => self,
-            Role::State | Role::Counter => Self::F32,
+            TensorRole::Parameter => self,
+            TensorRole::State | TensorRole::Counter => Self::F32,
         }
     }
 
@@ -80,7 +80,10 @@ mod tests {
 
     #[test]
     fn only_parameters_are_rounded() {
-        assert_eq!(WireType::F16.of(Role::Parameter), WireType::F16);
-        assert_eq!([Role::State, Role::Counter].map(|role| WireType::F16.of(role)), [WireType::F32; 2]);
+        assert_eq!(WireType::F16.of(TensorRole::Parameter), WireType::F16);
+        assert_eq!(
+            [TensorRole::State, TensorRole::Counter].map(|role| WireType::F16.of(role)),
+            [WireType::F32; 2]
+        );
     }
 }

@@ -35,7 +35,7 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
@@ -71,7 +71,7 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
     .expect("a valid opening");
     let chunk = |&id| {
         let values = Bytes::from(vec![0; layout.chunk_bytes(id) + 1]).slice(1..);
-        Chunk { id, role: Role::Parameter, values }
+        Chunk { id, role: TensorRole::Parameter, values }
     };
     let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
     let initial =

@@ -21,7 +21,7 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::checkpoint::Report;
@@ -179,8 +179,11 @@ impl Training {
             homes: Vec::new(),
         };
         ps.open(opening).expect("a valid opening");
-        let chunk =
-            |&id| Chunk { id, role: Role::Parameter, values: Bytes::from(vec![0; layout.chunk_bytes(id)]) };
+        let chunk = |&id| Chunk {
+            id,
+            role: TensorRole::Parameter,
+            values: Bytes::from(vec![0; layout.chunk_bytes(id)]),
+        };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
         let initial =
             Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks: chunks.clone() };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kernels::{Merge, Operand, Optimizer, Slot, Squares, Update};
-use proto::tensor::{DType, Role};
+use proto::tensor::{DType, TensorRole};
 use proto::wire::WireType;
 
 use crate::pool::{Buffer, Pool, Use};
@@ -119,15 +119,15 @@ impl Total {
 /// into other memory, in the same pass.
 #[derive(Debug)]
 pub struct Slots {
-    role: Role,
+    role: TensorRole,
     values: Vec<Arc<Buffer>>,
 }
 
 impl Slots {
     /// Returns the slots of a chunk of `len` elements before the first step. Only parameters have
     /// any.
-    pub fn new(role: Role, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
-        let count = if role == Role::Parameter { optimizer.slots() } else { 0 };
+    pub fn new(role: TensorRole, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
+        let count = if role == TensorRole::Parameter { optimizer.slots() } else { 0 };
         let slot = |number| {
             let mut slot = pool.take(Use::Own, DType::F32, len);
             slot.fill(optimizer.slot_initial(number));
@@ -137,7 +137,7 @@ impl Slots {
     }
 
     /// Returns the slots of a chunk as a checkpoint holds them.
-    pub const fn restored(role: Role, values: Vec<Arc<Buffer>>) -> Self {
+    pub const fn restored(role: TensorRole, values: Vec<Arc<Buffer>>) -> Self {
         Self { role, values }
     }
 
@@ -152,7 +152,7 @@ impl Slots {
     /// # Panics
     /// If the total is not added up.
     pub fn measure(&self, update: &Update, weights: &Buffer, total: &Total) -> Option<Squares> {
-        if self.role != Role::Parameter {
+        if self.role != TensorRole::Parameter {
             return None;
         }
         let Total::Sum(sum) = total else { panic!("the norm of a sum that is not there") };
@@ -163,7 +163,7 @@ impl Slots {
     /// before does not matter.
     pub fn advance(&mut self, step: &Advance<'_>, weights: &Buffer, total: Total, next: &mut Buffer) {
         match self.role {
-            Role::Parameter => {
+            TensorRole::Parameter => {
                 let mut moved: Vec<_> =
                     self.values.iter_mut().map(|slot| room_beside(slot, step.pool)).collect();
                 let slots = self.values.iter_mut().zip(&mut moved).map(|(slot, moved)| match moved {
@@ -182,11 +182,11 @@ impl Slots {
                     }
                 }
             }
-            Role::State => {
+            TensorRole::State => {
                 let sum = total.into_sum(DType::F32, step.pool);
                 next.mean_of(sum.values(), step.microbatches.into());
             }
-            Role::Counter => next.write(total.into_sum(DType::I64, step.pool).values()),
+            TensorRole::Counter => next.write(total.into_sum(DType::I64, step.pool).values()),
         }
     }
 }
@@ -286,7 +286,7 @@ mod tests {
             };
             for mut left in halves(&a) {
                 for right in halves(&b) {
-                    left.merge(right, Merge::of(Role::Parameter, wire), &pool);
+                    left.merge(right, Merge::of(TensorRole::Parameter, wire), &pool);
                     assert_eq!(floats_of(&left), expected, "{wire}");
                     left = received(&a, 3);
                 }
@@ -296,7 +296,7 @@ mod tests {
             let Total::Sum(sum) = total else { panic!("it was added up") };
             assert_eq!(floats_of(&sum), plain, "the sum of a whole step is not rounded");
             let mut state = received(&a, 1);
-            state.merge(received(&b, 1), Merge::of(Role::State, wire), &pool);
+            state.merge(received(&b, 1), Merge::of(TensorRole::State, wire), &pool);
             assert_eq!(floats_of(&state), plain, "nor is state");
         }
     }
@@ -319,7 +319,7 @@ mod tests {
         let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 3, pool: &pool };
         let weights = buffer_of(&[1.0, 2.0, 3.0], &pool);
-        for role in [Role::Parameter, Role::State] {
+        for role in [TensorRole::Parameter, TensorRole::State] {
             let next = [0, 1, 2, 3].map(|shift| {
                 let mut slots = Slots::new(role, 3, &optimizer, &pool);
                 let mut next = buffer_of(&[f32::NAN; 3], &pool);
@@ -331,7 +331,12 @@ mod tests {
         let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
         let largest = 17i64.to_le_bytes();
         let sum = Sum::Received(Bytes::copy_from_slice(&largest));
-        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, Total::Sum(sum), &mut next);
+        Slots::new(TensorRole::Counter, 1, &optimizer, &pool).advance(
+            &step,
+            &before,
+            Total::Sum(sum),
+            &mut next,
+        );
         assert_eq!(*next.bytes(), largest);
     }
 
@@ -344,7 +349,7 @@ mod tests {
             (0..5000).map(|at| ((at * 7 + seed) % 1013) as f32 * 0.37 - 100.0).collect()
         };
         let weights = buffer_of(&values(1), &pool);
-        for role in [Role::Parameter, Role::State] {
+        for role in [TensorRole::Parameter, TensorRole::State] {
             let (left, right) = (received(&values(2), 1), received(&values(3), 2));
             let mut sum = left.clone();
             sum.merge(right.clone(), PLAIN, &pool);
@@ -360,7 +365,7 @@ mod tests {
         let largest = |value: i64| Sum::Received(Bytes::copy_from_slice(&value.to_le_bytes()));
         let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
         let halves = Total::Halves(largest(4), largest(17));
-        Slots::new(Role::Counter, 1, &optimizer, &pool).advance(&step, &before, halves, &mut next);
+        Slots::new(TensorRole::Counter, 1, &optimizer, &pool).advance(&step, &before, halves, &mut next);
         assert_eq!(*next.bytes(), 17i64.to_le_bytes());
     }
 
@@ -371,8 +376,8 @@ mod tests {
         let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 1, pool: &pool };
         let weights = buffer_of(&[1.0, 2.0], &pool);
         let mut next = buffer_of(&[0.0; 2], &pool);
-        let mut slots = Slots::new(Role::Parameter, 2, &optimizer, &pool);
-        let mut alone = Slots::new(Role::Parameter, 2, &optimizer, &pool);
+        let mut slots = Slots::new(TensorRole::Parameter, 2, &optimizer, &pool);
+        let mut alone = Slots::new(TensorRole::Parameter, 2, &optimizer, &pool);
         slots.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         alone.advance(&step, &weights, Total::Sum(received(&[0.5, 3.0], 0)), &mut next);
         let held: Vec<_> = slots.share().collect();

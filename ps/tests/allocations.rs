@@ -11,7 +11,7 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
@@ -80,7 +80,8 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
 
     let members = layout.members(PARTITION.partition);
     let values = members.iter().map(|&id| (id, Bytes::from(vec![0; 4 * layout.chunk(id).len])));
-    let chunks: Vec<_> = values.map(|(id, values)| Chunk { id, role: Role::Parameter, values }).collect();
+    let chunks: Vec<_> =
+        values.map(|(id, values)| Chunk { id, role: TensorRole::Parameter, values }).collect();
     let push = |target| {
         let push = Push { address: PARTITION, target, wire: WireType::F32, chunks: chunks.clone() };
         runtime.block_on(ps.push(push)).unwrap()

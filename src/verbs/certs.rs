@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use net::security::Role;
+use net::security::TokenRole;
 use net::security::tokens::{entry, is_name, written};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -61,15 +61,15 @@ pub(crate) fn run(verb: args::Certs, app: &App) -> Result<()> {
 
 fn init(args: &args::CertsInit, app: &App) -> Result<()> {
     let mut holders = vec![
-        ("master".to_owned(), Role::Master),
-        ("ps".to_owned(), Role::Ps),
-        ("worker".to_owned(), Role::Worker),
+        ("master".to_owned(), TokenRole::Master),
+        ("ps".to_owned(), TokenRole::Ps),
+        ("worker".to_owned(), TokenRole::Worker),
     ];
     let default = ["user=operate".to_owned()];
     let users = if args.users.is_empty() { &default[..] } else { &args.users };
     for user in users {
-        let (name, role) = user.split_once('=').unwrap_or((user, Role::Operate.name()));
-        let role: Role = role.parse().map_err(|error: String| anyhow!("--user {user}: {error}"))?;
+        let (name, role) = user.split_once('=').unwrap_or((user, TokenRole::Operate.name()));
+        let role: TokenRole = role.parse().map_err(|error: String| anyhow!("--user {user}: {error}"))?;
         if holders.iter().any(|(other, _)| other == name) || name == "ca" || name == "tokens" {
             bail!("--user {user}: `{name}` is taken; give another name");
         }
@@ -282,8 +282,8 @@ mod tests {
             let token = fs::read_to_string(dir.join(format!("{name}.token"))).unwrap();
             tokens.find(token.trim().as_bytes()).map(|token| token.role)
         };
-        assert_eq!((role("anna"), role("otto")), (Some(Role::Submit), Some(Role::Operate)));
-        assert_eq!((role("worker"), role("master")), (Some(Role::Worker), Some(Role::Master)));
+        assert_eq!((role("anna"), role("otto")), (Some(TokenRole::Submit), Some(TokenRole::Operate)));
+        assert_eq!((role("worker"), role("master")), (Some(TokenRole::Worker), Some(TokenRole::Master)));
     }
 
     #[test]
@@ -330,7 +330,7 @@ mod tests {
         let file = root.path().join("anna.token");
         let args = args::CertsToken {
             name: "anna".into(),
-            role: Role::Submit,
+            role: TokenRole::Submit,
             file: file.clone(),
             jobs_max: Some(2),
             artifact_bytes_max: None,
@@ -338,7 +338,7 @@ mod tests {
         token(&args, &app).unwrap();
         let found = Tokens::parse(&app.facts()).unwrap();
         let found = found.find(fs::read_to_string(&file).unwrap().trim().as_bytes()).unwrap();
-        assert_eq!((found.name.as_str(), found.role, found.jobs_max), ("anna", Role::Submit, Some(2)));
+        assert_eq!((found.name.as_str(), found.role, found.jobs_max), ("anna", TokenRole::Submit, Some(2)));
         assert!(token(&args, &app).is_err());
     }
 

@@ -5,7 +5,7 @@ use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::{Model, OwnMemory};
 use ebbflow::random;
 use ebbflow::spec::{JobSpec, Shuffle};
-use ebbflow::tensor::{Role, Values};
+use ebbflow::tensor::{TensorRole, Values};
 use kernels::{Optimizer, Update, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
@@ -46,18 +46,18 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
         let updates = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum, &slots);
         let tensors = model.tensors();
         let next = (0..tensors.len()).map(|at| match tensors[at].role {
-            Role::Parameter => {
+            TensorRole::Parameter => {
                 let mut next = vec![0.0; current[at].len()];
                 let (weights, gradient) = (current[at].as_f32().unwrap(), sum[at].as_f32().unwrap());
                 cpu::apply(&updates[at], weights, gradient, &mut slots[at], &mut next);
                 Values::F32(next)
             }
-            Role::State => {
+            TensorRole::State => {
                 let mut next = vec![0.0; current[at].len()];
                 cpu::state::mean(sum[at].bytes(), plan.of(step).into(), &mut next);
                 Values::F32(next)
             }
-            Role::Counter => sum[at].clone(),
+            TensorRole::Counter => sum[at].clone(),
         });
         let next = next.collect();
         versions.push(next);
@@ -74,7 +74,7 @@ fn with_norms(
     sum: &[Values],
     slots: &[Vec<Vec<f32>>],
 ) -> Vec<Update> {
-    let parameters = model.tensors().iter().filter(|tensor| tensor.role == Role::Parameter).count();
+    let parameters = model.tensors().iter().filter(|tensor| tensor.role == TensorRole::Parameter).count();
     if !update.needs_norms() {
         return vec![update; parameters];
     }

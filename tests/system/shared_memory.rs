@@ -25,7 +25,7 @@ use proto::pb::push_request::Part;
 use proto::placement::Layout;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Role, TensorSpec, Values};
+use proto::tensor::{TensorRole, TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
@@ -514,7 +514,7 @@ fn initial() -> proto::parameters::Push {
     let chunk = |&id: &ChunkId| {
         let chunk = layout.chunk(id);
         let bytes = &values[chunk.tensor].bytes()[chunk.offset * 4..(chunk.offset + chunk.len) * 4];
-        proto::tensor::Chunk { id, role: Role::Parameter, values: Bytes::copy_from_slice(bytes) }
+        proto::tensor::Chunk { id, role: TensorRole::Parameter, values: Bytes::copy_from_slice(bytes) }
     };
     let chunks = layout.members(PartitionId(0)).iter().map(chunk).collect();
     proto::parameters::Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks }

@@ -416,3 +416,60 @@ fn prose_has_lines_of_100_columns_at_most() {
     }
     assert!(long.is_empty(), "{long:#?}");
 }
+
+/// Nouns of public types that mean what a programmer expects. A verb in the past tense is the
+/// result of the verb.
+const PLAIN_NOUNS: &str = "
+    accepted address allowed batch channel check choice client clock consistency constant content
+    context count dataset device disk entry error evaluation failed failure file folder follow
+    followed format found gradient guarded incoming indexed io kind limit listener local location
+    loss member mode normalize observer optimizer pool pulled purpose pushed refused registered
+    reply report reported result retry rule saved script secret section set shown shuffle spec start
+    sum summary timer on until update upload use value weight whose written";
+
+/// The last word of a type's name, in lower case.
+fn noun(name: &str) -> String {
+    let start = name.rfind(|letter: char| letter.is_ascii_uppercase()).unwrap_or(0);
+    name[start..].to_lowercase()
+}
+
+/// A noun as the lists have it: without the ending of its plural.
+fn singular(noun: &str) -> String {
+    match noun {
+        noun if noun.ends_with("ies") => format!("{}y", &noun[..noun.len() - 3]),
+        noun if noun.ends_with("ss") || noun.ends_with("us") => noun.to_owned(),
+        noun => noun.trim_end_matches('s').to_owned(),
+    }
+}
+
+#[test]
+fn the_noun_of_every_public_type_is_in_the_glossary_or_plain() {
+    assert_eq!((noun("TensorRole"), singular("replies")), ("role".to_owned(), "reply".to_owned()));
+    let glossary = read(&root().join("docs/glossary.md"));
+    let rows = glossary.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let split = |text: &str| {
+        let words = text.split(|letter: char| !letter.is_ascii_alphabetic());
+        words.filter(|word| !word.is_empty()).map(|word| singular(&word.to_lowercase())).collect::<Vec<_>>()
+    };
+    let known: BTreeSet<_> = rows.flat_map(split).chain(split(PLAIN_NOUNS)).collect();
+    let (mut missing, mut types) = (BTreeSet::new(), 0);
+    for path in files(&[".rs"]) {
+        let file = relative(&path);
+        if !file.contains("src/") || file.starts_with("xtask/") {
+            continue;
+        }
+        for line in read(&path).lines() {
+            let kinds = ["struct", "enum", "trait", "type"];
+            let Some(rest) = kinds.iter().find_map(|kind| line.strip_prefix(&format!("pub {kind} "))) else {
+                continue;
+            };
+            let name: String = rest.chars().take_while(char::is_ascii_alphanumeric).collect();
+            types += 1;
+            if !known.contains(&singular(&noun(&name))) {
+                missing.insert(format!("{name} in {file}"));
+            }
+        }
+    }
+    assert!(types > 150, "found only {types} public types");
+    assert!(missing.is_empty(), "words that docs/glossary.md does not have: {missing:#?}");
+}

@@ -195,10 +195,6 @@ impl Fetcher {
                 Ok(Task::Other(OtherTask::Export(job, task)))
             }
             Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, progress).await?)),
-            Wire::Predict(_) => Err(Error::Task {
-                what: "predict".to_owned(),
-                reason: "this version has no prediction tasks".to_owned(),
-            }),
         }
     }
 

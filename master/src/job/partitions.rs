@@ -479,7 +479,7 @@ fn address(homes: &[Home], name: &str, url: &str) -> PsAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::membership::{Process, Role};
+    use crate::membership::{MemberRole, Process};
 
     const SECOND: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(30);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     fn join(fleet: &mut Membership, name: &str) {
-        let process = Process::new(Role::Ps, name, &format!("http://{name}"));
+        let process = Process::new(MemberRole::Ps, name, &format!("http://{name}"));
         let (incarnation, _) = fleet.register(Duration::ZERO, process).expect("room");
         fleet.beat(Duration::ZERO, incarnation, false).expect("known");
     }

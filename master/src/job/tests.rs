@@ -12,7 +12,7 @@ use proto::spec;
 
 use super::*;
 use crate::lease::{Asker, LeaseIds};
-use crate::membership::{Process, Role};
+use crate::membership::{MemberRole, Process};
 use crate::scheduler;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,10 +50,10 @@ impl World {
     fn new(spec: JobSpec, workers: usize, ps: &[&str]) -> Self {
         let mut fleet = Membership::new(IncarnationId(1), 5 * SECOND, 99);
         for name in ps {
-            join(&mut fleet, Role::Ps, name);
+            join(&mut fleet, MemberRole::Ps, name);
         }
         let now = Now::default();
-        let workers = (0..workers).map(|w| join(&mut fleet, Role::Worker, &format!("w{w}"))).collect();
+        let workers = (0..workers).map(|w| join(&mut fleet, MemberRole::Worker, &format!("w{w}"))).collect();
         let settings = Settings { claim: 3 * SECOND, ps_grace: 30 * SECOND, stop: 10 * SECOND };
         let job = Job::new(JobId(1), spec, Vec::new(), settings, now);
         let mut world = Self { job, fleet, now, ids: LeaseIds::starting_at(1), workers };
@@ -184,7 +184,7 @@ impl World {
 
     /// A ps is started again, without what it had.
     fn restart(&mut self, name: &str) {
-        let again = join(&mut self.fleet, Role::Ps, name);
+        let again = join(&mut self.fleet, MemberRole::Ps, name);
         self.pass(SECOND);
         let asks =
             |effect: &Effect| matches!(effect, Effect::Verify(ps, of) if ps.name == name && *of == again);
@@ -240,7 +240,7 @@ impl World {
     }
 }
 
-fn join(fleet: &mut Membership, role: Role, name: &str) -> IncarnationId {
+fn join(fleet: &mut Membership, role: MemberRole, name: &str) -> IncarnationId {
     let process = Process::new(role, name, &format!("http://{name}"));
     let (incarnation, _) = fleet.register(Duration::ZERO, process).expect("room");
     fleet.beat(Duration::ZERO, incarnation, false).expect("known");
@@ -287,8 +287,8 @@ fn a_job_goes_from_submission_to_success() {
     let mut world = World::new(parse(""), 0, &[]);
     assert_eq!(world.state(), JobState::Pending);
     assert_eq!(world.reason(), "waits for ps (0 of 1 live) and workers (0 of 1 live)");
-    join(&mut world.fleet, Role::Ps, "p");
-    world.workers = vec![join(&mut world.fleet, Role::Worker, "w")];
+    join(&mut world.fleet, MemberRole::Ps, "p");
+    world.workers = vec![join(&mut world.fleet, MemberRole::Worker, "w")];
     assert!(world.lease(0).is_none(), "nobody told the job yet");
     world.pass(SECOND);
     world.index();
@@ -421,7 +421,7 @@ fn too_few_workers_pause_a_running_job_and_too_many_stand_by() {
     );
     assert!(world.lease(0).is_none());
     world.complete(0, &first, report(&first));
-    world.workers[2] = join(&mut world.fleet, Role::Worker, "w3");
+    world.workers[2] = join(&mut world.fleet, MemberRole::Worker, "w3");
     world.pass(SECOND);
     assert_eq!((world.state(), world.status().training_ms), (JobState::Running, 2000));
     assert!(world.lease(0).is_some());

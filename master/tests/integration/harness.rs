@@ -457,7 +457,6 @@ impl Worker {
                 self.upload(lease, &files).await.expect("a good upload");
                 Report::Exported(pb::Exported { artifacts: vec![describe(files[0].0, files[0].1)] })
             }
-            Work::Predict(_) => panic!("no master sends it"),
         }
     }
 

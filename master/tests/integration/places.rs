@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use net::channel::{Dialer, Purpose};
 use net::security::door::{Door, Limits};
-use net::security::{Keys, Options as KeyOptions, Role, tokens};
+use net::security::{Keys, Options as KeyOptions, TokenRole, tokens};
 use proto::artifact::describe;
 use proto::pb;
 use proto::pb::artifact_part::Part;
@@ -72,7 +72,8 @@ fn named(name: &str) -> JobSpec {
 fn keys(folder: &Path, bytes: u64) -> (Keys, Keys) {
     let text = "a-token-that-is-long-enough";
     let (list, token) = (folder.join("tokens.toml"), folder.join("token"));
-    std::fs::write(&list, tokens::entry("anna", Role::Submit, text, None, Some(bytes))).expect("written");
+    std::fs::write(&list, tokens::entry("anna", TokenRole::Submit, text, None, Some(bytes)))
+        .expect("written");
     std::fs::write(&token, text).expect("written");
     let load = |options| Keys::load(options).expect("good keys");
     (

@@ -243,10 +243,10 @@ fn text(what: &'static str, path: &Path, bytes: Vec<u8>) -> Result<String, Error
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::security::Role;
+    use crate::security::TokenRole;
 
     fn list(token: &str) -> String {
-        tokens::entry("anna", Role::Submit, token, None, None)
+        tokens::entry("anna", TokenRole::Submit, token, None, None)
     }
 
     fn knows(keys: &Keys, token: &str) -> bool {

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use proto::pb::ProcessRole;
 use proto::status::{Failure, Kind};
 
-/// Role of a token: what its bearer may do.
+/// TokenRole of a token: what its bearer may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum TokenRole {
     /// User who looks at jobs and fetches their results.
     Read,
     /// User who also starts jobs.
@@ -31,7 +31,7 @@ pub enum Role {
     Master,
 }
 
-impl Role {
+impl TokenRole {
     /// All roles.
     pub const ALL: [Self; 6] =
         [Self::Read, Self::Submit, Self::Operate, Self::Worker, Self::Ps, Self::Master];
@@ -55,13 +55,13 @@ impl Role {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for TokenRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Role {
+impl FromStr for TokenRole {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -81,16 +81,16 @@ pub enum Whose {
     /// Every bearer of a token.
     Holders,
     /// Bearers of tokens with these roles.
-    Of(&'static [Role]),
+    Of(&'static [TokenRole]),
 }
 
-const USERS: Whose = Whose::Of(&[Role::Read, Role::Submit, Role::Operate]);
-const SUBMITTERS: Whose = Whose::Of(&[Role::Submit, Role::Operate]);
-const OPERATORS: Whose = Whose::Of(&[Role::Operate]);
-const WORKERS: Whose = Whose::Of(&[Role::Worker]);
-const PROCESSES: Whose = Whose::Of(&[Role::Worker, Role::Ps]);
-const PS: Whose = Whose::Of(&[Role::Ps]);
-const MASTERS: Whose = Whose::Of(&[Role::Master]);
+const USERS: Whose = Whose::Of(&[TokenRole::Read, TokenRole::Submit, TokenRole::Operate]);
+const SUBMITTERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate]);
+const OPERATORS: Whose = Whose::Of(&[TokenRole::Operate]);
+const WORKERS: Whose = Whose::Of(&[TokenRole::Worker]);
+const PROCESSES: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Ps]);
+const PS: Whose = Whose::Of(&[TokenRole::Ps]);
+const MASTERS: Whose = Whose::Of(&[TokenRole::Master]);
 
 /// Table of calls: the call's path in HTTP/2, and its allowed callers.
 const TABLE: [(&str, Whose); 33] = [
@@ -145,7 +145,7 @@ pub(super) fn name(call: &str) -> &'static str {
 ///
 /// # Errors
 /// The caller may not; the error says what is missing.
-pub fn decide(call: &str, role: Option<Role>) -> Result<(), Failure> {
+pub fn decide(call: &str, role: Option<TokenRole>) -> Result<(), Failure> {
     let Some(whose) = whose(call) else {
         let message = format!("this program has no call `{call}`; is the other end of another version?");
         return Err(Failure::new(Kind::Incompatible, message));
@@ -218,18 +218,18 @@ mod tests {
 
     #[test]
     fn a_token_does_what_its_role_is_for() {
-        let may = |call: &str, role: Role| decide(&format!("/ebbflow.v1.{call}"), Some(role)).is_ok();
+        let may = |call: &str, role: TokenRole| decide(&format!("/ebbflow.v1.{call}"), Some(role)).is_ok();
         for (call, roles) in [
-            ("Jobs/Submit", &[Role::Submit, Role::Operate][..]),
-            ("Jobs/Status", &[Role::Read, Role::Submit, Role::Operate]),
-            ("Jobs/Cancel", &[Role::Operate]),
-            ("Fleet/Register", &[Role::Worker, Role::Ps]),
-            ("Fleet/Lease", &[Role::Worker]),
-            ("Parameters/Push", &[Role::Worker]),
-            ("Parameters/Squares", &[Role::Ps]),
-            ("Parameters/Close", &[Role::Master]),
+            ("Jobs/Submit", &[TokenRole::Submit, TokenRole::Operate][..]),
+            ("Jobs/Status", &[TokenRole::Read, TokenRole::Submit, TokenRole::Operate]),
+            ("Jobs/Cancel", &[TokenRole::Operate]),
+            ("Fleet/Register", &[TokenRole::Worker, TokenRole::Ps]),
+            ("Fleet/Lease", &[TokenRole::Worker]),
+            ("Parameters/Push", &[TokenRole::Worker]),
+            ("Parameters/Squares", &[TokenRole::Ps]),
+            ("Parameters/Close", &[TokenRole::Master]),
         ] {
-            for role in Role::ALL {
+            for role in TokenRole::ALL {
                 assert_eq!(may(call, role), roles.contains(&role), "{call} with {role}");
             }
         }
@@ -240,34 +240,39 @@ mod tests {
         let kind = |call: &str, role| decide(call, role).unwrap_err();
         let none = kind("/ebbflow.v1.Jobs/Submit", None);
         assert!(none.kind == Kind::Unauthenticated && none.message.contains("--token-file"), "{none}");
-        let wrong = kind("/ebbflow.v1.Jobs/Submit", Some(Role::Worker));
+        let wrong = kind("/ebbflow.v1.Jobs/Submit", Some(TokenRole::Worker));
         assert_eq!(wrong.kind, Kind::Denied);
         assert_eq!(
             wrong.message,
             "a token of the role `worker` may not `Jobs/Submit`; that takes one of the role submit or operate"
         );
-        assert_eq!(kind("/ebbflow.v1.Jobs/Drop", Some(Role::Operate)).kind, Kind::Incompatible);
+        assert_eq!(kind("/ebbflow.v1.Jobs/Drop", Some(TokenRole::Operate)).kind, Kind::Incompatible);
         assert!(decide("/grpc.health.v1.Health/Check", None).is_ok());
         for version in ["v1", "v1alpha"] {
             let reflection = format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
             assert_eq!(kind(&reflection, None).kind, Kind::Unauthenticated);
-            assert!(decide(&reflection, Some(Role::Read)).is_ok());
+            assert!(decide(&reflection, Some(TokenRole::Read)).is_ok());
         }
     }
 
     #[test]
     fn a_worker_does_not_join_as_a_ps() {
-        assert!(Role::Worker.may_join_as(ProcessRole::Worker) && Role::Ps.may_join_as(ProcessRole::Ps));
-        assert!(!Role::Worker.may_join_as(ProcessRole::Ps) && !Role::Ps.may_join_as(ProcessRole::Worker));
-        assert!(!Role::Operate.may_join_as(ProcessRole::Worker));
+        assert!(
+            TokenRole::Worker.may_join_as(ProcessRole::Worker) && TokenRole::Ps.may_join_as(ProcessRole::Ps)
+        );
+        assert!(
+            !TokenRole::Worker.may_join_as(ProcessRole::Ps)
+                && !TokenRole::Ps.may_join_as(ProcessRole::Worker)
+        );
+        assert!(!TokenRole::Operate.may_join_as(ProcessRole::Worker));
     }
 
     #[test]
     fn names_of_roles_are_read_as_they_are_written() {
-        for role in Role::ALL {
+        for role in TokenRole::ALL {
             assert_eq!(role.name().parse(), Ok(role));
             assert_eq!(serde_json::to_string(&role).unwrap(), format!("\"{role}\""));
         }
-        assert!("root".parse::<Role>().unwrap_err().contains("read, submit"));
+        assert!("root".parse::<TokenRole>().unwrap_err().contains("read, submit"));
     }
 }

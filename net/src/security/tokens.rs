@@ -21,7 +21,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
 
-use super::table::Role;
+use super::table::TokenRole;
 
 /// Most entries of one list.
 const TOKENS_MAX: usize = 10_000;
@@ -37,8 +37,8 @@ const TOKEN_BYTES_MAX: usize = 512;
 pub struct Token {
     /// Name of the bearer.
     pub name: String,
-    /// Role of the bearer.
-    pub role: Role,
+    /// TokenRole of the bearer.
+    pub role: TokenRole,
     /// Most jobs of this name that have not ended.
     pub jobs_max: Option<u64>,
     /// Most bytes of the files of those jobs.
@@ -61,7 +61,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    role: Role,
+    role: TokenRole,
     sha256: String,
     jobs_max: Option<u64>,
     artifact_bytes_max: Option<u64>,
@@ -121,7 +121,13 @@ impl Tokens {
 }
 
 /// Returns the lines of a list for one token.
-pub fn entry(name: &str, role: Role, token: &str, jobs_max: Option<u64>, bytes_max: Option<u64>) -> String {
+pub fn entry(
+    name: &str,
+    role: TokenRole,
+    token: &str,
+    jobs_max: Option<u64>,
+    bytes_max: Option<u64>,
+) -> String {
     let mut text = format!(
         "[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{}\"\n",
         sha256_hex(token.as_bytes())
@@ -178,8 +184,8 @@ mod tests {
     const ANNA: &str = "anna's token, long enough";
 
     fn list() -> String {
-        let worker = entry("gpu-1", Role::Worker, "a worker's token", None, None);
-        format!("{}\n{worker}", entry("anna", Role::Submit, ANNA, Some(4), Some(1000)))
+        let worker = entry("gpu-1", TokenRole::Worker, "a worker's token", None, None);
+        format!("{}\n{worker}", entry("anna", TokenRole::Submit, ANNA, Some(4), Some(1000)))
     }
 
     #[test]
@@ -187,9 +193,9 @@ mod tests {
         let tokens = Tokens::parse(&list()).unwrap();
         assert_eq!((tokens.len(), tokens.is_empty()), (2, false));
         let anna = tokens.find(ANNA.as_bytes()).unwrap();
-        assert_eq!((anna.name.as_str(), anna.role), ("anna", Role::Submit));
+        assert_eq!((anna.name.as_str(), anna.role), ("anna", TokenRole::Submit));
         assert_eq!((anna.jobs_max, anna.artifact_bytes_max), (Some(4), Some(1000)));
-        assert_eq!(tokens.find(b"a worker's token").unwrap().role, Role::Worker);
+        assert_eq!(tokens.find(b"a worker's token").unwrap().role, TokenRole::Worker);
         for wrong in ["", "anna", &ANNA[1..], &format!("{ANNA} "), &sha256_hex(ANNA.as_bytes())] {
             assert!(tokens.find(wrong.as_bytes()).is_none(), "{wrong}");
         }
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_wrong_list_is_refused_with_what_is_wrong() {
-        let twice = format!("{}{}", list(), entry("anna2", Role::Read, ANNA, None, None));
+        let twice = format!("{}{}", list(), entry("anna2", TokenRole::Read, ANNA, None, None));
         for (text, expected) in [
             (String::new(), "no [[token]]"),
             (list().replace("submit", "root"), "root"),

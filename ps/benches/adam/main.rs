@@ -29,7 +29,7 @@ use proto::ids::{Era, JobId, PartitionId, Step};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
@@ -170,7 +170,7 @@ impl Training {
             let len = layout.chunk_bytes(id) / 4;
             let values: Vec<u8> =
                 (0..len).flat_map(|index| ((index % 1000) as f32 * 1e-3 - 0.5).to_le_bytes()).collect();
-            Chunk { id, role: Role::Parameter, values: Bytes::from(values) }
+            Chunk { id, role: TensorRole::Parameter, values: Bytes::from(values) }
         };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
         let initial =

@@ -19,7 +19,7 @@ use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, PartitionId, Version};
 use proto::placement::Layout;
-use proto::tensor::{Chunk, DType, Role};
+use proto::tensor::{Chunk, DType, TensorRole};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use tokio_util::sync::CancellationToken;
@@ -179,8 +179,8 @@ impl Dense {
     /// Names of the slots beside a chunk.
     pub(super) fn slot_names(&self, chunk: ChunkId) -> &'static [&'static str] {
         match self.layout.tensor_of(chunk).role {
-            Role::Parameter => self.optimizer.slot_names(),
-            Role::State | Role::Counter => &[],
+            TensorRole::Parameter => self.optimizer.slot_names(),
+            TensorRole::State | TensorRole::Counter => &[],
         }
     }
 
@@ -304,7 +304,7 @@ impl Dense {
 /// Returns the chunks of a partition that have norms.
 fn parameters(layout: &Layout, partition: PartitionId) -> impl Iterator<Item = ChunkId> {
     let members = layout.members(partition).iter().copied();
-    members.filter(|&id| layout.tensor_of(id).role == Role::Parameter)
+    members.filter(|&id| layout.tensor_of(id).role == TensorRole::Parameter)
 }
 
 /// Shows whether anybody still holds a version.

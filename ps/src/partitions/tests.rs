@@ -7,7 +7,7 @@ use futures::FutureExt as _;
 use proto::ids::PartitionId;
 use proto::parameters::{Target, Want};
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 
 use super::*;
@@ -31,7 +31,7 @@ fn opening(era: u64) -> Opening {
 
 fn push(era: u64, target: Target) -> Push {
     let values = Bytes::from(vec![0; 3 * 4]);
-    let chunks = vec![Chunk { id: proto::ids::ChunkId(0), role: Role::Parameter, values }];
+    let chunks = vec![Chunk { id: proto::ids::ChunkId(0), role: TensorRole::Parameter, values }];
     Push { address: address(era), target, wire: WireType::F32, chunks }
 }
 

@@ -14,7 +14,7 @@ use proto::placement::{ChunkSpec, Layout};
 use proto::plan::Plan;
 use proto::random::Keyed;
 use proto::spec::JobSpec;
-use proto::tensor::{Chunk, DType, Role, TensorSpec, Values};
+use proto::tensor::{Chunk, DType, TensorRole, TensorSpec, Values};
 use proto::tree::{Node, StepNode, cover};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
@@ -211,8 +211,12 @@ impl Job {
 
     /// Rounds the parameters to what the job exchanges.
     pub(crate) fn round(&self, values: &mut [Values]) {
-        let parameters =
-            self.layout.tensors().iter().zip(values).filter(|(tensor, _)| tensor.role == Role::Parameter);
+        let parameters = self
+            .layout
+            .tensors()
+            .iter()
+            .zip(values)
+            .filter(|(tensor, _)| tensor.role == TensorRole::Parameter);
         for (_, values) in parameters {
             cast::round(self.spec.exchange.dtype, values.as_f32_mut().expect("floats"));
         }
@@ -240,10 +244,10 @@ impl Job {
             let next = |(index, tensor): (usize, &TensorSpec)| {
                 let mut next = tensor.zeros();
                 match (tensor.role, &mut next, &sum[index], &weights[index]) {
-                    (Role::Parameter, Values::F32(next), Values::F32(sum), Values::F32(weights)) => {
+                    (TensorRole::Parameter, Values::F32(next), Values::F32(sum), Values::F32(weights)) => {
                         cpu::apply(&updates[index], weights, sum, &mut slots[index], next);
                     }
-                    (Role::State, Values::F32(next), Values::F32(sum), _) => {
+                    (TensorRole::State, Values::F32(next), Values::F32(sum), _) => {
                         state::mean(bytemuck::cast_slice(sum), of.into(), next);
                     }
                     (_, next, sum, _) => *next = sum.clone(),
@@ -275,7 +279,7 @@ impl Job {
             let slots: Vec<_> = slots[chunk.tensor].iter().map(|slot| &slot[range.clone()]).collect();
             let squares =
                 cpu::measure(&update, &weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
-            (whole.tensor_of(id).role == Role::Parameter).then_some((id, squares))
+            (whole.tensor_of(id).role == TensorRole::Parameter).then_some((id, squares))
         };
         let squares: Vec<_> = chunks.filter_map(measure).collect();
         let first_of = |tensor| {

@@ -8,7 +8,7 @@ use proto::parameters::{Outcome, Parameters, Push, Target, Want};
 use proto::pb;
 use proto::pb::push_request::Part;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Chunk, Role, TensorSpec};
+use proto::tensor::{Chunk, TensorRole, TensorSpec};
 use proto::tree::{Node, StepNode};
 use ps::Ps;
 
@@ -164,9 +164,9 @@ proptest! {
             ps.push(job.push_initial(PARTITION)).await.unwrap();
             let before = seen(&ps, &job).await;
             let chunk = |&(id, words): &(u32, usize)| {
-                let role = [Role::Parameter, Role::Counter, Role::State].get(id as usize).copied();
+                let role = [TensorRole::Parameter, TensorRole::Counter, TensorRole::State].get(id as usize).copied();
                 let values = vec![0; words * 4].into();
-                Chunk { id: ChunkId(id), role: role.unwrap_or(Role::Parameter), values }
+                Chunk { id: ChunkId(id), role: role.unwrap_or(TensorRole::Parameter), values }
             };
             let push = Push { chunks: chunks.iter().map(chunk).collect(), ..job.push_step(PARTITION, Step(0)) };
             assert_eq!(ps.push(push).await.is_ok(), right);

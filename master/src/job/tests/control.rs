@@ -7,7 +7,7 @@ use super::*;
 impl World {
     fn join_worker(&mut self) {
         let name = format!("w{}", self.workers.len());
-        self.workers.push(join(&mut self.fleet, Role::Worker, &name));
+        self.workers.push(join(&mut self.fleet, MemberRole::Worker, &name));
         self.look();
     }
 

@@ -50,7 +50,7 @@ fn a_ps_that_lost_only_its_connection_goes_on_with_nothing_rewound() {
     world.cut("q");
     assert_eq!(world.state(), JobState::Running);
     assert!(world.warned("ps `q` is gone; training waits up to 30s"));
-    let again = join(&mut world.fleet, Role::Ps, "q");
+    let again = join(&mut world.fleet, MemberRole::Ps, "q");
     world.pass(SECOND);
     let ledgers = Ok(vec![pb::PartitionLedger { partition: 1, ..ledger(0) }]);
     world.job.on_ps_answer(world.now, &address("q"), again, ledgers);
@@ -125,7 +125,7 @@ fn without_a_spare_the_job_waits_and_a_ps_that_registers_ends_the_wait() {
             (JobState::Pending, "waits for ps `q` to come back or for another ps")
         );
         assert!(world.lease(0).is_none() && !world.job.holds(world.workers[0], LeaseId(lease.id)));
-        join(&mut world.fleet, Role::Ps, name);
+        join(&mut world.fleet, MemberRole::Ps, name);
         world.pass(SECOND);
         assert_eq!(world.initialize_again(), (1, vec!["p".into(), name.into()]));
         world.survey(&[0, 0]);
@@ -136,7 +136,7 @@ fn without_a_spare_the_job_waits_and_a_ps_that_registers_ends_the_wait() {
 #[test]
 fn a_spare_takes_over_after_the_grace_and_not_before() {
     let mut world = on_two("", 1);
-    join(&mut world.fleet, Role::Ps, "r");
+    join(&mut world.fleet, MemberRole::Ps, "r");
     world.cut("q");
     world.pass(29 * SECOND);
     assert!(!world.warned("lost its part"));
@@ -151,11 +151,11 @@ fn a_ps_that_is_lost_again_while_it_is_replaced_begins_the_same_again() {
     let lease = world.lease(0).expect("a model to initialize");
     world.describe(&lease);
     // It dies before version 0 is there, and then after it was there and before it was asked.
-    join(&mut world.fleet, Role::Ps, "q");
+    join(&mut world.fleet, MemberRole::Ps, "q");
     world.pass(SECOND);
     assert!(!world.job.holds(world.workers[0], LeaseId(lease.id)));
     world.initialize_again();
-    join(&mut world.fleet, Role::Ps, "q");
+    join(&mut world.fleet, MemberRole::Ps, "q");
     world.pass(SECOND);
     assert_eq!(world.initialize_again(), (1, vec!["p".into(), "q".into()]), "nothing was lost in between");
     // An answer to a question of before means nothing.
@@ -294,7 +294,7 @@ impl Life {
             }
             Action::Restart(ps) => {
                 self.ps.remove(PS[ps]);
-                join(&mut self.world.fleet, Role::Ps, PS[ps]);
+                join(&mut self.world.fleet, MemberRole::Ps, PS[ps]);
             }
             Action::Ledgers => {}
             Action::Pass(seconds) => self.world.pass(Duration::from_secs(seconds)),
@@ -429,7 +429,6 @@ impl Life {
                 let report = Report::Exported(exported);
                 let _ = self.world.job.complete(self.world.now, self.world.workers[worker], id, report);
             }
-            Wire::Predict(_) => panic!("no master sends it"),
         }
     }
 

@@ -26,7 +26,7 @@ impl World {
     fn join_class(&mut self, name: &str) {
         let capacity = Capacity { cuda: 0, threads: 1 };
         let numerics = Arc::new(class(name));
-        let process = Process { numerics, capacity, ..Process::new(Role::Worker, name, "") };
+        let process = Process { numerics, capacity, ..Process::new(MemberRole::Worker, name, "") };
         let (incarnation, _) = self.fleet.register(self.now.since_start, process).expect("room");
         self.fleet.beat(self.now.since_start, incarnation, false).expect("known");
         self.workers.push(incarnation);

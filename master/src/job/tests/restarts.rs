@@ -17,8 +17,9 @@ impl World {
     /// Everybody registers again; the ps have what they had.
     fn come_back(&mut self, ps: &str, version: u64) {
         let workers = self.workers.len();
-        self.workers = (0..workers).map(|w| join(&mut self.fleet, Role::Worker, &format!("w{w}"))).collect();
-        let again = join(&mut self.fleet, Role::Ps, ps);
+        self.workers =
+            (0..workers).map(|w| join(&mut self.fleet, MemberRole::Worker, &format!("w{w}"))).collect();
+        let again = join(&mut self.fleet, MemberRole::Ps, ps);
         self.pass(SECOND);
         assert!(
             self.effects().contains(&Effect::Verify(address(ps), again)),
@@ -75,8 +76,8 @@ fn a_rewind_lets_the_curve_go_back_also_when_the_master_is_started_again_after_i
     }
     world.restart("p");
     world.start_again();
-    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
-    join(&mut world.fleet, Role::Ps, "p");
+    world.workers = vec![join(&mut world.fleet, MemberRole::Worker, "w0")];
+    join(&mut world.fleet, MemberRole::Ps, "p");
     world.pass(SECOND);
     world.initialize();
     world.work();
@@ -89,7 +90,7 @@ fn a_rewind_lets_the_curve_go_back_also_when_the_master_is_started_again_after_i
 fn a_ps_that_lost_its_memory_meanwhile_rewinds_the_job() {
     let mut world = World::training(parse(""), 1);
     world.start_again();
-    join(&mut world.fleet, Role::Worker, "w0");
+    join(&mut world.fleet, MemberRole::Worker, "w0");
     world.restart("p");
     assert_eq!(world.job.era, Era(1));
     assert_eq!(world.state(), JobState::Indexing, "{}", world.reason());
@@ -99,14 +100,14 @@ fn a_ps_that_lost_its_memory_meanwhile_rewinds_the_job() {
 fn a_job_that_did_not_train_yet_begins_anew() {
     let mut world = World::new(parse(""), 1, &["p"]);
     world.start_again();
-    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
-    join(&mut world.fleet, Role::Ps, "p");
+    world.workers = vec![join(&mut world.fleet, MemberRole::Worker, "w0")];
+    join(&mut world.fleet, MemberRole::Ps, "p");
     world.pass(SECOND);
     assert_eq!(world.state(), JobState::Indexing);
     world.index();
     world.start_again();
-    world.workers = vec![join(&mut world.fleet, Role::Worker, "w0")];
-    join(&mut world.fleet, Role::Ps, "p");
+    world.workers = vec![join(&mut world.fleet, MemberRole::Worker, "w0")];
+    join(&mut world.fleet, MemberRole::Ps, "p");
     world.pass(SECOND);
     world.initialize();
 }
@@ -224,7 +225,7 @@ fn a_job_that_is_exported_only_ends() {
 fn a_job_that_is_exported_ends_with_its_model_also_when_its_ps_have_lost_theirs() {
     let mut world = exported_job(true);
     world.start_again();
-    join(&mut world.fleet, Role::Worker, "w0");
+    join(&mut world.fleet, MemberRole::Worker, "w0");
     world.restart("p");
     assert_eq!(world.effects(), [Effect::Finish(vec![])]);
     world.job.on_finished(world.now, Ok(vec![]));

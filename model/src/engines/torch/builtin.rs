@@ -3,7 +3,7 @@
 use std::fmt;
 
 use proto::random::Keyed;
-use proto::tensor::{Role, TensorSpec, Values};
+use proto::tensor::{TensorRole, TensorSpec, Values};
 use tch::{Kind, Tensor};
 
 use super::network::{Mode, Named, Network, Output, device, failed};
@@ -30,7 +30,7 @@ impl Init {
     }
 
     fn values(self, spec: &TensorSpec, seed: u64) -> Values {
-        if spec.role == Role::Counter {
+        if spec.role == TensorRole::Counter {
             return spec.zeros();
         }
         let mut stream = Keyed::new(seed, &format!("init/{}", spec.name), 0);
@@ -75,7 +75,7 @@ impl Weights {
 
     /// Adds a tensor. The returned handle shares its memory.
     fn add(&mut self, spec: TensorSpec, init: Init) -> tch::Result<Tensor> {
-        let kind = if spec.role == Role::Counter { Kind::Int64 } else { Kind::Float };
+        let kind = if spec.role == TensorRole::Counter { Kind::Int64 } else { Kind::Float };
         let shape: Vec<i64> = spec.shape.iter().map(|&size| size as i64).collect();
         let tensor = Tensor::f_zeros(shape, (kind, self.device))?;
         let handle = tensor.shallow_clone();

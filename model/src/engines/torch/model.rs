@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use data::Batch;
 use proto::spec::{Loss, Metric};
-use proto::tensor::{DType, Role, TensorSpec, Values};
+use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
 
 use super::network::{Mode, Named, Network, device, failed};
@@ -38,7 +38,7 @@ pub(super) struct TorchModel<N> {
 impl<N: Network> TorchModel<N> {
     /// Creates a model of `network` with the loss and the metrics of the job.
     pub(super) fn new(network: N, context: &Context) -> Result<Self> {
-        let is_state = |named: &&Named| named.spec.role != Role::Parameter;
+        let is_state = |named: &&Named| named.spec.role != TensorRole::Parameter;
         if network.tensors().iter().all(|named| is_state(&named)) {
             return Err(Error::Engine {
                 what: "the network".to_owned(),
@@ -83,12 +83,12 @@ impl<N: Network> TorchModel<N> {
         let gradients = Tensor::f_run_backward(&[&loss], &parameters, false, false).map_err(failed)?;
         let mut gradients = gradients.into_iter();
         let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
-            Role::Parameter => match gradients.next().filter(Tensor::defined) {
+            TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
                 Some(gradient) => read_weighted(&gradient, weight, memory),
                 // It took no part in the loss.
                 None => Ok(spec.zeros()),
             },
-            Role::State | Role::Counter => read(tensor),
+            TensorRole::State | TensorRole::Counter => read(tensor),
         });
         let values = values.collect::<tch::Result<_>>().map_err(failed)?;
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
@@ -123,7 +123,7 @@ impl<N: Network> TorchModel<N> {
         }
         let failed = failed("load weights");
         for (index, (Named { spec, tensor }, values)) in tensors.iter().zip(weights).enumerate() {
-            if share && spec.role == Role::Parameter && can_lie_in(tensor, values) {
+            if share && spec.role == TensorRole::Parameter && can_lie_in(tensor, values) {
                 // SAFETY: `shared` keeps them until the tensor has other memory.
                 unsafe { lay(tensor, values) }.map_err(failed)?;
                 continue;
@@ -201,7 +201,7 @@ impl<N: Network> Model for TorchModel<N> {
 
 /// Returns the tensors that the optimizer trains, in order.
 fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
-    tensors.iter().filter(|named| named.spec.role == Role::Parameter).map(|named| &named.tensor)
+    tensors.iter().filter(|named| named.spec.role == TensorRole::Parameter).map(|named| &named.tensor)
 }
 
 /// Returns features `[n, shape..]` and labels `[n]` or `[n, k]` on the device.

@@ -5,9 +5,9 @@
 //!
 //! | in the script | becomes |
 //! | --- | --- |
-//! | parameter (f32) | [`Role::Parameter`] |
-//! | f32 buffer that `forward` changes (running statistics) | [`Role::State`] |
-//! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`Role::Counter`] |
+//! | parameter (f32) | [`TensorRole::Parameter`] |
+//! | f32 buffer that `forward` changes (running statistics) | [`TensorRole::State`] |
+//! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`TensorRole::Counter`] |
 //! | buffer that `forward` never changes, frozen parameter | [`Constant`]: exported, never sent |
 //! | anything else that `forward` changes | refused: no process would keep this state |
 //!
