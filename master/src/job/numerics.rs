@@ -70,11 +70,16 @@ impl Job {
         }
     }
 
-    /// Records that training goes on from this version.
+    /// Training goes on from this version, in the class of the job.
+    ///
+    /// A master that was killed before its journal had the first class knows of none. The ps may
+    /// have trained meanwhile, in the era that is told here. An era has one class, so that class
+    /// counts from the version with which the job began.
     pub(super) fn note_class(&mut self, version: Version) {
-        if let Some(class) = self.control.demand.class() {
-            numerics::note(&mut self.numerics, version, class);
-        }
+        let Some(class) = self.control.demand.class() else { return };
+        let begun = self.checkpoints.as_ref().map(|checkpoints| checkpoints.begun);
+        let from = begun.filter(|_| self.numerics.is_empty()).unwrap_or(version);
+        numerics::note(&mut self.numerics, from, class);
     }
 
     /// Takes over the classes that computed the checkpoint of an earlier run. The job goes on in

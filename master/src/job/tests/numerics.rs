@@ -228,3 +228,24 @@ impl World {
         self.job.on_found(self.now, Ok(Candidates::default()));
     }
 }
+
+#[test]
+fn a_class_counts_from_the_first_version_even_if_the_journal_never_had_it() {
+    let mut spec = parse(SAVES);
+    spec.data.validation_fraction = None;
+    let mut world = World::of_classes(spec, &["a"]);
+    world.finds_nothing();
+    let lease = world.lease(0).expect("a model to initialize");
+    world.describe(&lease);
+    let record = world.job.take_record(world.now).expect("a placement and a class");
+    world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
+    world.survey(&[0]);
+    assert_eq!(world.history(), [(0, "a".to_owned())]);
+    // The master is killed, and its journal could not be written. The ps has trained two steps
+    // meanwhile.
+    let (log, settings) = (crate::events::EventLog::default(), world.job.settings);
+    world.job = Job::restore(record, log, settings, world.now).expect("its own record");
+    world.look();
+    world.begin(0, 2);
+    assert_eq!(world.history(), [(0, "a".to_owned())], "the manifest of version 1 names a class, too");
+}
