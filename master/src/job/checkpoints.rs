@@ -20,7 +20,7 @@ use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
-use proto::numerics::Since;
+use proto::numerics::{Numerics, Since};
 use proto::pb;
 use proto::pb::event::Kind as Event;
 use proto::plan::Plan;
@@ -293,7 +293,7 @@ impl Checkpoints {
         let complete = complete.filter(|&version| is_measured(facts, seen.epochs_measured, version));
         let (Some(version), Some(run)) = (complete, &self.run) else { return Vec::new() };
         let files = self.reported[&version].files.values().cloned().collect();
-        let manifest = seen.manifest(now, run, version, files);
+        let manifest = seen.manifest(now, run, self.begun, version, files);
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
         self.writing = Some((seen.era, version, bytes));
         let publish = Effect::Publish(self.place.clone(), Box::new(manifest), self.spec.keep);
@@ -331,11 +331,21 @@ pub(super) struct Seen<'a> {
     pub(super) model: &'a Model,
     era: Era,
     numerics: &'a [Since],
+    /// Class of the job, `None` before it is decided.
+    class: Option<&'a Numerics>,
     epochs_measured: Epoch,
 }
 
 impl Seen<'_> {
-    fn manifest(&self, now: Now, run: &str, version: Version, files: Vec<File>) -> Manifest {
+    /// Returns the classes that computed the job, which began with the version `begun`. The history
+    /// is empty if the master was killed before its journal had the first class. The class of the
+    /// job computed all versions then.
+    fn classes(&self, begun: Version) -> Vec<Since> {
+        let first = || self.class.map(|class| Since { version: begun, numerics: class.clone() });
+        if self.numerics.is_empty() { first().into_iter().collect() } else { self.numerics.to_vec() }
+    }
+
+    fn manifest(&self, now: Now, run: &str, begun: Version, version: Version, files: Vec<File>) -> Manifest {
         let Self { spec, model: Model { facts, partitions, .. }, .. } = self;
         let consistency = spec.consistency.resolve();
         let slots = spec.optimizer.validate().map(|rule| rule.slot_names()).unwrap_or_default();
@@ -353,7 +363,7 @@ impl Seen<'_> {
             slots: slots.iter().map(ToString::to_string).collect(),
             files,
             script: spec.model.script.is_some().then(|| script(self.input)).flatten(),
-            numerics: self.numerics.iter().filter(|since| since.version <= version).cloned().collect(),
+            numerics: self.classes(begun).into_iter().filter(|since| since.version <= version).collect(),
             trained_on: facts.trained_on.clone(),
             created_unix_secs: now.unix_ms / 1000,
         }
@@ -433,6 +443,7 @@ impl Job {
             model: self.phase.model()?,
             era: self.era,
             numerics: &self.numerics,
+            class: self.control.demand.class(),
             epochs_measured: self.epochs_measured,
         };
         Some((self.checkpoints.as_mut()?, seen))
