@@ -85,7 +85,8 @@ fn alarms_are_rules_of_prometheus_on_numbers_that_the_roles_have() {
             "docs/operating.md does not say what {alarm} means"
         );
     }
-    let sources = ["master/src/metrics.rs", "ps/src/metrics.rs", "worker/src/metrics.rs", "src/metrics.rs"];
+    let sources =
+        ["master/src/metrics.rs", "ps/src/metrics.rs", "worker/src/metrics.rs", "src/telemetry/metrics.rs"];
     let sources = sources.map(|source| fs::read_to_string(root().join(source)).unwrap()).concat();
     let words = alerts.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
     let names: BTreeSet<_> = words.filter(|word| word.starts_with("ebb_")).collect();
