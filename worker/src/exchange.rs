@@ -190,6 +190,9 @@ impl Partitions {
                 match self.retry(partition, "pull from", Phase::Retrying, fill).await {
                     // Waiting for the others' gradients is the barrier, not a failure.
                     Err(Error::Call { failure, .. }) if failure.kind == Kind::NotYet => {
+                        // The lease of another job that this worker holds waits too, and must not
+                        // count as hung.
+                        self.progress.advance();
                         tracing::debug!(?want, partition = %partition.name, "still waiting for this version");
                     }
                     result => break result,
