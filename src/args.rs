@@ -273,24 +273,23 @@ pub(crate) struct MasterUrl {
 
 /// Certificates and a token. See docs/security.md.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Security")]
 pub(crate) struct KeyFiles {
     /// Certificate of the authority (PEM). Connections are encrypted, and only holders of its
     /// certificates are trusted [env: EBB_TLS_CA]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = roles::SECURITY)]
     pub(crate) tls_ca: Option<PathBuf>,
     /// Certificate of this process (PEM) [env: EBB_TLS_CERT]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = roles::SECURITY)]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Private key of this process's certificate (PEM) [env: EBB_TLS_KEY]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = roles::SECURITY)]
     pub(crate) tls_key: Option<PathBuf>,
     /// File with nothing but the token of this process [env: EBB_TOKEN_FILE]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = roles::SECURITY)]
     pub(crate) token_file: Option<PathBuf>,
     /// Permit connections with other machines without certificates or tokens. Use it only in a
     /// network in which everybody may do everything [env: EBB_INSECURE=1]
-    #[arg(long)]
+    #[arg(long, help_heading = roles::SECURITY)]
     pub(crate) insecure: bool,
 }
 
@@ -545,6 +544,24 @@ mod tests {
             for arg in verb.get_arguments() {
                 assert!(arg.get_help().is_some(), "{} {} has no help", verb.get_name(), arg.get_id());
             }
+        }
+    }
+
+    #[test]
+    fn under_security_stand_keys_alone() {
+        let verbs = ["submit", "fetch", "status", "jobs", "watch", "health"];
+        for verb in Cli::command().get_subcommands().filter(|verb| verbs.contains(&verb.get_name())) {
+            let keys: Vec<_> = verb
+                .get_arguments()
+                .filter(|arg| arg.get_help_heading() == Some(roles::SECURITY))
+                .map(|arg| arg.get_id().as_str())
+                .collect();
+            assert_eq!(
+                keys,
+                ["tls_ca", "tls_cert", "tls_key", "token_file", "insecure"],
+                "{}",
+                verb.get_name()
+            );
         }
     }
 

@@ -10,7 +10,8 @@ use super::{Kind, Of, Role, Setting, Settings};
 
 const LIMITS: &str = "Limits";
 const TIMES: &str = "Times";
-pub(super) const SECURITY: &str = "Security";
+/// The heading of everything about certificates and tokens.
+pub(crate) const SECURITY: &str = "Security";
 const AVAILABILITY: &str = "High availability";
 const GENERAL: &str = "Settings";
 
