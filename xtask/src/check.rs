@@ -169,7 +169,7 @@ fn stages(chosen: &[String]) -> Vec<&'static str> {
 }
 
 /// Fetches what tests start; answers the variables by which they find it.
-fn environment(tests: bool, deploy: bool) -> Result<Environment> {
+pub(crate) fn environment(tests: bool, deploy: bool) -> Result<Environment> {
     let of_deploy = if tests || deploy { DEPLOY } else { &[] };
     let mut environment = vec![("PATH".to_owned(), needs::fetch(&[TESTS, of_deploy].concat())?)];
     // PyTorch scripts its layers, and judges what was trained on MNIST.

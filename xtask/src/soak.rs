@@ -8,9 +8,7 @@ use crate::{
         programs::{self, Program, WHOLE, WITHOUT_TORCH},
         runner::{self, Task},
     },
-    libtorch,
-    needs::{self, TESTS},
-    workspace,
+    libtorch, workspace,
 };
 use anyhow::{Result, ensure};
 use clap::builder::PossibleValuesParser;
@@ -70,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.without_torch {
         libtorch::ensure_installed()?;
     }
-    let environment = vec![("PATH".to_owned(), needs::fetch(TESTS)?)];
+    let environment = check::environment(true, true)?;
     // As the whole check does it, so that nothing is compiled twice.
     let programs = programs::build(&format!("{half} --all-targets"))?;
     workspace::run_cargo(&format!("build {half} --examples"))?;
