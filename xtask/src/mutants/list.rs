@@ -114,7 +114,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "master/src/job/checkpoints.rs",
         find: "!reported.failed && reported.files.len() == partitions;",
         replace: "!reported.failed && (1..=partitions).contains(&reported.files.len());",
-        test: Test::Seeds(100),
+        test: Test::Lib("master", "job::tests::checkpoints"),
     },
     Mutant {
         what: "a ps that is away for a moment is given up",

@@ -107,6 +107,23 @@ fn a_checkpoint_is_complete_when_its_manifest_is_written_and_then_the_reports_ar
 }
 
 #[test]
+fn a_checkpoint_waits_for_the_last_partition() {
+    let spec = parse(&format!("{EVERY_STEP}[fleet]\nps = 2\n"));
+    let mut world = World::new(spec, 1, &["p", "q"]);
+    world.index();
+    world.found(&[]);
+    world.open();
+    world.survey(&[0, 0]);
+    let of_second = |report| pb::SavedPartition { partition: 1, ..saved(report, 0, 1) };
+    for report in [1, 2] {
+        assert!(!world.job.on_saved(world.now, &of_second(report)));
+        assert_eq!(world.manifest(), None, "one of two partitions is saved");
+    }
+    assert!(!world.job.on_saved(world.now, &saved(1, 0, 1)));
+    assert_eq!(world.manifest().expect("complete").files.len(), 2);
+}
+
+#[test]
 fn a_version_that_one_partition_could_not_save_is_given_up_and_told_once() {
     let mut world = World::saving(false);
     world.found(&[]);
