@@ -23,6 +23,10 @@ const BUSY: Duration = Duration::from_secs(10);
 /// Wait between two looks whether that use has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Most memory that redb takes for pages of the file. Its default is 1 GiB, which a start would
+/// fill, because it reads pages of each job. Afterwards the master seldom reads.
+const CACHE_BYTES_MAX: usize = 64 << 20;
+
 #[expect(
     clippy::disallowed_methods,
     reason = "at a start, before the master serves anybody; redb has no wait of its own"
@@ -51,7 +55,7 @@ impl FileStore {
         let unusable = |reason: redb::Error| Error::Journal { path: path.to_owned(), reason: reason.into() };
         let mut waited = Duration::ZERO;
         let database = loop {
-            match Database::create(path) {
+            match builder().create(path) {
                 Err(DatabaseError::DatabaseAlreadyOpen) if waited < BUSY => pause(),
                 opened => break opened.map_err(|error| unusable(error.into()))?,
             }
@@ -78,7 +82,7 @@ impl FileStore {
             return Ok(database.clone());
         }
         // Not `create`: a journal that has vanished is an error, and not an empty one.
-        let database = Arc::new(Database::open(&self.path)?);
+        let database = Arc::new(builder().open(&self.path)?);
         *slot = Some(database.clone());
         Ok(database)
     }
@@ -86,6 +90,12 @@ impl FileStore {
     fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Database>>> {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES_MAX);
+    builder
 }
 
 fn read(database: &Database) -> Result<BTreeMap<String, Vec<u8>>, StoreError> {
