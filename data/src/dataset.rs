@@ -63,7 +63,8 @@ impl Dataset {
                 return wrong(
                     &table.path,
                     format!(
-                        "records of shape {found:?}, those of {first} have {expected:?}; all files of a set must agree"
+                        "records of shape {found:?}, those of {first} have {expected:?}; all files of a set must \
+                         agree: convert or leave out those that differ"
                     ),
                 );
             }

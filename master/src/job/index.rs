@@ -147,7 +147,8 @@ fn check_shapes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
     match filled.find(|(_, found)| found.shape != *shape) {
         None => Ok(()),
         Some((other, found)) => Err(format!(
-            "records of `{}` have shape {:?}, those of `{}` have {shape:?}; all files of a job must agree",
+            "records of `{}` have shape {:?}, those of `{}` have {shape:?}; all files of a job must agree: convert or \
+             leave out those that differ",
             other.path, found.shape, first.path
         )),
     }
