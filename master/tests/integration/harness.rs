@@ -59,6 +59,18 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
 }
 
+/// Returns options of a master with this data folder. A scripted worker sends no heartbeats of its
+/// own, so a lease ends unless the worker uses it within three heartbeats. A heartbeat therefore
+/// takes longer than a loaded machine needs for that.
+fn patient(data_dir: &Path) -> Options {
+    Options {
+        data_dir: data_dir.to_owned(),
+        heartbeat: Duration::from_secs(10),
+        death: Duration::from_secs(3600),
+        ..Options::default()
+    }
+}
+
 /// A running master.
 pub(crate) struct Cluster {
     pub(crate) url: String,
@@ -89,14 +101,7 @@ impl Cluster {
     /// Creates a master that admits the callers of this door.
     pub(crate) async fn behind(door: Door, edit: impl FnOnce(&mut Options)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // Scripted workers send no heartbeats of their own, and a loaded machine may be slow:
-        // nobody dies of silence here.
-        let mut options = Options {
-            data_dir: folder.path().to_owned(),
-            heartbeat: Duration::from_secs(10),
-            death: Duration::from_secs(3600),
-            ..Options::default()
-        };
+        let mut options = patient(folder.path());
         edit(&mut options);
         let master = Master::open(options, Stores::default(), Dialer::tcp()).await.expect("a good master");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -146,12 +151,7 @@ impl Cluster {
     async fn start_mortal(store: Arc<dyn Store>, folder: tempfile::TempDir, address: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let options = Options {
-            data_dir: folder.path().to_owned(),
-            heartbeat: Duration::from_millis(100),
-            death: Duration::from_secs(60),
-            ..Options::default()
-        };
+        let options = patient(folder.path());
         // Until the threads of one that was killed have let go of the folder and the address.
         let opening = async {
             loop {

@@ -83,7 +83,7 @@ async fn a_worker_reports_no_checkpoint() {
 #[tokio::test]
 async fn only_the_ps_that_holds_a_partition_reports_its_checkpoints() {
     let folder = tempfile::tempdir().expect("a folder");
-    let cluster = Cluster::with(|options| options.heartbeat = std::time::Duration::from_millis(50)).await;
+    let cluster = Cluster::start().await;
     let ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut worker = Worker::join(&cluster, "a").await;
     cluster.submit(&saving(folder.path()), &[]).await.expect("a good job");
