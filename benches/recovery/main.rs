@@ -88,6 +88,9 @@ impl Killed {
         let mut killed = Vec::new();
         for round in 0..rounds {
             sleep(APART + APART / 10 * (round % 10));
+            while listed(&cluster).is_none() {
+                sleep(APART / 10);
+            }
             killed.push(now());
             kill(&mut cluster, round);
         }
@@ -109,10 +112,16 @@ impl Killed {
     }
 }
 
+/// Returns the list of the job's checkpoints, if there are any.
+fn listed(cluster: &Cluster) -> Option<String> {
+    let list = ["checkpoint", "list", "--json", "--job", JOB.name, "--master", &cluster.url];
+    let output = harness::ebb(list).output().expect("`ebb` starts");
+    output.status.success().then(|| String::from_utf8(output.stdout).expect("JSON"))
+}
+
 /// Returns the size of the newest checkpoint.
 fn checkpoint_bytes(cluster: &Cluster) -> f64 {
-    let listed =
-        harness::succeed(["checkpoint", "list", "--json", "--job", JOB.name, "--master", &cluster.url]);
+    let listed = listed(cluster).expect("checkpoints");
     let newest = listed.lines().last().expect("a checkpoint");
     let newest: serde_json::Value = serde_json::from_str(newest).expect("one JSON object a line");
     newest["bytes"].as_f64().expect("its bytes")

@@ -42,8 +42,9 @@ SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$ctld_port
 SlurmdPort=$slurmd_port
 SlurmUser=root
+MessageTimeout=100
 AuthType=auth/munge
-AuthInfo=socket=$dir/munge.socket,cred_expire=5
+AuthInfo=socket=$dir/munge.socket,cred_expire=30
 CryptoType=crypto/munge
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool
@@ -69,7 +70,7 @@ CONF
         --log-file="$dir/munge/log" --seed-file="$dir/munge/seed"
     slurmctld -f "$SLURM_CONF"
     slurmd -f "$SLURM_CONF"
-    for _ in $(seq 300); do
+    for _ in $(seq 3000); do
         if sinfo -h -o %T 2>/dev/null | grep -q '^idle'; then
             echo "$SLURM_CONF"
             return

@@ -17,7 +17,7 @@ use net::memory::attach::Attachment;
 const ATTACHMENTS_MAX: usize = 1024;
 
 /// How long the worker may take to give its descriptor: it waits for nothing else.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The known attachments, which clones share.
 #[derive(Clone, Debug)]

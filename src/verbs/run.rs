@@ -15,7 +15,7 @@ use crate::terminal::follow::Follow;
 use crate::terminal::progress::Progress;
 
 /// Time for the export once the user asked to leave.
-const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Time for the export of a job with checkpoints once the user asked to leave. It also finishes and
 /// saves the steps that it has begun.

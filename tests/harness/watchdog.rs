@@ -11,7 +11,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time of one test in seconds, unless `EBB_TEST_LIMIT` sets another.
-const LIMIT_SECS: u64 = 600;
+const LIMIT_SECS: u64 = 1800;
 
 /// Time between two checks.
 const LOOK: Duration = Duration::from_secs(1);

@@ -97,19 +97,28 @@ fn run(url: &Path, out: &Path, epochs: u32, more: &[&str]) -> std::process::Outp
     command.arg(root().join("examples/digits/job.toml")).output().unwrap()
 }
 
-/// Returns every file below a folder, by its path in it.
+/// Returns every file below a folder, by its path in it. A process may remove or rename a file
+/// meanwhile; such a file is left out.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+    let Some(entries) = still_there(fs::read_dir(folder)) else { return found };
+    for entry in entries.filter_map(still_there) {
         let name = entry.file_name().into_string().unwrap();
         match entry.path().is_dir() {
             true => found.extend(
                 files(&entry.path()).into_iter().map(|(path, bytes)| (format!("{name}/{path}"), bytes)),
             ),
-            false => drop(found.insert(name, fs::read(entry.path()).unwrap())),
+            false => found.extend(still_there(fs::read(entry.path())).map(|bytes| (name, bytes))),
         }
     }
     found
+}
+
+fn still_there<T>(found: std::io::Result<T>) -> Option<T> {
+    match found {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        found => Some(found.unwrap()),
+    }
 }
 
 fn number(folder: &str) -> u64 {

@@ -42,7 +42,7 @@ fn steps(url: &str) -> u64 {
 }
 
 fn is_ready(url: &str) -> bool {
-    ebb(["health", url, "--ready"]).output().unwrap().status.success()
+    ebb(["health", url, "--ready", "--timeout", "60s"]).output().unwrap().status.success()
 }
 
 /// Returns the number of steps in the user's events, which are durable.
@@ -70,7 +70,7 @@ fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep
         keep();
         !is_ready(&cluster.url)
     });
-    succeed(["health", &cluster.url]);
+    succeed(["health", "--timeout", "60s", &cluster.url]);
     let before = steps(&cluster.url);
     until("it trains on", PATIENCE, || steps(&cluster.url) > before + 20);
     let job = root().join("examples/digits/job.toml");
@@ -124,7 +124,7 @@ fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_i
 fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     let quota = 16 << 20;
     let Some(etcd) = Etcd::start_with(&["--quota-backend-bytes", &quota.to_string()]) else { return };
-    let mut cluster = Cluster::elected_with(&etcd, "10s", 2, 1, &[METRICS]);
+    let mut cluster = Cluster::elected_with(&etcd, "30s", 2, 1, &[METRICS]);
     let metrics = cluster.master.metrics_url();
     cluster.url = cluster.url.split(',').next().unwrap().to_owned();
     let out = cluster.dir.path().join("out");

@@ -127,17 +127,22 @@ fn portable_workers_are_of_one_class_with_whoever_is_held_to_the_same_instructio
     join(&mut cluster, &["--numerics", "portable"], &[]);
     let held = [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"), ("MKL_CBWR", "AVX2")];
     join(&mut cluster, &[], &held);
-    let out = cluster.dir.path().join("out");
-    let settings = sets(&["epochs=2", "fleet.workers.min=2"]);
-    let output = cluster.submission(&job(), &out, &[]).args(settings).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    assert!(model(&out) == reference, "other bits");
+    let mut out = cluster.dir.path().join("out");
+    // One worker may finish a job before the other has begun. Then the test submits another job.
+    for attempt in 0.. {
+        out = cluster.dir.path().join(format!("out-{attempt}"));
+        let settings = sets(&["epochs=2", "fleet.workers.min=2"]);
+        let output = cluster.submission(&job(), &out, &[]).args(settings).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(model(&out) == reference, "other bits");
+        let standing_by = cluster.workers.iter().filter(|worker| !worker.log().contains("task reported"));
+        if standing_by.count() == 0 {
+            break;
+        }
+    }
     let facts = summary(&out)["numerics"][0]["facts"].as_str().unwrap().to_owned();
     for part in ["ATen AVX2", "oneDNN at most AVX2", "MKL AVX2"] {
         assert!(facts.contains(part), "{part} missing in {facts}");
-    }
-    for process in &cluster.workers {
-        assert!(process.log().contains("task reported"), "a worker stood by:\n{}", process.log());
     }
 }
 

@@ -40,8 +40,10 @@ fn a_fleet_that_starts_anew_with_an_older_journal_ends_with_the_same_bits() {
     let saves = ["--set", &saves, "--set", "checkpoint.every_steps=50"];
     succeed([&["submit", "--master", &url, &job][..], &settings, &saves].concat());
     until("a checkpoint is there", PATIENCE, || steps_done(&url) > 150);
-    // No process is stopped for the copy.
+    // A copy of one moment, as a snapshot of the file system would be.
+    cluster.master.signal("STOP");
     copy(&at(&cluster, "data"), &at(&cluster, "copy"));
+    cluster.master.signal("CONT");
     // The restart begins an era. The copy knows neither that era nor the checkpoints that follow.
     cluster.restart_ps(0);
     let copied = steps_done(&url);

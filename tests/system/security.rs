@@ -477,7 +477,7 @@ fn shown(certs: &Path, url: &str) -> Vec<u8> {
 
 #[test]
 fn a_crowd_that_says_nothing_and_streams_that_hardly_move_hold_nobody_up() {
-    let fortress = Fortress::start_with(&["--stream-silence", "2s"], 2, 2);
+    let fortress = Fortress::start_with(&["--stream-silence", "10s"], 2, 2);
     let address = Fortress::address(&fortress.url).to_owned();
     let ps = Fortress::address(&fortress.ps_urls[0]).to_owned();
     let count = crowd_that_fits();

@@ -114,15 +114,15 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
         assert!(refused.kind == Kind::StandingBy && refused.message.contains(&urls[0]), "{refused}");
         // A supervisor that restarts dead processes leaves a standby alone. A load balancer sends
         // work to the leader.
-        succeed(["health", "--ready", &urls[0]]);
-        succeed(["health", &urls[1]]);
-        assert!(fail(["health", "--ready", &urls[1]]).contains("not ready"));
+        succeed(["health", "--timeout", "60s", "--ready", &urls[0]]);
+        succeed(["health", "--timeout", "60s", &urls[1]]);
+        assert!(fail(["health", "--timeout", "60s", "--ready", &urls[1]]).contains("not ready"));
 
         cluster.master.signal("STOP");
         let standby = cluster.standby.as_mut().unwrap();
         standby.wait_for(LEADS);
         assert_eq!(ask(&urls[1]), Ok(()));
-        succeed(["health", "--ready", &urls[1]]);
+        succeed(["health", "--timeout", "60s", "--ready", &urls[1]]);
         wait_for_steps(child, out, told(out).len() + BETWEEN);
         cluster.master.signal("CONT");
         // From the first moment on, even before the master notices.

@@ -33,7 +33,7 @@ fn a_cluster_is_waited_for_in_vain() {
 #[test]
 fn a_test_that_hangs_ends_itself_and_shows_the_logs_of_its_processes() {
     let mut hanging = Command::new(std::env::current_exe().unwrap());
-    hanging.args(["--exact", HANGING]).env(HANG, "1").env("EBB_TEST_LIMIT", "3");
+    hanging.args(["--exact", HANGING]).env(HANG, "1").env("EBB_TEST_LIMIT", "10");
     let output = hanging.output().unwrap();
     let said = text(&output);
     assert_eq!(output.status.code(), Some(101), "{said}");

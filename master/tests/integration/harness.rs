@@ -44,7 +44,7 @@ model = { builtin = "softmax", metrics = ["accuracy"] }
 data = { format = "idx", train = { features = ["x.gz"], labels = ["y.gz"] }, validation_fraction = 0.2 }
 batch = { micro = 1, effective = 4 }
 optimizer = { kind = "sgd", learning_rate = 0.5 }
-limits = { attempts_max = 2 }
+limits = { attempts_max = 2, lease = "1h" }
 "#;
 
 /// Returns the job above, with more lines or other ones.
@@ -65,7 +65,7 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 fn patient(data_dir: &Path) -> Options {
     Options {
         data_dir: data_dir.to_owned(),
-        heartbeat: Duration::from_secs(10),
+        heartbeat: Duration::from_secs(600),
         death: Duration::from_secs(3600),
         ..Options::default()
     }

@@ -212,7 +212,9 @@ async fn a_step_is_shared_by_all_workers() {
     let (mut a, mut b) = (Worker::join(&cluster, "a").await, Worker::join(&cluster, "b").await);
     cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
     assert_eq!(microbatches(&a.until_training().await), (0, 2));
-    assert_eq!(microbatches(&b.lease().await), (2, 2));
+    // One of them goes to `a` if `a` seems to be fast.
+    let (first, count) = microbatches(&b.lease().await);
+    assert!(first == 2 && (1..=2).contains(&count), "{first}, {count}");
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 const LENT_MAX: usize = 64;
 
 /// How long a ps may take to attach.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Attaches this worker and one ps to each other.
 pub(super) struct Attaching {
