@@ -88,7 +88,8 @@ mod tests {
             let mapped = libc::mallinfo2().hblks;
             let memory = libc::malloc(256 << 20);
             assert!(!memory.is_null());
-            assert_eq!(libc::mallinfo2().hblks, mapped, "it is of the heap");
+            // Another test may free a mapped block meanwhile.
+            assert!(libc::mallinfo2().hblks <= mapped, "it is of the heap");
             libc::free(memory);
         }
     }

@@ -59,7 +59,7 @@ pub(crate) fn reach(master_timeout: Duration) -> Reach {
 
 /// One job of the default master.
 pub(crate) fn one_job(job: &str, json: bool) -> crate::args::OneJob {
-    crate::args::OneJob { job: job.to_owned(), reach: reach(Duration::from_secs(5)), json }
+    crate::args::OneJob { job: job.to_owned(), reach: reach(Duration::from_secs(120)), json }
 }
 
 /// Returns the arguments of a valid job file in `dir`.

@@ -115,7 +115,7 @@ impl Fake {
     pub(crate) fn client(&self) -> (Client, Told) {
         let network = Network::new();
         self.serve(&network);
-        client(&network, Duration::from_secs(5))
+        client(&network, Duration::from_secs(120))
     }
 
     fn find(&self, job: &str) -> Result<MutexGuard<'_, Script>, Status> {

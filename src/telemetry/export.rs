@@ -230,7 +230,8 @@ mod tests {
     #[test]
     fn spans_arrive_with_their_parents_links_kinds_and_fields() {
         let mut marks = Vec::new();
-        let batches = collected(Batches::default(), || {
+        let patient = Batches { delay: Duration::from_secs(3600), ..Batches::default() };
+        let batches = collected(patient, || {
             let task = debug_span!(parent: None, "task", lease = Empty, job = Empty);
             task.record("lease", 7_u64);
             let call =

@@ -62,7 +62,7 @@ mod tests {
         args::Health {
             url: None,
             ready,
-            timeout: Duration::from_secs(2),
+            timeout: Duration::from_secs(120),
             json: false,
             keys: args::KeyFiles::default(),
         }

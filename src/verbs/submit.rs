@@ -69,7 +69,7 @@ mod tests {
     use crate::fake::{Fake, app, job_args, reach};
 
     fn args(dir: &std::path::Path, out: Option<PathBuf>) -> args::Submit {
-        let reach = reach(Duration::from_secs(5));
+        let reach = reach(Duration::from_secs(120));
         args::Submit {
             file: job_args(dir),
             reach,

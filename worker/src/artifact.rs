@@ -83,7 +83,9 @@ mod tests {
         }
         let path = artifact.path();
         drop(artifact);
-        assert!(std::fs::read(path).is_err(), "it is gone with its holder");
+        // Another test may have opened a file under the same number.
+        let left = std::fs::read(path).ok();
+        assert_ne!(left.as_deref(), Some(&b"weights"[..]), "it is gone with its holder");
     }
 
     #[test]

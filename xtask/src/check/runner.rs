@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_hangs_is_ended_with_what_it_started() {
-        let task = Task { limit: Duration::from_secs(5), ..shell("hangs", "sleep 1000 & echo $!; wait", 1) };
+        let task = Task { limit: Duration::from_secs(20), ..shell("hangs", "sleep 1000 & echo $!; wait", 1) };
         let done = run(vec![task], 1).unwrap();
         assert!(done[0].failure.as_deref().unwrap().contains("hangs"), "{done:?}");
         let child: u32 = logged(&done[0]).trim().parse().unwrap();
