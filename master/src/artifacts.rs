@@ -584,27 +584,40 @@ mod tests {
     struct Lossy {
         files: Mutex<HashMap<u64, Vec<u8>>>,
         folders: Mutex<HashMap<u64, Entries>>,
+        /// Handles of all inodes above. A file system gives the inode of a removed file to a new one,
+        /// unless somebody has the removed one open.
+        open: Mutex<HashMap<u64, File>>,
     }
 
     impl Disk for Lossy {
-        fn sync_file(&self, file: &File, path: &Path) -> io::Result<()> {
-            self.files.lock().unwrap().insert(file.metadata()?.ino(), fs::read(path)?);
+        fn sync_file(&self, _: &File, path: &Path) -> io::Result<()> {
+            let (inode, _) = self.keep_open(path)?;
+            self.files.lock().unwrap().insert(inode, fs::read(path)?);
             Ok(())
         }
 
         fn sync_folder(&self, path: &Path) -> io::Result<()> {
             let mut entries = Vec::new();
             for entry in fs::read_dir(path)? {
-                let (entry, found) = entry.map(|entry| (entry.file_name(), entry.metadata()))?;
-                let found = found?;
-                entries.push((entry, found.ino(), found.is_dir()));
+                let entry = entry?;
+                let (inode, is_folder) = self.keep_open(&entry.path())?;
+                entries.push((entry.file_name(), inode, is_folder));
             }
-            self.folders.lock().unwrap().insert(fs::metadata(path)?.ino(), entries);
+            let (inode, _) = self.keep_open(path)?;
+            self.folders.lock().unwrap().insert(inode, entries);
             Ok(())
         }
     }
 
     impl Lossy {
+        /// Keeps a file or folder open. Returns its inode, and whether it is a folder.
+        fn keep_open(&self, path: &Path) -> io::Result<(u64, bool)> {
+            let file = File::open(path)?;
+            let found = file.metadata()?;
+            self.open.lock().unwrap().insert(found.ino(), file);
+            Ok((found.ino(), found.is_dir()))
+        }
+
         /// Returns what is there when the power is back: files that were named and never synced are
         /// empty.
         fn after_power_loss(&self, root: &Path) -> tempfile::TempDir {
