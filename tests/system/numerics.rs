@@ -94,7 +94,7 @@ fn a_job_whose_class_is_gone_waits_and_goes_on_in_another_when_a_user_says_so() 
     join(&mut cluster, &[], &[("MKL_CBWR", "COMPATIBLE")]);
     let (out, checkpoints) = (cluster.dir.path().join("out"), cluster.dir.path().join("ck"));
     let place = format!("checkpoint.url={}", checkpoints.display());
-    let settings = sets(&["epochs=20", &place, "checkpoint.every_steps=20"]);
+    let settings = sets(&["epochs=60", &place, "checkpoint.every_steps=20"]);
     let mut following = cluster.submission(&job(), &out, &[]).args(settings).spawn().unwrap();
     let running = wait_for(&cluster, |status| status["checkpoint"].as_u64() >= Some(20));
     assert_eq!((&running["workers"], &running["workers_standby"]), (&1.into(), &1.into()));
