@@ -584,8 +584,8 @@ mod tests {
     struct Lossy {
         files: Mutex<HashMap<u64, Vec<u8>>>,
         folders: Mutex<HashMap<u64, Entries>>,
-        /// Handles of all inodes above. A file system gives the inode of a removed file to a new one,
-        /// unless somebody has the removed one open.
+        /// Handles of all inodes above. A file system gives the inode of a removed file to a new
+        /// one, unless somebody has the removed one open.
         open: Mutex<HashMap<u64, File>>,
     }
 
