@@ -1,5 +1,6 @@
 //! A cluster in one thread: the real master, ps and worker code on a simulated network.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -342,7 +343,7 @@ pub(crate) async fn run_user(
 ) -> Result<(), Failed> {
     let channel = dialer().channel(&format!("http://master:{PORT}"), net::channel::Purpose::Control)?;
     let jobs = JobsClient::new(channel);
-    let (mut resume, mut before) = (false, String::new());
+    let (mut resume, mut before) = (false, RefCell::default());
     loop {
         let job = insist(async || submit(jobs.clone(), &spec, JOB, resume, &before).await).await?;
         match follow(&jobs, &job, &seen).await {
@@ -364,14 +365,14 @@ pub(crate) async fn run_user(
             },
             Err(lost) if lost.code() == tonic::Code::NotFound => {
                 checks::count("jobs submitted again to a master that knows none");
-                (resume, before) = (true, String::new());
+                (resume, before) = (true, RefCell::default());
                 seen.lock().unwrap().begin_again(resume);
                 continue;
             }
             Err(status) => return Err(status.into()),
         }
         checks::count("jobs submitted again that could not begin");
-        before = job;
+        before = job.into();
         seen.lock().unwrap().begin_again(resume);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -428,7 +429,7 @@ pub(crate) async fn run_other_user(
     while ambient::elapsed() < Duration::from_millis(plan.until_ms) && (plan.meddles || beside.is_some()) {
         tokio::time::sleep(Duration::from_millis(dice.range(50, 2000))).await;
         if let (Some(spec), None) = (&beside, &submitted) {
-            let submit = async || submit(jobs.clone(), spec, BESIDE, false, "").await;
+            let submit = async || submit(jobs.clone(), spec, BESIDE, false, &RefCell::default()).await;
             submitted = Some(insist(submit).await?);
         }
         if plan.meddles {
@@ -548,18 +549,22 @@ async fn insist<T>(attempt: impl AsyncFn() -> Result<T, tonic::Status>) -> Resul
 }
 
 /// Submits the job, unless a master that died before its answer has accepted it: then there is a
-/// job after the one `before`.
+/// job after the one `before`. A master that lost its data does not know `before`, and may give its
+/// name to the next job. So `before` becomes empty then.
 async fn submit(
     mut jobs: JobsClient<Channel>,
     spec: &str,
     name: &str,
     resume: bool,
-    before: &str,
+    before: &RefCell<String>,
 ) -> Result<String, tonic::Status> {
     let listed = jobs.list(pb::ListRequest::default()).await?.into_inner().jobs;
+    if listed.iter().all(|job| job.name != *before.borrow()) {
+        before.take();
+    }
     let ours = |job: &pb::JobStatus| job.name.starts_with(name);
     if let Some(job) = listed.into_iter().rfind(ours)
-        && job.name != before
+        && job.name != *before.borrow()
     {
         return Ok(job.name);
     }
