@@ -492,6 +492,30 @@ fn a_run_whose_two_holders_hang_is_copied_to_a_third() {
 }
 
 #[test]
+fn who_waits_in_the_middle_of_a_copy_for_steps_that_hang_gets_a_copy_of_these() {
+    let plan = Plan { records: 30, micro: 1, microbatches_per_step: 5, epochs: 1 };
+    let mut books = Dispatcher::new(plan, Some(3), limits());
+    let mut ids = LeaseIds::starting_at(1);
+    let at = Duration::from_secs;
+    let [early, late] =
+        [A, A].map(|worker| books.lease(at(0), &mut ids, idle_elsewhere(worker), &[A]).expect("work"));
+    let [again, copy] =
+        [B, C].map(|worker| books.copy(at(31), &mut ids, idle_elsewhere(worker)).expect("a lease is over"));
+    let [steps_0_to_2, steps_3_to_5] =
+        [0..15, 15..30].map(|run| MicrobatchId(run.start)..MicrobatchId(run.end));
+    let runs = [early.run, again.run, late.run, copy.run];
+    assert_eq!(runs, [steps_0_to_2.clone(), steps_0_to_2.clone(), steps_3_to_5.clone(), steps_3_to_5]);
+    // A and B hang. C has computed step 3. Step 4 waits for step 0.
+    let now = at(400);
+    for (worker, lease, since) in [(A, early.lease, 0), (A, late.lease, 0), (B, again.lease, 31)] {
+        books.progress(now, worker, &idle(lease, pb::Phase::Reading, now, at(since)));
+    }
+    books.progress(now, C, &idle(copy.lease, pb::Phase::Pulling, now, at(399)));
+    let third = books.copy(now, &mut ids, idle_elsewhere(C)).map(|grant| grant.run);
+    assert_eq!(third, Ok(steps_0_to_2));
+}
+
+#[test]
 fn who_gets_on_or_waits_for_weights_does_not_hang() {
     let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 1 };
     let mut books = Dispatcher::new(plan, Some(0), limits());
