@@ -173,9 +173,9 @@ impl Dispatcher {
         Some(from + run.ready?.saturating_sub(grant.progress.since))
     }
 
-    /// Returns whether this worker holds something that it can complete without others, and does not
-    /// only wait for room on a ps. Of a copy of several steps it may compute only the first ones,
-    /// because others hold what the later ones wait for.
+    /// Returns whether this worker holds something that it can complete without others, and does
+    /// not only wait for room on a ps. Of a copy of several steps it may compute only the first
+    /// ones, because others hold what the later ones wait for.
     pub(super) fn is_busy(&self, worker: IncarnationId) -> bool {
         let until = self.step_at(self.lowest_without(worker)).get() + self.ahead();
         let completes = |run: &Run| run.ready.is_some() && self.step_at(run.end - 1).get() <= until;
