@@ -84,6 +84,7 @@ impl Case {
             spec,
             restore: None,
             homes: Vec::new(),
+            placement: 0,
         })
         .expect("a valid opening");
         ps

@@ -398,6 +398,7 @@ impl Job {
                 spec_json: spec_json.clone(),
                 restore: place.map(|place| pb::Restore { url: place.folder(begin), version: begin.get() }),
                 homes: homes.clone(),
+                placement: partitions.number(),
             };
             (address, request)
         };

@@ -67,6 +67,7 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
         spec,
         restore: None,
         homes: Vec::new(),
+        placement: 0,
     })
     .expect("a valid opening");
     let chunk = |&id| {

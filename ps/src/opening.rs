@@ -59,6 +59,8 @@ pub struct Opening {
     pub restore: Option<Restore>,
     /// URL of the ps of each partition, for steps that need norms over the whole model.
     pub homes: Vec<String>,
+    /// Number of the placement that has these homes. Later placements have greater ones.
+    pub placement: u64,
 }
 
 impl Opening {

@@ -267,12 +267,13 @@ impl Partition {
         Applied { partition, era, version, ledger, restore_error: state.restore_error.clone() }
     }
 
-    /// Sets the addresses of the job's other partitions, if this partition exchanges norms.
+    /// Sets the addresses of the job's other partitions to those of an opening, if this partition
+    /// exchanges norms and knows no later placement.
     ///
     /// # Errors
     /// An address is no URL.
-    pub(crate) fn others_live_at(&self, urls: &[String]) -> Result<()> {
-        self.others.as_ref().map_or(Ok(()), |others| others.live_at(urls))
+    pub(crate) fn others_live_at(&self, opening: &Opening) -> Result<()> {
+        self.others.as_ref().map_or(Ok(()), |others| others.live_at(opening))
     }
 
     /// Lets go of versions that were kept for evaluation.

@@ -424,7 +424,7 @@ fn stays(partition: &Partition, opening: &Opening) -> Result<Option<Applied>> {
     let applied = partition.applied();
     match partition.opening().difference(opening) {
         None => {
-            partition.others_live_at(&opening.homes)?;
+            partition.others_live_at(opening)?;
             Ok(Some(applied))
         }
         Some(Opening::CHECKPOINT) if applied.restore_error.is_some() => Ok(None),

@@ -401,6 +401,7 @@ fn opening(request: pb::OpenRequest) -> Result<Opening> {
         spec: JobSpec::from_json(&request.spec_json)?,
         restore: request.restore.map(TryInto::try_into).transpose()?,
         homes: request.homes,
+        placement: request.placement,
     })
 }
 

@@ -102,6 +102,7 @@ impl Served {
             spec,
             restore: None,
             homes: vec![],
+            placement: 0,
         })
         .unwrap();
         let stop = CancellationToken::new();

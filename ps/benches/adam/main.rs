@@ -164,6 +164,7 @@ impl Training {
             spec,
             restore: None,
             homes: Vec::new(),
+            placement: 0,
         };
         ps.open(opening).expect("a valid opening");
         let chunk = |&id| {

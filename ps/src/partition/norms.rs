@@ -55,6 +55,8 @@ pub(super) struct Others {
 /// Where the partitions live, by partition, the one that asks included.
 #[derive(Debug, Default)]
 struct Homes {
+    /// Number of the placement that has them.
+    placement: u64,
     urls: Vec<String>,
     clients: Vec<PsClient>,
 }
@@ -76,21 +78,27 @@ impl Others {
             ps_clients: ps_clients.unwrap_or_else(|| clients(Dialer::tcp())),
             homes: Mutex::default(),
         };
-        others.live_at(&opening.homes)?;
+        others.live_at(opening)?;
         Ok(Some(others))
     }
 
-    /// Sets the addresses of the partitions.
+    /// Sets the addresses of the partitions to those of an opening, unless those of a later
+    /// placement are known: an opening that was held up in the network arrives after them.
     ///
     /// # Errors
     /// An address is no URL.
-    pub(super) fn live_at(&self, urls: &[String]) -> Result<()> {
+    pub(super) fn live_at(&self, opening: &Opening) -> Result<()> {
+        let (placement, urls) = (opening.placement, &opening.homes);
         let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        if homes.urls != urls {
-            let clients = urls.iter().map(|url| self.ps_clients.at(url));
-            let clients = clients.collect::<Result<_, _>>().map_err(Error::Home)?;
-            *homes = Homes { urls: urls.to_vec(), clients };
+        if placement < homes.placement {
+            return Ok(());
         }
+        if homes.urls != *urls {
+            let clients = urls.iter().map(|url| self.ps_clients.at(url));
+            homes.clients = clients.collect::<Result<_, _>>().map_err(Error::Home)?;
+            homes.urls.clone_from(urls);
+        }
+        homes.placement = placement;
         Ok(())
     }
 

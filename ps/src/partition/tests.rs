@@ -22,8 +22,16 @@ fn partition(consistency: &str) -> Arc<Partition> {
     let spec = JobSpec::from_json(&spec).unwrap();
     let address = Address { job: JobId(1), partition: PartitionId(0), era: Era(0) };
     let tensors = vec![TensorSpec::parameter("weight", [100]), TensorSpec::counter("count", [])];
-    let opening =
-        Opening { address, partitions: 1, tensors, plan: spec.plan(4), spec, restore: None, homes: vec![] };
+    let opening = Opening {
+        address,
+        partitions: 1,
+        tensors,
+        plan: spec.plan(4),
+        spec,
+        restore: None,
+        homes: vec![],
+        placement: 0,
+    };
     Arc::new(Partition::new(opening, 0, &Options::default(), Surroundings::default()).unwrap())
 }
 

@@ -26,7 +26,16 @@ fn opening(era: u64) -> Opening {
     let spec = JobSpec::from_json(spec).expect("a good job");
     let tensors = vec![TensorSpec::parameter("weight", [3])];
     let plan = spec.plan(2);
-    Opening { address: address(era), partitions: 1, tensors, plan, spec, restore: None, homes: vec![] }
+    Opening {
+        address: address(era),
+        partitions: 1,
+        tensors,
+        plan,
+        spec,
+        restore: None,
+        homes: vec![],
+        placement: 0,
+    }
 }
 
 fn push(era: u64, target: Target) -> Push {

@@ -33,6 +33,7 @@ pub(crate) struct Job {
     pub(crate) layout: Layout,
     /// Where its partitions live, for a job that needs to know.
     pub(crate) homes: Vec<String>,
+    pub(crate) placement: u64,
 }
 
 /// What a test varies.
@@ -94,7 +95,15 @@ impl Job {
         });
         let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
         let layout = Layout::new(shape.tensors, shape.partitions).expect("a valid model");
-        Self { id: JobId(1), era: Era(0), plan: spec.plan(shape.records), spec, layout, homes: Vec::new() }
+        Self {
+            id: JobId(1),
+            era: Era(0),
+            plan: spec.plan(shape.records),
+            spec,
+            layout,
+            homes: Vec::new(),
+            placement: 0,
+        }
     }
 
     pub(crate) fn partitions(&self) -> impl Iterator<Item = PartitionId> + use<> {
@@ -114,6 +123,7 @@ impl Job {
             spec: self.spec.clone(),
             restore: None,
             homes: self.homes.clone(),
+            placement: self.placement,
         }
     }
 
@@ -128,6 +138,7 @@ impl Job {
             spec_json: self.spec.to_json(),
             restore: None,
             homes: self.homes.clone(),
+            placement: self.placement,
         }
     }
 

@@ -180,6 +180,27 @@ async fn a_partition_that_comes_later_is_asked_until_it_is_there() {
 }
 
 #[tokio::test]
+async fn others_are_asked_where_the_newest_placement_has_them_however_late_an_open_arrives() {
+    let Fleet { mut job, ps } = Fleet::new(clipped(2), options()).await;
+    let [here, there] = [0, 1].map(PartitionId);
+    let (spare, second) = (Served::new(options()).await, job.homes[1].clone());
+    job.homes[1] = format!("http://{}", spare.address);
+    let first = job.open_request(here);
+    (job.homes[1], job.placement) = (second, 1);
+    let fleet = Fleet { job, ps };
+    let open = async |request: &pb::OpenRequest| {
+        fleet.ps[0].client.0.clone().open(request.clone()).await.expect("a valid request");
+    };
+    // What the first placement opens there is never filled.
+    spare.client.0.clone().open(pb::OpenRequest { partition: 1, ..first.clone() }).await.unwrap();
+    open(&first).await;
+    fleet.open(here).await;
+    fleet.open(there).await;
+    open(&first).await;
+    fleet.train(Step(0), &[Node::root(4)]).await;
+}
+
+#[tokio::test]
 async fn squares_are_kept_for_the_last_two_steps_and_answered_again_with_the_same_bits() {
     let fleet = Fleet::initialized(clipped(2), options()).await;
     let mut told = Vec::new();
