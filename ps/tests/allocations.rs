@@ -75,8 +75,16 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
     let ps = Ps::new(Options::default()).unwrap();
     let plan = spec.plan(u64::from(MICROBATCHES));
     let (tensors, homes) = (tensors.to_vec(), Vec::new());
-    let opening =
-        Opening { address: PARTITION, partitions: 1, tensors, plan, spec, restore: None, homes, placement: 0 };
+    let opening = Opening {
+        address: PARTITION,
+        partitions: 1,
+        tensors,
+        plan,
+        spec,
+        restore: None,
+        homes,
+        placement: 0,
+    };
     ps.open(opening).unwrap();
 
     let members = layout.members(PARTITION.partition);
