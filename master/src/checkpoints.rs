@@ -18,7 +18,7 @@ use store::data_file::DataFile;
 use store::found::Found;
 use store::{Folder, Stores};
 
-use crate::job::PsAddress;
+use crate::ps_address::PsAddress;
 use crate::ps_client;
 
 /// Largest file of a probe that makes sense: it has the name of a ps.

@@ -40,6 +40,7 @@ mod metrics;
 mod owner;
 mod patience;
 mod progress;
+mod ps_address;
 mod ps_client;
 mod scheduler;
 mod secrets;

@@ -12,7 +12,7 @@ use proto::pb::parameters_client::ParametersClient;
 use proto::retry::Retry;
 use proto::status::{Failure, Kind};
 
-use crate::job::PsAddress;
+use crate::ps_address::PsAddress;
 
 /// Longest wait for one answer: all of these are small.
 const ANSWER: Duration = Duration::from_secs(10);

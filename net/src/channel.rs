@@ -26,20 +26,22 @@ use http::header::AUTHORIZATION;
 use http::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use proto::status::{Failure, Kind};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::body::Body;
 use tonic::transport::channel::ResponseFuture;
-use tonic::transport::server::Connected;
 use tonic::transport::{Endpoint, Server};
 use tower::layer::util::{Identity, Stack};
 
-use crate::channel::together::Together;
+use self::connection::tune;
+use self::together::Together;
 use crate::security::door::Door;
-use crate::security::{Guard, Guest, Keys};
+use crate::security::{Guard, Keys};
 
+pub(crate) mod connection;
 pub(crate) mod nearby;
 mod together;
+
+pub use self::connection::{Accepted, Io};
 
 /// Largest message that a process accepts, in bytes: one chunk of counters (2 MiB) and its headers,
 /// with room.
@@ -93,10 +95,6 @@ impl Purpose {
         }
     }
 }
-
-/// A byte stream between two processes.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
 /// An opened connection.
 struct Dialed {
@@ -337,14 +335,6 @@ pub fn server() -> Server<Stack<Guard, Identity>> {
         .layer(Guard)
 }
 
-/// Sets socket options. Errors are ignored: a socket without the options works, but slower.
-pub(crate) fn tune(stream: &TcpStream) {
-    // Without it a small frame waits for the acknowledgement of the previous one: 0.15 of raw TCP.
-    let _ = stream.set_nodelay(true);
-    // On loopback and datacentre links, the pacing of `bbr` costs 15 to 20 %.
-    let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"cubic");
-}
-
 async fn over_tcp(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(addresses).await?;
     tune(&stream);
@@ -422,73 +412,5 @@ impl Listener {
         let tcp = TcpListener::from_std(self.tcp)?;
         let unix = self.unix.map(tokio::net::UnixListener::from_std).transpose()?;
         Ok(self.door.open(tcp, unix))
-    }
-}
-
-/// An accepted connection of any kind, in the form that tonic's server needs.
-#[derive(Debug)]
-pub struct Accepted<T> {
-    io: T,
-    guest: Guest,
-}
-
-impl<T> Accepted<T> {
-    /// Wraps a connection from inside this process, which needs no token: a pipe, or a simulated
-    /// network.
-    pub const fn trusted(io: T) -> Self {
-        Self { io, guest: Guest::of_the_house() }
-    }
-
-    pub(crate) const fn at(io: T, guest: Guest) -> Self {
-        Self { io, guest }
-    }
-
-    /// Returns the origin of the connection.
-    pub const fn guest(&self) -> &Guest {
-        &self.guest
-    }
-}
-
-impl<T> Connected for Accepted<T> {
-    type ConnectInfo = Guest;
-
-    fn connect_info(&self) -> Guest {
-        self.guest.clone()
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Accepted<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Accepted<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
     }
 }

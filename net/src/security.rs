@@ -17,6 +17,7 @@ mod refusals;
 pub mod table;
 pub(crate) mod tls;
 pub mod tokens;
+mod visit;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -24,9 +25,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use self::error::Error;
-pub use self::guard::{Caller, Guard, Guest};
+pub use self::guard::{Caller, Guard};
 pub use self::keys::Keys;
 pub use self::table::TokenRole;
+pub use self::visit::Guest;
 
 /// Files with the keys of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,6 +14,7 @@ use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
 
 use crate::membership::Membership;
+use crate::ps_address::PsAddress;
 
 /// The partitions of one job.
 #[derive(Debug)]
@@ -49,15 +50,6 @@ struct Missing {
     asked: Option<IncarnationId>,
 }
 
-/// A ps to speak to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PsAddress {
-    pub(crate) name: String,
-    pub(crate) url: String,
-    /// What lives there of the job. It may hold more, left from an earlier placement.
-    pub(crate) partitions: Vec<u32>,
-}
-
 /// A partition that could not load the checkpoint that it was to begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NotRestored {
@@ -65,14 +57,6 @@ pub(super) struct NotRestored {
     pub(super) version: Version,
     /// The reason, for people.
     pub(super) reason: String,
-}
-
-impl PsAddress {
-    /// Returns what it says of the partitions that live there.
-    pub(crate) fn own(&self, mut ledgers: Vec<pb::PartitionLedger>) -> Vec<pb::PartitionLedger> {
-        ledgers.retain(|ledger| self.partitions.contains(&ledger.partition));
-        ledgers
-    }
 }
 
 /// What became of the ps since the last look.

@@ -21,7 +21,7 @@ use proto::spec::{Consistency, Order};
 use proto::status::Failure;
 
 use super::ending::{End, Salvage, failed};
-use super::partitions::{Back, Partitions, PsAddress};
+use super::partitions::{Back, Partitions};
 use super::phase::{Begin, Beginning, Ending, Model, Phase, Stage};
 use super::training::Training;
 use super::work::Work;
@@ -29,6 +29,7 @@ use super::{Effect, Job, limits};
 use crate::applied::Applied;
 use crate::clock::Now;
 use crate::membership::Membership;
+use crate::ps_address::PsAddress;
 
 impl Job {
     /// Looks after the ps that hold the model.

@@ -12,10 +12,8 @@
 //! server's. Tokens and limits apply to both.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -26,14 +24,14 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::Keys;
-use super::guard::Guest;
 use super::refusals::{Peer, Refusals};
 use super::tls;
+use super::visit::{Guest, Visit};
+use crate::channel::connection::{Accepted, Io, tune};
 use crate::channel::nearby::is_of_this_user;
-use crate::channel::{Accepted, Io, tune};
 
 /// Limits of a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,48 +81,10 @@ pub struct Door(Arc<Shared>);
 struct Shared {
     keys: Keys,
     limits: Limits,
-    refusals: Refusals,
+    refusals: Arc<Refusals>,
     room: Arc<Semaphore>,
     /// Unproven connections, oldest first. Some are proven or gone by now.
     unproven: Mutex<VecDeque<Weak<Visit>>>,
-}
-
-/// One connection.
-pub(super) struct Visit {
-    shared: Arc<Shared>,
-    peer: Peer,
-    proven: AtomicBool,
-    /// Cancelled when the connection is to be closed, to make room.
-    left: CancellationToken,
-}
-
-impl fmt::Debug for Visit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Visit")
-            .field("peer", &self.peer)
-            .field("proven", &self.proven)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Visit {
-    pub(super) fn keys(&self) -> &Keys {
-        &self.shared.keys
-    }
-
-    /// Marks the connection as proven, because a call was accepted.
-    pub(super) fn prove(&self) {
-        self.proven.store(true, Ordering::Relaxed);
-    }
-
-    fn is_proven(&self) -> bool {
-        self.proven.load(Ordering::Relaxed)
-    }
-
-    /// Logs a refusal; see [`Refusals::tell`].
-    pub(super) fn refuse(&self, why: &'static str, about: &str, details: &str) {
-        self.shared.refusals.tell(why, Some(self.peer), about, details);
-    }
 }
 
 impl Default for Door {
@@ -139,7 +99,7 @@ impl Door {
         Self(Arc::new(Shared {
             keys,
             limits,
-            refusals: Refusals::default(),
+            refusals: Arc::default(),
             room: Arc::new(Semaphore::new(limits.connections_max)),
             unproven: Mutex::default(),
         }))
@@ -198,11 +158,10 @@ impl Entrance {
             let details = format!("{max} are open, the most that this server takes (connections_max)");
             return self.shared.refusals.tell("too many connections", None, "", &details);
         };
-        let left = CancellationToken::new();
-        let proven = AtomicBool::new(false);
-        let visit = Arc::new(Visit { shared: self.shared.clone(), peer, proven, left });
+        let Shared { keys, limits, refusals, .. } = &*self.shared;
+        let visit = Arc::new(Visit::new(keys.clone(), refusals.clone(), peer));
         self.shared.wait(&visit);
-        self.handshakes.spawn(shake_hands(socket, visit, room));
+        self.handshakes.spawn(shake_hands(socket, visit, *limits, room));
     }
 }
 
@@ -236,7 +195,7 @@ impl Shared {
         while unproven.len() >= max {
             let Some(oldest) = unproven.pop_front() else { break };
             if let Some(oldest) = oldest.upgrade() {
-                oldest.left.cancel();
+                oldest.close();
                 let details =
                     format!("{max} others wait; the oldest is closed for each that comes (unproven_max)");
                 self.refusals.tell("too many connections without a call", None, "", &details);
@@ -250,21 +209,21 @@ impl Shared {
 async fn shake_hands(
     socket: Socket,
     visit: Arc<Visit>,
+    limits: Limits,
     room: OwnedSemaphorePermit,
 ) -> Option<Accepted<Box<dyn Io>>> {
-    let limits = visit.shared.limits;
     // Both times begin now: a slow handshake leaves less time for a call.
     let deadline = tokio::time::sleep(limits.first_call);
     let shaken = tokio::select! {
         biased;
-        () = visit.left.cancelled() => return None,
+        () = visit.closed() => return None,
         shaken = tokio::time::timeout(limits.handshake, look_at(socket, &visit)) => shaken,
     };
     let io = match shaken {
         Ok(Ok(io)) => io,
         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
             // A port scan or a load balancer's probe does not deserve a warning.
-            tracing::debug!(peer = %visit.peer, "closed before the handshake");
+            tracing::debug!(peer = %visit.peer(), "closed before the handshake");
             return None;
         }
         Ok(Err(error)) => {
@@ -276,8 +235,8 @@ async fn shake_hands(
             return None;
         }
     };
-    let left = Box::pin(visit.left.clone().cancelled_owned());
-    let trial = Some(Trial { deadline: Box::pin(deadline), left });
+    let closed = Box::pin(visit.closed());
+    let trial = Some(Trial { deadline: Box::pin(deadline), time: limits.first_call, closed });
     let watched = Watched { io, visit: visit.clone(), trial, _room: room };
     Some(Accepted::at(Box::new(watched), Guest::at(visit)))
 }
@@ -298,7 +257,7 @@ const HANDSHAKE: u8 = 22;
 
 /// Encrypts the connection if the client begins with TLS.
 async fn as_client_likes(mut stream: UnixStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
-    let server = visit.shared.keys.loaded().tls.as_ref().and_then(|tls| tls.server.clone());
+    let server = visit.keys().loaded().tls.as_ref().and_then(|tls| tls.server.clone());
     let Some(config) = server else { return Ok(Box::new(stream)) };
     // A Unix socket cannot be peeked without reading.
     let first = [stream.read_u8().await?];
@@ -308,10 +267,10 @@ async fn as_client_likes(mut stream: UnixStream, visit: &Visit) -> io::Result<Bo
 }
 
 async fn encrypt(stream: TcpStream, visit: &Visit) -> io::Result<Box<dyn Io>> {
-    if !visit.shared.keys.encrypts() {
+    if !visit.keys().encrypts() {
         return Ok(Box::new(stream));
     }
-    let loaded = visit.shared.keys.loaded();
+    let loaded = visit.keys().loaded();
     let Some(config) = loaded.tls.as_ref().and_then(|tls| tls.server.clone()) else {
         return Err(io::Error::other("this server has no certificate"));
     };
@@ -356,7 +315,9 @@ struct Watched {
 
 struct Trial {
     deadline: Pin<Box<Sleep>>,
-    left: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// All the time up to the deadline.
+    time: Duration,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Watched {
@@ -368,11 +329,11 @@ impl Watched {
             self.trial = None;
             return Ok(());
         }
-        if trial.left.as_mut().poll(cx).is_ready() {
+        if trial.closed.as_mut().poll(cx).is_ready() {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "closed to make room"));
         }
         if trial.deadline.as_mut().poll(cx).is_ready() {
-            let time = self.visit.shared.limits.first_call;
+            let time = trial.time;
             self.visit.refuse("no call in time", "", &format!("{time:?} (first_call)"));
             return Err(io::Error::new(io::ErrorKind::TimedOut, "no call that was let through came in time"));
         }

@@ -17,35 +17,15 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use super::door::Visit;
 use super::table::{self, Whose};
 use super::tokens::Token;
-
-/// Origin of a connection.
-#[derive(Clone, Debug)]
-pub struct Guest(Option<Arc<Visit>>);
+use super::visit::Guest;
 
 impl Guest {
-    /// Returns the origin of connections from inside this process.
-    pub(crate) const fn of_the_house() -> Self {
-        Self(None)
-    }
-
-    pub(super) const fn at(visit: Arc<Visit>) -> Self {
-        Self(Some(visit))
-    }
-
-    /// Marks the connection as proven. A server without tokens calls it after a valid request.
-    pub fn prove(&self) {
-        if let Some(visit) = &self.0 {
-            visit.prove();
-        }
-    }
-
     /// Returns the caller, if it may make this call.
     fn admit(&self, call: &str, headers: &HeaderMap) -> Result<Caller, Failure> {
         let caller = |token| Caller { token, guest: self.clone() };
-        let Some(visit) = &self.0 else { return Ok(caller(None)) };
+        let Some(visit) = self.visit() else { return Ok(caller(None)) };
         let loaded = visit.keys().loaded();
         let Some(tokens) = &loaded.tokens else {
             visit.prove();
@@ -83,7 +63,7 @@ impl Guest {
     }
 
     fn refuse(&self, why: &'static str, about: &str, details: &str, failure: Failure) -> Failure {
-        if let Some(visit) = &self.0 {
+        if let Some(visit) = self.visit() {
             visit.refuse(why, about, details);
         }
         failure
@@ -95,7 +75,7 @@ impl Guest {
         let status = Status::from_header_map(answer.headers());
         if let Some(status) =
             status.filter(|status| status.code() == Code::OutOfRange && kind_named(status).is_none())
-            && let Some(visit) = &self.0
+            && let Some(visit) = self.visit()
         {
             visit.refuse("a message that is too large", call, status.message());
         }
@@ -126,7 +106,7 @@ impl Caller {
     /// `why` is a short fixed text, `details` are logged with it.
     pub fn refuse(&self, why: &'static str, details: &str) {
         let about = self.token().map_or(String::new(), |token| format!("`{}` ({})", token.name, token.role));
-        match &self.guest.0 {
+        match self.guest.visit() {
             Some(visit) => visit.refuse(why, &about, details),
             None => tracing::warn!(about, details, "refused: {why}"),
         }

@@ -22,7 +22,7 @@ use super::Options;
 use super::error::Error;
 use super::tls::{self, Files, Tls};
 use super::tokens::{self, Tokens};
-use crate::channel::Io;
+use crate::channel::connection::Io;
 
 /// Time between two looks at the files.
 const LOOK: Duration = Duration::from_secs(1);

@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio_rustls::{TlsAcceptor, TlsConnector, rustls};
 
 use super::error::Error;
-use crate::channel::Io;
+use crate::channel::connection::Io;
 
 const HTTP2: &[u8] = b"h2";
 
