@@ -141,6 +141,9 @@ pub(crate) enum Effect {
     /// Ask each ps of the placement of this number what it holds and answer with
     /// [`Job::on_ledgers`].
     Ask(u64, Vec<PsAddress>),
+    /// The partitions of the placement of this number have something to lose: once that is durable,
+    /// answer with [`Job::train`].
+    Train(u64),
     /// Ask a ps that came back what it holds and answer with [`Job::on_ps_answer`].
     Verify(PsAddress, IncarnationId),
     /// Tell each ps that the versions of this era up to this one need not be kept for measuring any

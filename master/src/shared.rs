@@ -240,6 +240,9 @@ impl Shared {
                 let ledgers = ps_client::ledgers(&self.ps_clients, &ps, id).await;
                 self.act(|books, now| books.job_mut(id).map(|job| job.on_ledgers(now, placement, ledgers)));
             }
+            Effect::Train(placement) => {
+                self.act(|books, now| books.job_mut(id).map(|job| job.train(now, placement)));
+            }
             Effect::Verify(ps, incarnation) => {
                 let ledgers = ps_client::ledgers(&self.ps_clients, std::slice::from_ref(&ps), id).await;
                 self.act(|books, now| {

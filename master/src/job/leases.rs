@@ -354,7 +354,8 @@ impl Job {
         }
     }
 
-    fn placement(&self) -> u64 {
+    /// Returns the number of the placement; 0 before the first.
+    pub(super) fn placement(&self) -> u64 {
         self.phase.partitions().map_or(0, Partitions::number)
     }
 }

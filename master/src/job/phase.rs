@@ -58,7 +58,7 @@ pub(super) struct Model {
 pub(super) struct Beginning {
     pub(super) model: Model,
     pub(super) stage: Begin,
-    /// The training before a ps was lost.
+    /// The training before a ps was lost, or the one that begins next.
     pub(super) before: Option<Training>,
     /// The end that an earlier start of the master decided.
     pub(super) end: Option<End>,
@@ -71,6 +71,9 @@ pub(super) enum Begin {
     Initializing,
     /// The ps are asked what they have applied; not `asked` when that is to be done (again).
     Surveying { asked: bool },
+    /// The ps have what a training needs. It begins when the journal knows that there is something
+    /// to lose: a master that was started again would place a partition anew beside trained ones.
+    Ready,
 }
 
 /// A job that trains no more.
@@ -225,7 +228,7 @@ impl Phase {
         match self {
             Self::Indexing { .. } => 0,
             Self::Beginning(Beginning { stage: Begin::Initializing, .. }) => 1,
-            Self::Beginning(Beginning { stage: Begin::Surveying { .. }, .. }) => 2,
+            Self::Beginning(Beginning { stage: Begin::Surveying { .. } | Begin::Ready, .. }) => 2,
             Self::Training { .. } => 3,
             Self::Ending(Ending { stage, .. }) => match stage {
                 Stage::Stopping { .. } => 4,
@@ -275,12 +278,19 @@ impl Phase {
         }
     }
 
-    /// Records that the ps have what a training needs.
-    pub(super) fn train(&mut self, training: Training) {
-        if self.begins().is_none() {
+    /// Records that the ps have what this training needs.
+    pub(super) fn prepare(&mut self, training: Training) {
+        if let Self::Beginning(Beginning { stage, before, .. }) = self {
+            (*stage, *before) = (Begin::Ready, Some(training));
+        }
+    }
+
+    /// Begins the training that is ready.
+    pub(super) fn train(&mut self) {
+        if self.begins() != Some(Begin::Ready) {
             return;
         }
-        if let (Some(model), _, end) = self.take() {
+        if let (Some(model), Some(training), end) = self.take() {
             *self = Self::Training { model, training, end };
         }
     }

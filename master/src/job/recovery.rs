@@ -17,7 +17,7 @@
 use proto::ids::{IncarnationId, Step, Version};
 use proto::pb;
 use proto::pb::event::Kind as Event;
-use proto::spec::{Consistency, Order};
+use proto::spec::Order;
 use proto::status::Failure;
 
 use super::ending::{End, Salvage, failed};
@@ -178,7 +178,7 @@ impl Job {
         placement: u64,
         ledgers: Result<Vec<pb::PartitionLedger>, Failure>,
     ) {
-        let here = self.phase.partitions().map_or(0, Partitions::number) == placement;
+        let here = self.placement() == placement;
         match &self.phase {
             Phase::Ending(Ending { stage: Stage::Asking, .. }) => self.on_asked(now, ledgers),
             Phase::Beginning(Beginning { stage: Begin::Surveying { asked: true }, .. }) if here => {
@@ -210,10 +210,6 @@ impl Job {
             self.phase.set_end(Stage::Asking);
             return self.on_asked(now, Ok(ledgers));
         }
-        if !self.is_exported() && !self.are_together(&ledgers) {
-            let why = "a ps lost its part of the model before the journal knew that there was one";
-            return self.begin_again(now, why);
-        }
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume.is_some());
@@ -231,24 +227,25 @@ impl Job {
             self.numbers.samples_before = training.samples_done;
         }
         self.note_class(Version(training.watermark().get()));
-        self.phase.train(training);
+        self.phase.prepare(training);
+        match begun {
+            Some(_) => self.effects.push(Effect::Train(self.placement())),
+            // The journal knew before that there was something to lose.
+            None => self.train(now, self.placement()),
+        }
+    }
+
+    /// Begins the training that is ready. `placement`: its number when it became ready.
+    pub(crate) fn train(&mut self, now: Now, placement: u64) {
+        if self.phase.begins() != Some(Begin::Ready) || self.placement() != placement {
+            return;
+        }
+        self.phase.train();
         if self.is_exported() {
             return self.save_last(now);
         }
         self.tell_state(now);
         self.on_trained(now);
-    }
-
-    /// Returns whether no partition lacks more steps than others may have of a version that all of
-    /// them still keep. A master that was started again may not know that a partition was begun,
-    /// and have it begun again in the same era while the others had trained.
-    fn are_together(&self, ledgers: &[pb::PartitionLedger]) -> bool {
-        let Consistency { order: Order::Canonical, delay } = self.spec.consistency.resolve() else {
-            return true;
-        };
-        let steps = || ledgers.iter().map(|ledger| ledger.watermark);
-        let behind = steps().max().unwrap_or(0) - steps().min().unwrap_or(0);
-        behind <= u64::from(delay.unwrap_or(0)) + 1
     }
 
     /// Logs that training in canonical order goes back to this version, so its steps are told

@@ -137,6 +137,9 @@ impl Job {
             Phase::Indexing { .. } => {
                 (JobState::Indexing, "workers count the records of its files".to_owned())
             }
+            Phase::Beginning(Beginning { stage: Begin::Ready, .. }) => {
+                (JobState::Running, "workers train once the journal knows of it".to_owned())
+            }
             Phase::Beginning(Beginning { before: Some(_), .. }) => {
                 (JobState::Running, "a worker makes anew what a ps lost".to_owned())
             }

@@ -157,8 +157,25 @@ impl World {
         assert_eq!(self.state(), JobState::Running, "{}", self.reason());
     }
 
-    /// The ps answer how many steps each partition has applied.
+    /// The ps answer how many steps each partition has applied, and the journal takes what follows.
     fn survey(&mut self, versions: &[u64]) {
+        self.answer_survey(versions);
+        self.write();
+    }
+
+    /// The journal takes what there is, so that a training which waits for that begins.
+    fn write(&mut self) {
+        let effects = std::mem::take(&mut self.job.effects);
+        for effect in effects {
+            match effect {
+                Effect::Train(placement) => self.job.train(self.now, placement),
+                other => self.job.effects.push(other),
+            }
+        }
+    }
+
+    /// The ps answer how many steps each partition has applied.
+    fn answer_survey(&mut self, versions: &[u64]) {
         let effects = self.effects();
         let asked = effects.iter().rev().find_map(|effect| match effect {
             Effect::Ask(placement, _) => Some(*placement),

@@ -166,16 +166,19 @@ fn a_ps_that_is_lost_again_while_it_is_replaced_begins_the_same_again() {
 }
 
 #[test]
-fn a_part_that_was_begun_anew_beside_trained_ones_begins_all_of_them_anew() {
+fn training_begins_when_the_journal_knows_that_there_is_something_to_lose() {
     let mut world = on_two("", 1);
     world.restart("q");
     world.initialize_again();
-    // As after a restart of the master that did not know of the training.
-    world.survey(&[3, 0]);
-    assert!(world.warned("a ps lost its part of the model before the journal knew"));
-    assert_eq!(world.initialize_again(), (2, vec!["p".into(), "q".into()]));
-    world.survey(&[1, 0]);
-    assert_eq!(world.state(), JobState::Running, "one step behind is nothing: {}", world.reason());
+    world.answer_survey(&[0, 0]);
+    assert!(world.job.take_record(world.now).is_some_and(|record| record.fresh == [false, false]));
+    assert!(world.lease(0).is_none(), "a master that is started again would begin them anew");
+    let stale = world.job.placement() - 1;
+    world.job.train(world.now, stale);
+    assert!(world.lease(0).is_none(), "what is written is of an earlier placement");
+    world.write();
+    assert_eq!(world.state(), JobState::Running, "{}", world.reason());
+    assert!(world.lease(0).is_some());
 }
 
 #[test]
@@ -186,6 +189,7 @@ fn ps_are_asked_until_all_partitions_are_there() {
     for ledgers in [Err(Failure::new(Kind::Unavailable, "down")), Ok(vec![]), Ok(vec![ledger(0)])] {
         let Some(Effect::Ask(placement, _)) = world.effects().pop() else { panic!("nobody asks") };
         world.job.on_ledgers(world.now, placement, ledgers);
+        assert!(world.effects().iter().all(|effect| !matches!(effect, Effect::Train(_))));
         assert!(world.lease(0).is_none());
         world.pass(SECOND);
     }
@@ -335,6 +339,7 @@ impl Life {
                 Effect::Ask(placement, ps) => {
                     let ledgers = self.ledgers(&ps);
                     self.world.job.on_ledgers(self.world.now, placement, Ok(ledgers));
+                    self.world.write();
                 }
                 Effect::Verify(ps, incarnation) => {
                     let ledgers = self.ledgers(std::slice::from_ref(&ps));
