@@ -103,6 +103,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Seeds(300),
     },
     Mutant {
+        what: "training begins before the journal knows that there is something to lose",
+        file: "master/src/job/recovery.rs",
+        find: "Some(_) => self.effects.push(Effect::Train(self.placement())),",
+        replace: "Some(_) => self.train(now, self.placement()),",
+        test: Test::Lib("master", "losses_of_ps"),
+    },
+    Mutant {
+        what: "a ps takes the addresses of an open that arrives late",
+        file: "ps/src/partition/norms.rs",
+        find: "if placement < homes.placement {",
+        replace: "if placement == u64::MAX {",
+        test: Test::Integration("ps", "norms"),
+    },
+    Mutant {
         what: "a user hears of what the journal does not have yet",
         file: "master/src/service/jobs.rs",
         find: "            self.shared.durable().await?;\n            let events = match recent {",
