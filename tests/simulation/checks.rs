@@ -185,7 +185,7 @@ impl State {
         let held = || (self.host.clone(), facts.get("job"), facts.get("partition"));
         match facts.message.as_str() {
             "partition opened" => {
-                let written = self.journal.as_ref().is_some_and(|journal| journal.says(&self.host));
+                let written = self.journal.as_ref().is_some_and(|journal| journal.has_said(&self.host));
                 assert!(
                     written,
                     "{} holds a partition, and the journal does not know it: {facts:?}",
