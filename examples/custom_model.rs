@@ -19,9 +19,10 @@ struct Options {
 
 fn build(context: &Context) -> Result<Box<dyn Model>> {
     let Options { degree } = context.options()?;
-    if context.inputs() != 1 {
+    let features = context.features()?;
+    if features != [1] {
         let (model, expected) = ("polynomial".to_owned(), "[1]".to_owned());
-        return Err(Error::Shape { model, expected, found: context.features.clone() });
+        return Err(Error::Shape { model, expected, found: features.to_vec() });
     }
     Ok(Box::new(Polynomial(vec![0.0; degree + 1])))
 }
@@ -29,7 +30,7 @@ fn build(context: &Context) -> Result<Box<dyn Model>> {
 impl Polynomial {
     /// Returns each record's x, and the error of the polynomial there.
     fn errors<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = (f32, f32)> + 'a {
-        let records = batch.features.iter().zip(batch.labels.as_f32().unwrap_or_default());
+        let records = batch.features().iter().zip(batch.values().unwrap_or_default());
         records.map(|(&x, y)| (x, self.0.iter().rev().fold(0.0, |sum, w| sum * x + w) - y))
     }
 }

@@ -1,36 +1,42 @@
 //! Makes batches from files. A data set is the records of its files in order, and a batch is any
 //! list of them.
 //!
-//! All files of a data set are in memory, once per process, as compact as on disk. Every format is
-//! one file here, which turns a file's bytes into arrays. The features and labels of a record
-//! depend only on the specification and the files.
+//! A record is a set of named, typed columns. Values stay in the type of their file until a batch is
+//! made. Plain files are mapped into memory. The features and labels of a record depend only on the
+//! specification and the files.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `array.rs` | a file's values, as compact as on disk |
-//! | `csv.rs`, `idx.rs`, `npy.rs` | one format each |
-//! | `table.rs`, `cache.rs` | the records of one file (pair); one copy of them per process |
-//! | `index.rs` | what a job learns of a file before it trains: counts, shape, checksum |
+//! | `object.rs` | a file: its bytes, and whether it has changed |
+//! | `format.rs`, `formats/` | what a format does; one file for each format |
+//! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
+//! | `table.rs`, `cache.rs` | the records of files that belong together; what the process keeps of them |
+//! | `schema.rs` | the columns of a table that a model takes, and the label |
+//! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `observer.rs` | the progress of a reader |
 
-mod array;
 mod batch;
 mod cache;
-mod csv;
+mod cast;
+pub mod column;
 mod dataset;
 pub mod error;
-mod idx;
+mod format;
+mod formats;
 mod index;
-mod npy;
+mod object;
 pub mod observer;
+mod schema;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use batch::Batch;
+pub use cache::{default_memory, limit_memory};
+pub use column::Column;
 pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};
+pub use object::Content;
 pub use observer::Observer;
-pub use table::Content;

@@ -1,190 +1,208 @@
-//! The records of one file (pair): features and labels.
+//! The records of one group of files that belong together: one file with all columns, or one file
+//! for each column.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use flate2::read::MultiGzDecoder;
-use proto::spec::{DataSpec, Format};
+use proto::column::ColumnSpec;
+use proto::spec::{DataSpec, FilesSpec};
 
-use crate::array::Array;
+use crate::cache::{self, Blocks};
+use crate::column::Column;
 use crate::error::{Error, Result, wrong};
+use crate::format::{self, Source};
+use crate::object::{Content, Object};
 use crate::observer::Observer;
-use crate::{csv, idx, npy};
 
-/// Bytes that are read from a file at once.
-const PIECE_BYTES: u64 = 4 << 20;
+/// Number of the next table of this process.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Identity of the content of one file (pair): the features, then the labels, without compression.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Content {
-    /// Size in bytes.
-    pub bytes: u64,
-    /// CRC-32C of the bytes.
-    pub crc32c: u32,
-}
-
-impl Content {
-    fn and(self, bytes: &[u8]) -> Self {
-        Self { bytes: self.bytes + bytes.len() as u64, crc32c: crc32c::crc32c_append(self.crc32c, bytes) }
-    }
-}
-
-/// The records of a file (pair). It has as many features as labels, and at least one value of each
-/// in a record.
-#[derive(Debug)]
+/// The records of a group of files. All files have as many records.
 pub(crate) struct Table {
-    /// Path of the file of features, for errors.
-    pub(crate) path: PathBuf,
-    pub(crate) features: Array,
-    pub(crate) labels: Array,
-    /// Identity of the content.
-    pub(crate) content: Content,
-    /// Path of the file of labels.
-    labels_path: PathBuf,
+    /// Number in this process.
+    id: u64,
+    parts: Vec<Part>,
+    columns: Vec<Place>,
+    records: u64,
+}
+
+/// A file of a table.
+struct Part {
+    object: Object,
+    source: Box<dyn Source>,
+    /// First record of each block, and the number of records.
+    starts: Vec<u64>,
+}
+
+/// Place of a column.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) spec: ColumnSpec,
+    part: usize,
+    /// Index among the part's columns.
+    index: usize,
 }
 
 impl Table {
-    /// Reads the file of features at `path`, and the file of labels. A CSV file has both.
+    /// Opens file number `file` of each list.
     ///
     /// # Errors
-    /// A file is missing, malformed, or does not fit its partner.
-    pub(crate) fn load(
+    /// A file is missing, malformed, or has another number of records than its partner.
+    pub(crate) fn open(
         spec: &DataSpec,
-        path: PathBuf,
-        labels: Option<PathBuf>,
+        files: &FilesSpec,
+        file: usize,
+        root: Option<&Path>,
         observer: &dyn Observer,
     ) -> Result<Self> {
-        let bytes = unpacked(&path, observer)?;
-        let content = Content::default().and(&bytes);
-        let read = match spec.format {
-            Format::Idx => idx::read,
-            Format::Npy => npy::read,
-            Format::Csv => {
-                let (features, labels) = csv::read(&path, &bytes, spec.label.as_deref(), spec.header)?;
-                return Self::new(path.clone(), features, path, labels, content);
-            }
-        };
-        let features = read(&path, bytes)?;
-        let Some(labels_path) = labels else {
-            return wrong(&path, "has no file of labels beside it; name one for it in `labels`");
-        };
-        let bytes = unpacked(&labels_path, observer)?;
-        let content = content.and(&bytes);
-        let labels = read(&labels_path, bytes)?;
-        Self::new(path, features, labels_path, labels, content)
-    }
-
-    fn new(
-        path: PathBuf,
-        features: Array,
-        labels_path: PathBuf,
-        labels: Array,
-        content: Content,
-    ) -> Result<Self> {
-        if features.width() == 0 {
-            return wrong(&path, format!("a record of shape {:?} has no values", features.record_shape()));
+        let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
+        for (key, name) in files.group(file) {
+            let object = Object::open(&spec.locate(name, root), observer)?;
+            let source = format::open(spec, object.clone(), key)?;
+            let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
+                *end = end.saturating_add(records);
+                Some(*end)
+            });
+            let starts = [0].into_iter().chain(ends).collect();
+            let place =
+                |(index, spec): (usize, &ColumnSpec)| Place { spec: spec.clone(), part: parts.len(), index };
+            columns.extend(source.outline().columns.iter().enumerate().map(place));
+            parts.push(Part { object, source, starts });
         }
-        if features.records() != labels.records() {
-            return wrong(
-                &labels_path,
-                format!(
-                    "{} labels for the {} records of {}; the two files belong to different data",
-                    labels.records(),
-                    features.records(),
-                    path.display()
-                ),
-            );
-        }
-        Ok(Self { path, features, labels, content, labels_path })
-    }
-
-    /// Checks that every label is one class number. Returns the smallest and the largest class, or
-    /// `None` without records.
-    ///
-    /// # Errors
-    /// A record has several labels, or a label is no whole number.
-    pub(crate) fn classes(&self) -> Result<Option<(i64, i64)>> {
-        self.label_width(Some(1))?;
-        let mut range = None;
-        for record in 0..self.labels.records() {
-            let mut label = [0.0];
-            self.labels.read(record, &mut label, |value| value);
-            let class = label[0] as i64;
-            if class as f64 != label[0] {
+        let Some(first) = parts.first() else {
+            return Err(Error::NoSuchFile { file, files: files.len() });
+        };
+        let records = first.records();
+        for other in &parts[1..] {
+            if other.records() != records {
                 return wrong(
-                    &self.labels_path,
+                    other.object.path(),
                     format!(
-                        "label {} of record {record} is no class number; mend it, or use a loss on values such as mse",
-                        label[0]
+                        "{} records, {records} in {}; the two files belong to different data",
+                        other.records(),
+                        first.object.path().display()
                     ),
                 );
             }
-            let (min, max) = range.unwrap_or((class, class));
-            range = Some((class.min(min), class.max(max)));
         }
-        Ok(range)
+        Ok(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), parts, columns, records })
     }
 
-    /// Returns the number of values of one record's label.
-    ///
-    /// # Errors
-    /// It is not `expected`.
-    pub(crate) fn label_width(&self, expected: Option<usize>) -> Result<usize> {
-        let found = self.labels.width();
-        if found == 0 || expected.is_some_and(|expected| expected != found) {
-            let expected = expected.map_or("1 or more".to_owned(), |width| width.to_string());
-            let shape = self.labels.record_shape();
-            return wrong(
-                &self.labels_path,
-                format!(
-                    "a label has shape {shape:?}, {found} values, expected {expected}; are features and labels swapped?"
-                ),
-            );
-        }
-        Ok(found)
+    /// Returns the number of records.
+    pub(crate) const fn records(&self) -> u64 {
+        self.records
     }
 
-    /// Returns the shape of one record's features: `wanted`, or the file's own.
+    /// Returns the columns, in the order of the lists' names and of the files.
+    pub(crate) fn columns(&self) -> &[Place] {
+        &self.columns
+    }
+
+    /// Returns the path of the first file, for errors.
+    pub(crate) fn path(&self) -> &Path {
+        self.parts[0].object.path()
+    }
+
+    /// Returns the path of a column's file, for errors.
+    pub(crate) fn path_of(&self, column: &Place) -> &Path {
+        self.parts[column.part].object.path()
+    }
+
+    /// Reads all bytes and returns their identity.
+    pub(crate) fn content(&self, observer: &dyn Observer) -> Content {
+        self.parts.iter().fold(Content::default(), |content, part| part.object.hash(content, observer))
+    }
+
+    /// Checks that no file has changed since it was opened.
     ///
     /// # Errors
-    /// A record has another number of values than `wanted`.
-    pub(crate) fn shape(&self, wanted: Option<&[usize]>) -> Result<Vec<usize>> {
-        let found = self.features.record_shape();
-        let Some(shape) = wanted else { return Ok(found.to_vec()) };
-        let values = shape.iter().try_fold(1usize, |values, &size| values.checked_mul(size));
-        if values != Some(self.features.width()) {
-            return wrong(
-                &self.path,
-                format!(
-                    "records of shape {found:?}, {} values, cannot be given data.shape = {shape:?}",
-                    self.features.width()
-                ),
-            );
+    /// The first file that has.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.object.check())
+    }
+
+    /// Returns the blocks of columns `wanted`.
+    pub(crate) fn reader(self: &Arc<Self>, wanted: &[Place]) -> Reader {
+        let mut of_parts: Vec<Vec<usize>> = vec![Vec::new(); self.parts.len()];
+        let mut places = Vec::with_capacity(wanted.len());
+        for Place { part, index, .. } in wanted {
+            let columns = &mut of_parts[*part];
+            let at = columns.iter().position(|other| other == index).unwrap_or_else(|| {
+                columns.push(*index);
+                columns.len() - 1
+            });
+            places.push((*part, at));
         }
-        Ok(shape.to_vec())
+        let columns = of_parts.into_iter().map(Arc::from).collect();
+        Reader { table: self.clone(), columns, places, current: vec![None; self.parts.len()] }
+    }
+
+    fn block(&self, part: usize, block: usize, columns: &Arc<[usize]>) -> Result<Blocks> {
+        let source = &self.parts[part].source;
+        let read = || source.read(block, columns);
+        let key = cache::Key { table: self.id, part, block, columns: columns.clone() };
+        cache::block(key, read)
     }
 }
 
-/// Reads a file, and reports each piece to `observer`.
-fn read(path: &Path, observer: &dyn Observer) -> std::io::Result<Vec<u8>> {
-    let mut file = std::fs::File::open(path)?;
-    let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
-    while file.by_ref().take(PIECE_BYTES).read_to_end(&mut bytes)? > 0 {
-        observer.advance();
+impl Part {
+    fn records(&self) -> u64 {
+        self.starts.last().copied().unwrap_or_default()
     }
-    Ok(bytes)
 }
 
-/// Reads a file, and decompresses it if it starts with gzip's magic bytes, whatever its name.
-fn unpacked(path: &Path, observer: &dyn Observer) -> Result<Vec<u8>> {
-    observer.open(path);
-    let bytes = read(path, observer).map_err(|source| Error::File { path: path.to_owned(), source })?;
-    if !bytes.starts_with(&[0x1F, 0x8B]) {
-        return Ok(bytes);
+/// A reader of some columns of a table, which keeps the blocks that it read last.
+pub(crate) struct Reader {
+    table: Arc<Table>,
+    /// Indices of the columns in each part.
+    columns: Vec<Arc<[usize]>>,
+    /// Part of each wanted column, and its place among the part's.
+    places: Vec<(usize, usize)>,
+    /// The block at hand of each part, with its records.
+    current: Vec<Option<(Range<u64>, Blocks)>>,
+}
+
+impl Reader {
+    /// Calls `take` with each wanted column's block that has `record`, and the record's number
+    /// there.
+    ///
+    /// # Errors
+    /// A block is damaged.
+    ///
+    /// # Panics
+    /// If the table has no such record.
+    pub(crate) fn record(&mut self, record: u64, mut take: impl FnMut(usize, &Column, usize)) -> Result<()> {
+        assert!(record < self.table.records, "record {record} of {}", self.table.records);
+        for (part, columns) in self.columns.iter().enumerate().filter(|(_, columns)| !columns.is_empty()) {
+            let current = &mut self.current[part];
+            if !current.as_ref().is_some_and(|(records, _)| records.contains(&record)) {
+                let starts = &self.table.parts[part].starts;
+                let block = starts.partition_point(|&start| start <= record) - 1;
+                *current = Some((starts[block]..starts[block + 1], self.table.block(part, block, columns)?));
+            }
+        }
+        for (wanted, &(part, at)) in self.places.iter().enumerate() {
+            if let Some((records, columns)) = &self.current[part] {
+                take(wanted, &columns[at], (record - records.start) as usize);
+            }
+        }
+        Ok(())
     }
-    let mut plain = Vec::new();
-    match MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut plain) {
-        Ok(_) => Ok(plain),
-        Err(error) => wrong(path, format!("damaged gzip: {error}; copy or download it again")),
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table")
+            .field("path", &self.path())
+            .field("records", &self.records)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        cache::forget(self.id);
     }
 }

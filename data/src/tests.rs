@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flate2::{Compression, write::GzEncoder};
+use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{DataSet, JobSpec};
-use proto::tensor::Values;
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
-use crate::idx::tests::write as idx;
+use crate::formats::idx::tests::write as idx;
 use crate::{Content, Dataset, Indexed, index};
 
 /// A folder with data files, and a job that reads them.
@@ -94,15 +94,19 @@ fn content(files: &[&[u8]]) -> Content {
 fn a_batch_holds_the_asked_records_in_the_asked_order() {
     let job = Job::new(IDX, "cross_entropy").file("x", images(5)).file("y", gz(&labels(5)));
     let data = job.train();
-    assert_eq!((data.len(), data.shape(), data.label_range()), (5, &[2, 2][..], Some((0, 2))));
+    let features = ColumnSpec::fixed("features", ElementType::F32, [2, 2]);
+    assert_eq!(
+        (data.len(), data.inputs(), data.label_range().unwrap()),
+        (5, vec![features.clone()], Some((0, 2)))
+    );
     let batch = data.batch([4, 0]).unwrap();
-    assert_eq!((batch.samples, &batch.shape[..], &batch.records[..]), (2, &[2, 2][..], &[4, 0][..]));
-    assert_eq!(batch.features, [40.0, 41.0, 42.0, 43.0, 0.0, 1.0, 2.0, 3.0]);
-    assert_eq!(batch.labels, Values::I64(vec![1, 0]));
+    assert_eq!((batch.samples, batch.inputs[0].spec(), &batch.records[..]), (2, &features, &[4, 0][..]));
+    assert_eq!(batch.features(), [40.0, 41.0, 42.0, 43.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(batch.classes(), Some(&[1, 0][..]));
     assert!(data.batch([5]).unwrap_err().to_string().contains("record 5: the data set has 5"));
     let expected = Indexed {
         records: 5,
-        shape: vec![2, 2],
+        inputs: vec![features],
         labels: Some((0, 2)),
         content: content(&[&images(5), &labels(5)]),
     };
@@ -118,7 +122,7 @@ fn features_are_scaled_in_the_documented_order() {
     let data = job.file("x", images(2)).file("y", labels(2)).train();
     let expected: Vec<f32> =
         [10.0f32, 11.0, 12.0, 13.0].iter().map(|raw| (raw / 255.0 - 0.1307) / 0.3081).collect();
-    assert_eq!(data.batch([1]).unwrap().features, expected);
+    assert_eq!(data.batch([1]).unwrap().features(), expected);
 }
 
 #[test]
@@ -135,11 +139,12 @@ fn records_are_counted_over_all_files() {
     assert!(job.error().contains("empty: 0 columns"));
     let job = job.file("empty", "9,9\n");
     let batch = job.train().batch(0..4).unwrap();
-    assert_eq!((batch.features, batch.records), (vec![2.0, 9.0, 3.0, 4.0], vec![1, 2, 3, 4]));
-    assert_eq!(batch.labels, Values::F32(vec![-2.0, 9.0, -3.0, -4.0]));
+    assert_eq!((batch.features(), &batch.records[..]), (&[2.0, 9.0, 3.0, 4.0][..], &[1, 2, 3, 4][..]));
+    assert_eq!(batch.values(), Some(&[-2.0, 9.0, -3.0, -4.0][..]));
+    let inputs = vec![ColumnSpec::fixed("features", ElementType::F32, [1])];
     assert_eq!(
         job.index().unwrap(),
-        Indexed { records: 2, shape: vec![1], labels: None, content: content(&[b"1,-1\n2,-2\n"]) }
+        Indexed { records: 2, inputs, labels: None, content: content(&[b"1,-1\n2,-2\n"]) }
     );
 }
 
@@ -184,8 +189,8 @@ fn one_process_holds_a_file_once_and_lets_it_go() {
 fn data_shape_gives_records_another_shape() {
     let job =
         Job::new(&format!("{IDX} shape = [1, 4]"), "cross_entropy").file("x", images(2)).file("y", labels(2));
-    assert_eq!(job.train().batch([0]).unwrap().shape, [1, 4]);
-    assert_eq!(job.index().unwrap().shape, [1, 4]);
+    assert_eq!(job.train().batch([0]).unwrap().inputs[0].spec().shape, [1, 4]);
+    assert_eq!(job.index().unwrap().inputs[0].shape, [1, 4]);
     let job =
         Job::new(&format!("{IDX} shape = [3]"), "cross_entropy").file("x", images(2)).file("y", labels(2));
     assert!(
@@ -208,13 +213,7 @@ fn a_data_root_moves_the_files() {
 fn partners_that_do_not_fit_are_both_named() {
     let job = Job::new(IDX, "cross_entropy").file("x", images(5)).file("y", labels(4));
     let message = job.error();
-    assert!(message.contains("/y: 4 labels for the 5 records of") && message.contains("/x"), "{message}");
-    let job = Job::new(IDX, "cross_entropy").file("x", labels(5)).file("y", images(5));
-    assert!(
-        job.error().contains("/y: a label has shape [2, 2], 4 values, expected 1; are features"),
-        "{}",
-        job.error()
-    );
+    assert!(message.contains("/y: 4 records, 5 in") && message.contains("/x"), "{message}");
     let job = Job::new(
         r#"format = "idx"
         train = { features = ["x", "x2"], labels = ["y", "y"] }"#,
@@ -223,7 +222,8 @@ fn partners_that_do_not_fit_are_both_named() {
     let job = job.file("x", images(5)).file("y", labels(5)).file("x2", idx(&[5, 3], &[0; 15]));
     let message = job.error();
     assert!(
-        message.contains("/x2: records of shape [3], those of") && message.contains("/x have [2, 2]"),
+        message.contains("/x2: records have `features` f32[3], those of")
+            && message.contains("/x have `features` f32[2, 2]"),
         "{message}"
     );
 }
@@ -233,14 +233,16 @@ fn class_labels_must_be_whole_numbers() {
     let csv = r#"format = "csv"
         train = { features = ["a"] }"#;
     let job = Job::new(csv, "cross_entropy").file("a", "x,y\n1,0\n1,3.0\n");
-    assert_eq!(job.train().batch([1]).unwrap().labels, Values::I64(vec![3]));
+    assert_eq!(job.train().batch([1]).unwrap().classes(), Some(&[3][..]));
     let job = job.file("a", "x,y\n1,0\n1,2.5\n");
-    assert!(job.error().contains("label 2.5 of record 1 is no class number"), "{}", job.error());
-    assert!(job.index().unwrap_err().to_string().contains("label 2.5"));
+    let message = job.index().unwrap_err().to_string();
+    assert!(message.contains("label 2.5 of record 1 is no class number"), "{message}");
+    let message = job.train().batch([1]).unwrap_err().to_string();
+    assert!(message.contains("column `y`: 2.5 of record 1 is no value of type i64"), "{message}");
     let job = Job::new(csv, "mse").file("a", "x,y\n1,0\n1,2.5\n");
     assert_eq!(
-        (job.train().batch([1]).unwrap().labels, job.train().label_range()),
-        (Values::F32(vec![2.5]), None)
+        (job.train().batch([1]).unwrap().values(), job.train().label_range().unwrap()),
+        (Some(&[2.5][..]), None)
     );
 }
 
@@ -255,4 +257,97 @@ fn missing_and_damaged_files_are_named() {
     assert!(job.error().contains("/y: damaged gzip"), "{}", job.error());
     let job = job.file("x", idx(&[5, 0], &[])).file("y", labels(5));
     assert!(job.error().contains("a record of shape [0] has no values"), "{}", job.error());
+}
+
+/// Returns a NumPy file of i64.
+fn npy(values: &[i64], of_one: usize) -> Vec<u8> {
+    let (records, one) =
+        (values.len() / of_one, if of_one == 1 { String::new() } else { format!(" {of_one}") });
+    let header = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': ({records},{one}), }}\n");
+    let length = (header.len() as u16).to_le_bytes();
+    let values = values.iter().flat_map(|value| value.to_le_bytes());
+    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes()].concat().into_iter().chain(values).collect()
+}
+
+const TWO_TOWERS: &str = r#"format = "npy"
+    train = { user = ["u"], history = ["h"], labels = ["y"] }
+"#;
+
+fn two_towers(data: &str, loss: &str) -> Job {
+    let job = Job::new(&format!("{TWO_TOWERS}{data}"), loss);
+    let job = job.file("u", npy(&[7, 8, 9], 1)).file("h", npy(&[1, 2, 3, 4, 5, 6], 2));
+    job.file("y", npy(&[0, 1, 1], 1))
+}
+
+#[test]
+fn named_inputs_keep_their_type_and_shape() {
+    let job = two_towers(r#"inputs = { id = "user", past = "history" }"#, "bce_with_logits");
+    let batch = job.train().batch([2, 0]).unwrap();
+    let named = |name: &str| batch.inputs.iter().find(|input| input.spec().name == name).unwrap();
+    assert_eq!(named("id").spec(), &ColumnSpec::fixed("id", ElementType::I64, []));
+    assert_eq!(named("id").values(), Some(&[9i64, 7][..]));
+    assert_eq!(named("past").spec(), &ColumnSpec::fixed("past", ElementType::I64, [2]));
+    assert_eq!(named("past").values(), Some(&[5i64, 6, 1, 2][..]));
+    assert_eq!((batch.labels.spec().shape.len(), batch.values()), (0, Some(&[1.0, 0.0][..])));
+    assert!(batch.features().is_empty(), "there is no single input of f32");
+}
+
+#[test]
+fn a_type_of_the_job_wins_and_what_does_not_fit_it_is_named() {
+    let inputs = r#"inputs = ["user"]
+        "#;
+    let job = two_towers(&format!("{inputs}dtypes = {{ user = \"f32\" }}"), "mse");
+    assert_eq!(job.train().batch([1]).unwrap().inputs[0].values(), Some(&[8f32][..]));
+    let job = two_towers(&format!("{inputs}dtypes = {{ user = \"bool\" }}"), "mse");
+    let message = job.train().batch([1]).unwrap_err().to_string();
+    assert!(message.contains("/u: column `user`: 8 of record 1 is no value of type bool"), "{message}");
+}
+
+#[test]
+fn columns_of_a_csv_file_make_several_inputs() {
+    let data = r#"format = "csv"
+        train = { files = ["a"] }
+        label = "clicked"
+        dtypes = { user = "i64" }
+        inputs = { id = "user", dense = ["age", "income"] }"#;
+    let text = "name,age,user,income,clicked\nAnn,30,123456789012,1.5,1\nBob,40,7,2.5,0\n";
+    let job = Job::new(data, "bce_with_logits").file("a", text);
+    let batch = job.train().batch([0, 1]).unwrap();
+    assert_eq!(
+        batch.inputs.iter().map(|input| input.spec().to_string()).collect::<Vec<_>>(),
+        ["`dense` f32[2]", "`id` i64[]"]
+    );
+    assert_eq!(batch.inputs[0].values(), Some(&[30f32, 1.5, 40.0, 2.5][..]));
+    assert_eq!(batch.inputs[1].values(), Some(&[123_456_789_012i64, 7][..]));
+    let wrong = data.replace("income", "wealth");
+    let message = Job::new(&wrong, "mse").file("a", text).error();
+    assert!(
+        message.contains("data.inputs = \"wealth\": no such column; there are name, age, user"),
+        "{message}"
+    );
+}
+
+#[test]
+fn labels_of_several_classes_keep_their_shape() {
+    let job = Job::new(
+        r#"format = "npy"
+        train = { tokens = ["t"], labels = ["l"] }
+        inputs = ["tokens"]"#,
+        "cross_entropy",
+    );
+    let job = job.file("t", npy(&[1, 2, 3, 4], 2)).file("l", npy(&[2, 3, 4, -100], 2));
+    let batch = job.train().batch([1]).unwrap();
+    assert_eq!(batch.labels.spec(), &ColumnSpec::fixed("labels", ElementType::I64, [2]));
+    assert_eq!(batch.classes(), Some(&[4, -100][..]));
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_refused() {
+    let job = Job::new(IDX, "cross_entropy").file("x", images(4)).file("y", labels(4));
+    let data = job.train();
+    assert!(data.batch([1]).is_ok());
+    let job = job.file("x", images(5));
+    let message = data.batch([1]).unwrap_err().to_string();
+    assert!(message.contains("/x: the file has changed since this worker opened it"), "{message}");
+    drop(job);
 }

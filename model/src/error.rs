@@ -42,6 +42,18 @@ pub enum Error {
         /// Shape of the data.
         found: Vec<usize>,
     },
+    /// The job's inputs do not fit the network.
+    #[error(
+        "the network `{model}` takes {expected}, the job gives {found}; change data.inputs or choose another network"
+    )]
+    Inputs {
+        /// Name of the network.
+        model: String,
+        /// Inputs that the network takes.
+        expected: String,
+        /// Inputs of the job.
+        found: String,
+    },
     /// No builtin network has this name.
     #[error("model.builtin: no network `{name}`; known are {}", known.join(", "))]
     UnknownModel {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::Batch;
+use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{JobSpec, Metrics};
 use proto::tensor::{TensorRole, TensorSpec, Values};
 
@@ -157,8 +158,8 @@ pub struct Evaluation {
 pub struct Context {
     /// Specification of the job.
     pub spec: Arc<JobSpec>,
-    /// Shape of one record's features.
-    pub features: Vec<usize>,
+    /// Inputs of a batch, each named after the argument that takes it.
+    pub inputs: Vec<ColumnSpec>,
     /// Largest class in the data. `None` if labels are no classes.
     pub label_max: Option<i64>,
     /// Files that came with the job, by name.
@@ -182,9 +183,23 @@ impl Context {
         })
     }
 
-    /// Returns the number of values in one record's features.
-    pub fn inputs(&self) -> usize {
-        self.features.iter().product()
+    /// Returns the shape of one record of the only input, for a network that takes one f32 tensor
+    /// ([`Batch::features`]).
+    ///
+    /// # Errors
+    /// The job gives other inputs.
+    pub fn features(&self) -> Result<&[usize]> {
+        match self.inputs.as_slice() {
+            [features] if features.dtype == ElementType::F32 && !features.ragged => Ok(&features.shape),
+            inputs => {
+                let found: Vec<_> = inputs.iter().map(ColumnSpec::to_string).collect();
+                Err(Error::Inputs {
+                    model: self.spec.model.builtin.clone().unwrap_or_default(),
+                    expected: "one input of type f32".to_owned(),
+                    found: found.join(", "),
+                })
+            }
+        }
     }
 }
 

@@ -31,8 +31,8 @@ fn train(spec: &JobSpec) -> f64 {
     let validation = Dataset::open(spec, DataSet::Validation, None).unwrap();
     let context = Context {
         spec: Arc::new(spec.clone()),
-        features: train.shape().to_vec(),
-        label_max: train.label_range().map(|(_, max)| max),
+        inputs: train.inputs(),
+        label_max: train.label_range().unwrap().map(|(_, max)| max),
         artifacts: Default::default(),
         device: Device::Cpu,
         threads: 1,

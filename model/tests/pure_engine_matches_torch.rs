@@ -12,6 +12,7 @@ use std::sync::Arc;
 use data::Batch;
 use model::Device;
 use model::{Context, Registry};
+use proto::column::{ColumnSpec, ElementType};
 use proto::spec::JobSpec;
 use proto::tensor::Values;
 use serde_json::{Value, json};
@@ -78,13 +79,10 @@ fn context(case: &Value, inputs: usize, batch: &Batch) -> Context {
         "batch": { "micro": 1 },
         "optimizer": { "kind": "sgd", "learning_rate": 1 },
     });
-    let label_max = match &batch.labels {
-        Values::I64(labels) => labels.iter().copied().max(),
-        _ => None,
-    };
+    let label_max = batch.classes().and_then(|labels| labels.iter().copied().max());
     Context {
         spec: Arc::new(JobSpec::from_json(&spec.to_string()).unwrap()),
-        features: vec![inputs],
+        inputs: vec![ColumnSpec::fixed("features", ElementType::F32, [inputs])],
         label_max,
         artifacts: Default::default(),
         device: Device::Cpu,
@@ -95,17 +93,11 @@ fn context(case: &Value, inputs: usize, batch: &Batch) -> Context {
 fn batch(case: &Value, inputs: usize, samples: usize) -> Batch {
     let labels = &case["labels"];
     let is_class = case["model"].get("loss").is_none();
-    Batch {
-        samples,
-        features: floats(&case["features"]),
-        shape: vec![inputs],
-        labels: if is_class {
-            Values::I64(numbers(labels).iter().map(|&label| label as i64).collect())
-        } else {
-            Values::F32(floats(labels))
-        },
-        records: (0..samples as u64).collect(),
-    }
+    let labels = match is_class {
+        true => Values::I64(numbers(labels).iter().map(|&label| label as i64).collect()),
+        false => Values::F32(floats(labels)),
+    };
+    Batch::of(&floats(&case["features"]), &[inputs], &labels, samples)
 }
 
 fn size(value: &Value) -> usize {

@@ -128,7 +128,7 @@ fn fifty_steps_of_a_script_with_batchnorm_have_pytorchs_losses() {
     for (case, micro) in [("one", 32), ("two", 16)] {
         let spec = proto::spec::parse(&text, &path, &[format!("batch.micro={micro}")]).unwrap();
         let data = Dataset::open(&spec, DataSet::Train, None).unwrap();
-        let mut job = context("builtin = \"mlp\"", data.shape());
+        let mut job = context("builtin = \"mlp\"", &data.inputs()[0].shape);
         job.artifacts.insert("model.pt".to_owned(), folder.join("torch_steps.pt"));
         job.spec = spec.into();
         let (losses, weights) = train(&job, &data, 50);

@@ -212,7 +212,7 @@ fn weights_are_computed_with_where_they_lie_and_never_written_to() {
 fn a_failed_forward_leaves_the_loaded_state_too() {
     let (mut model, mut bad) = (start(&script_context("batchnorm.pt", "")), batch(6, &SHAPE));
     let good = bits(&model.gradients(&bad, 0).unwrap());
-    bad.labels = Values::I64(vec![0, 1, 2, 3, 0, 0]);
+    bad.labels = labelled(6, &SHAPE, &Values::I64(vec![0, 1, 2, 3, 0, 0])).labels;
     let error = model.gradients(&bad, 0).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -320,7 +320,7 @@ fn a_loss_and_a_forward_that_do_not_fit_are_refused() {
     let error = model.gradients(&batch_of_values(6, &SHAPE, 2, 1.0), 0).unwrap_err().to_string();
     says(&error, &["`mse` needs 3 values a record"]);
     let error = model.gradients(&batch(6, &SHAPE), 0).unwrap_err().to_string();
-    says(&error, &["`mse`", "labels of type I64"]);
+    says(&error, &["`mse`", "labels `labels` i64[]"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::column::ColumnSpec;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use crate::parameters::{Address, Outcome, Pull, Pushed, Restore, Target, Want};
@@ -562,6 +563,14 @@ pub fn pack_as(
         }
         Some(pb::Chunks { chunks: message.into_iter().map(&mut encode).collect() })
     })
+}
+
+impl From<&ColumnSpec> for pb::Column {
+    fn from(spec: &ColumnSpec) -> Self {
+        let ColumnSpec { name, dtype, shape, ragged } = spec;
+        let shape = shape.iter().map(|&size| size as u64).collect();
+        Self { name: name.clone(), dtype: dtype.name().to_owned(), shape, ragged: *ragged }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`pb`], [`convert`] | the wire schema, and how its messages are checked |
 //! | [`spec`], [`optimizer`] | a job's specification |
+//! | [`column`] | the columns of records |
 //! | [`plan`], [`random`] | the numbering of a job's work |
 //! | [`tree`], [`wire`] | the order and the rounding of sums |
 //! | [`placement`] | where parameters live |
@@ -13,6 +14,7 @@
 
 pub mod artifact;
 pub mod checkpoint;
+pub mod column;
 pub mod convert;
 pub mod dtype;
 pub mod duration;

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::parse;
 pub use self::records::Records;
+use crate::column::ElementType;
 use crate::duration;
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerSpec;
@@ -103,6 +104,9 @@ pub struct ModelSpec {
     /// Loss to minimise. Default: `cross_entropy`.
     #[serde(default)]
     pub loss: Loss,
+    /// Class whose labels count neither in the loss nor in metrics. Default: -100, PyTorch's.
+    #[serde(default = "ignored", skip_serializing_if = "is_ignored")]
+    pub ignore_index: i64,
     /// Numbers that an evaluation reports beside the loss. Default: none.
     #[serde(default)]
     pub metrics: Vec<Metric>,
@@ -113,7 +117,8 @@ pub struct ModelSpec {
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
     /// Softmax and negative log likelihood of the label's class. Outputs are logits `[n, classes]`,
-    /// labels are classes.
+    /// labels are classes. With labels `[n, ..]`, outputs are `[n, classes, ..]` as in PyTorch, or
+    /// `[n, .., classes]`.
     #[default]
     CrossEntropy,
     /// Negative log likelihood. Outputs are log-probabilities `[n, classes]`, labels are classes.
@@ -178,8 +183,16 @@ pub struct DataSpec {
     /// Scaling of the features. Default: none.
     #[serde(default)]
     pub normalize: Normalize,
-    /// CSV: the column (its name in the header, or its number from 0) that holds the label.
-    /// Default: the last.
+    /// Columns that the model takes. Default: one argument `features`, f32, with all columns but
+    /// the label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<InputsSpec>,
+    /// Types in which the model gets columns that `inputs` names. Default: f32 for f64, all others as
+    /// in the files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dtypes: BTreeMap<String, ElementType>,
+    /// Column that holds the label: its name, or its number from 0 in a format whose files have all
+    /// columns. Default: `labels`, or the last column of such a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// CSV: whether the first line names the columns. Default: true.
@@ -192,18 +205,97 @@ pub struct DataSpec {
 }
 
 /// Data files that belong together.
+///
+/// A format whose files have one array each (`idx`, `npy`) has one list of files for each column,
+/// under the column's name: `{ features = ["x.npy"], labels = ["y.npy"] }`. All other formats have one
+/// list: `{ files = ["a.csv", "b.csv"] }`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a table with `features` and `labels`")]
+#[serde(expecting = "a table with `files`, or with `features` and `labels`")]
 pub struct FilesSpec {
-    /// Files of features, in order.
-    pub features: Vec<String>,
-    /// Files of labels, one for each of `features`. Leave it out for CSV, where the label is a
-    /// column.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub labels: Vec<String>,
     /// Used records `[begin, end)`, counted over all files. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<(u64, u64)>,
+    /// Lists of files by their key, each in order. All lists have the same number of files.
+    #[serde(flatten)]
+    pub lists: BTreeMap<String, Vec<String>>,
+}
+
+impl FilesSpec {
+    /// Returns the number of files in each list.
+    pub fn len(&self) -> usize {
+        self.lists.values().map(Vec::len).max().unwrap_or_default()
+    }
+
+    /// Returns whether there is no file.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the key and the name of file number `file` of each list.
+    pub fn group(&self, file: usize) -> impl Iterator<Item = (&str, &str)> {
+        self.lists.iter().filter_map(move |(key, files)| Some((key.as_str(), files.get(file)?.as_str())))
+    }
+
+    /// Returns the name that stands for file number `file` of all lists: that in `files`, in
+    /// `features`, or in the first list.
+    pub fn name(&self, file: usize) -> &str {
+        let list = [FILES, FEATURES].into_iter().find_map(|key| self.lists.get(key));
+        let list = list.or_else(|| self.lists.values().next());
+        list.and_then(|files| files.get(file)).map_or("", String::as_str)
+    }
+}
+
+/// Key of the list of files of a format whose files have all columns.
+pub const FILES: &str = "files";
+
+/// Name of the column of features, where a job names no inputs.
+pub const FEATURES: &str = "features";
+
+/// Name of the column of labels in formats whose files have one array each.
+pub const LABELS: &str = "labels";
+
+/// Columns that a model takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a list of columns, or a table `{ argument = \"column\" }`")]
+pub enum InputsSpec {
+    /// Columns for the arguments of `forward`, by position.
+    List(Vec<String>),
+    /// Columns for the arguments of `forward`, by name.
+    Named(BTreeMap<String, InputSpec>),
+}
+
+/// Columns of one argument.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a column, or a list of columns")]
+pub enum InputSpec {
+    /// A column in its own type and shape.
+    One(String),
+    /// Columns of one number a record, as f32 `[n, columns]`.
+    Several(Vec<String>),
+}
+
+impl InputsSpec {
+    /// Returns the arguments, each with its columns.
+    pub fn arguments(&self) -> Vec<(&str, InputSpec)> {
+        match self {
+            Self::List(columns) => {
+                columns.iter().map(|column| (column.as_str(), InputSpec::One(column.clone()))).collect()
+            }
+            Self::Named(inputs) => {
+                inputs.iter().map(|(name, input)| (name.as_str(), input.clone())).collect()
+            }
+        }
+    }
+}
+
+impl InputSpec {
+    /// Returns the names of the columns.
+    pub fn columns(&self) -> &[String] {
+        match self {
+            Self::One(column) => std::slice::from_ref(column),
+            Self::Several(columns) => columns,
+        }
+    }
 }
 
 /// Data formats.
@@ -216,6 +308,17 @@ pub enum Format {
     Csv,
     /// NumPy arrays whose first dimension is the records.
     Npy,
+    /// Apache Parquet.
+    Parquet,
+    /// Apache Arrow IPC files and streams.
+    Arrow,
+}
+
+impl Format {
+    /// Returns whether a file has one array, so that each column has files of its own.
+    pub const fn has_one_column(self) -> bool {
+        matches!(self, Self::Idx | Self::Npy)
+    }
 }
 
 /// Order of the records in an epoch.
@@ -480,4 +583,13 @@ pub type Metrics = BTreeMap<String, f64>;
 
 const fn yes() -> bool {
     true
+}
+
+const fn ignored() -> i64 {
+    -100
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_ignored(class: &i64) -> bool {
+    *class == ignored()
 }

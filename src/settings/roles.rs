@@ -415,6 +415,13 @@ impl Role for Worker {
             ),
             option("prefetch", Kind::Count, "N", LIMITS, "Number of microbatches that are read ahead"),
             option(
+                "data_memory",
+                Kind::Bytes,
+                "BYTES",
+                LIMITS,
+                "Memory for decoded data of all jobs. Without it a quarter of the machine's memory",
+            ),
+            option(
                 "pushes_in_flight_max",
                 Kind::Count,
                 "N",

@@ -70,7 +70,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
 /// Some files cannot be read: all of them, with the reasons.
 fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
-    let files = sets.flat_map(|files| files.features.iter().chain(&files.labels));
+    let files = sets.flat_map(|files| files.lists.values().flatten());
     let files: Vec<_> = files.map(|file| spec.data.locate(file, root)).collect();
     let why = |path: &Path| match std::fs::metadata(path) {
         Ok(found) => found.is_dir().then(|| "it is a folder".to_owned()),

@@ -33,6 +33,9 @@ pub struct Options {
     pub drain: Duration,
     /// Number of microbatches read ahead of the one that is computed. Default 4.
     pub prefetch: usize,
+    /// Memory for decoded data of all jobs of this process, in bytes. Default: a quarter of the
+    /// machine's memory, or of the limit of the process's control group.
+    pub data_memory: u64,
     /// Most nodes of the reduction tree on their way to the ps at once. A node that precedes all
     /// others is exempt. Default 4.
     pub pushes_in_flight_max: usize,
@@ -85,6 +88,7 @@ impl Default for Options {
             master_timeout: Duration::from_secs(300),
             drain: Duration::from_secs(10),
             prefetch: 4,
+            data_memory: data::default_memory(),
             pushes_in_flight_max: 4,
             scratch: std::env::temp_dir(),
             inline: None,

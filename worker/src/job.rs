@@ -86,7 +86,7 @@ impl Job {
         let initial = artifacts.remove(INITIAL).filter(|_| spec.model.initial.is_some());
         let context = Context {
             spec: spec.clone(),
-            features: train.shape().to_vec(),
+            inputs: train.inputs(),
             label_max: reply.label_max,
             artifacts,
             device,

@@ -37,7 +37,7 @@ impl Index {
             pb::DataSet::Train | pb::DataSet::Unspecified => DataSet::Train,
         };
         let file = task.file as usize;
-        if spec.data.files(set).is_none_or(|files| file >= files.features.len()) {
+        if spec.data.files(set).is_none_or(|files| file >= files.len()) {
             return Err(Error::Task {
                 what: "index".to_owned(),
                 reason: format!("the job has no {set:?} file {file}"),
@@ -59,11 +59,12 @@ impl Index {
         let indexed = blocking(inline.as_ref(), index).await?;
         Ok(Report::Indexed(pb::Indexed {
             records: indexed.records,
-            shape: indexed.shape.iter().map(|&size| size as u64).collect(),
+            inputs: indexed.inputs.iter().map(pb::Column::from).collect(),
             label_min: indexed.labels.map(|(min, _)| min),
             label_max: indexed.labels.map(|(_, max)| max),
             crc32c: Some(indexed.content.crc32c),
             bytes: indexed.content.bytes,
+            ..pb::Indexed::default()
         }))
     }
 }

@@ -44,8 +44,9 @@ pub(super) struct Facts {
 impl Index {
     pub(super) fn new(spec: &JobSpec) -> Self {
         let files = |set| {
-            let features = spec.data.files(set).map(|files| files.features.clone()).unwrap_or_default();
-            features.into_iter().map(|path| File { path, found: None }).collect()
+            let files = spec.data.files(set).into_iter();
+            let names = files.flat_map(|files| (0..files.len()).map(|file| files.name(file).to_owned()));
+            names.map(|path| File { path, found: None }).collect()
         };
         Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
     }
@@ -89,7 +90,7 @@ impl Index {
     pub(super) fn facts(&self, spec: &JobSpec) -> Result<Facts, String> {
         let found: Vec<(&File, &pb::Indexed)> =
             self.train.iter().chain(&self.validation).map(indexed).collect();
-        check_shapes(&found)?;
+        check_inputs(&found)?;
         if spec.model.loss.wants_classes() {
             check_classes(&found)?;
         }
@@ -141,16 +142,29 @@ fn indexed(file: &File) -> (&File, &pb::Indexed) {
     (file, file.found.as_ref().expect("all files are indexed"))
 }
 
-fn check_shapes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
+fn check_inputs(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
     let mut filled = found.iter().filter(|(_, found)| found.records > 0);
-    let Some((first, pb::Indexed { shape, .. })) = filled.next() else { return Ok(()) };
-    match filled.find(|(_, found)| found.shape != *shape) {
+    let Some((first, of_first)) = filled.next() else { return Ok(()) };
+    // A journal of an older version has the shape alone.
+    let differ = |found: &pb::Indexed| (&found.inputs, &found.shape) != (&of_first.inputs, &of_first.shape);
+    match filled.find(|(_, found)| differ(found)) {
         None => Ok(()),
         Some((other, found)) => Err(format!(
-            "records of `{}` have shape {:?}, those of `{}` have {shape:?}; all files of a job must agree: convert or \
-             leave out those that differ",
-            other.path, found.shape, first.path
+            "records of `{}` have {}, those of `{}` have {}; all files of a job must agree: convert or leave out those \
+             that differ",
+            other.path,
+            describe(found),
+            first.path,
+            describe(of_first)
         )),
+    }
+}
+
+fn describe(found: &pb::Indexed) -> String {
+    let column = |column: &pb::Column| format!("`{}` {}{:?}", column.name, column.dtype, column.shape);
+    match found.inputs.is_empty() {
+        true => format!("shape {:?}", found.shape),
+        false => found.inputs.iter().map(column).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -180,14 +194,25 @@ mod tests {
 
     fn spec(edit: impl FnOnce(&mut JobSpec)) -> JobSpec {
         let mut spec = super::super::tests::spec();
-        spec.data.train.features = vec!["a.gz".to_owned(), "b.gz".to_owned()];
+        spec.data.train.lists.insert("features".to_owned(), vec!["a.gz".to_owned(), "b.gz".to_owned()]);
         edit(&mut spec);
         spec
     }
 
     fn file(records: u64, shape: &[u64], labels: Option<(i64, i64)>) -> pb::Indexed {
         let (label_min, label_max) = labels.unzip();
-        pb::Indexed { records, shape: shape.to_vec(), label_min, label_max, crc32c: Some(7), bytes: 70 }
+        let column =
+            pb::Column { name: "x".to_owned(), dtype: "u8".to_owned(), shape: shape.to_vec(), ragged: false };
+        let inputs = vec![column];
+        pb::Indexed {
+            records,
+            inputs,
+            label_min,
+            label_max,
+            crc32c: Some(7),
+            bytes: 70,
+            ..Default::default()
+        }
     }
 
     fn facts(spec: &JobSpec, files: [pb::Indexed; 2]) -> Result<Facts, String> {
@@ -243,7 +268,7 @@ mod tests {
         for (message, expected) in [
             (
                 refuse(&plain, [good(), file(3, &[4], Some((0, 1)))]),
-                "`b.gz` have shape [4], those of `a.gz` have [2]",
+                "`b.gz` have `x` u8[4], those of `a.gz` have `x` u8[2]",
             ),
             (refuse(&plain, [good(), file(3, &[2], Some((-1, 1)))]), "`b.gz` has label -1"),
             (refuse(&plain, [good(), file(3, &[2], None)]), "`b.gz` has no class labels"),

@@ -136,6 +136,7 @@ impl World {
             label_max: Some(9),
             crc32c: Some(7),
             bytes: 80,
+            ..Default::default()
         };
         self.complete(0, &lease, Report::Indexed(found));
     }
@@ -455,6 +456,7 @@ fn files_that_do_not_go_together_fail_the_job_at_once() {
         label_max: Some(9),
         crc32c: Some(7),
         bytes: 80,
+        ..Default::default()
     };
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Failed);
@@ -621,6 +623,7 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
         label_max: Some(9),
         crc32c: Some(7),
         bytes: 80,
+        ..Default::default()
     };
     world.complete(0, &lease, Report::Indexed(found));
     let lease = world.lease(0).expect("a model to initialize");

@@ -432,6 +432,7 @@ impl Worker {
                     label_max: Some(9),
                     crc32c: Some(7),
                     bytes: 80,
+                    ..Default::default()
                 };
                 Report::Indexed(found)
             }

@@ -6,7 +6,6 @@
 
 use data::Batch;
 use proto::spec::{Loss, Metric};
-use proto::tensor::Values;
 
 use crate::error::{Error, Result};
 use crate::model::Evaluation;
@@ -175,9 +174,8 @@ fn largest(outputs: &[f32]) -> usize {
 }
 
 fn classes(loss: Loss, batch: &Batch, width: usize) -> Result<&[i64]> {
-    let labels = match &batch.labels {
-        Values::I64(labels) if labels.len() == batch.samples => labels,
-        labels => return Err(mismatch(loss, "one class a record", describe(batch, labels))),
+    let Some(labels) = batch.classes().filter(|labels| labels.len() == batch.samples) else {
+        return Err(mismatch(loss, "one class a record", describe(batch)));
     };
     match labels.iter().position(|&label| !usize::try_from(label).is_ok_and(|label| label < width)) {
         None => Ok(labels),
@@ -186,18 +184,13 @@ fn classes(loss: Loss, batch: &Batch, width: usize) -> Result<&[i64]> {
 }
 
 fn values(loss: Loss, batch: &Batch, width: usize) -> Result<&[f32]> {
-    match &batch.labels {
-        Values::F32(labels) if labels.len() == batch.samples * width => Ok(labels),
-        labels => Err(mismatch(
-            loss,
-            &format!("{width} values a record, as the network has outputs"),
-            describe(batch, labels),
-        )),
-    }
+    batch.values().filter(|labels| labels.len() == batch.samples * width).ok_or_else(|| {
+        mismatch(loss, &format!("{width} values a record, as the network has outputs"), describe(batch))
+    })
 }
 
-fn describe(batch: &Batch, labels: &Values) -> String {
-    format!("{} labels of type {:?} for {} records", labels.len(), labels.dtype(), batch.samples)
+fn describe(batch: &Batch) -> String {
+    format!("labels {} for {} records", batch.labels.spec(), batch.samples)
 }
 
 /// Returns the error of labels or outputs that do not fit the loss.
@@ -213,12 +206,13 @@ pub(super) fn name(loss: Loss) -> String {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proto::tensor::Values;
 
     use super::*;
 
     fn batch(labels: Values, samples: usize) -> Batch {
         let records = (0..samples as u64).map(|record| 100 + record).collect();
-        Batch { samples, features: Vec::new(), shape: Vec::new(), labels, records }
+        Batch { records, ..Batch::of(&[], &[0], &labels, samples) }
     }
 
     fn error(loss: Loss, labels: Values, width: usize) -> String {
@@ -276,7 +270,9 @@ mod tests {
         assert!(error(Loss::Nll, Values::I64(vec![-1, 0]), 3).contains("record 100: label -1"));
         let message = error(Loss::CrossEntropy, Values::F32(vec![0.0; 2]), 3);
         assert!(
-            message.contains("`cross_entropy` needs one class a record, found 2 labels of type F32"),
+            message.contains(
+                "`cross_entropy` needs one class a record, found labels `labels` f32[1] for 2 records"
+            ),
             "{message}"
         );
         assert!(error(Loss::Mse, Values::F32(vec![0.0; 2]), 3).contains("needs 3 values a record"));

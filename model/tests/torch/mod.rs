@@ -11,6 +11,7 @@ use std::sync::Arc;
 use data::Batch;
 use model::Device;
 use model::{Context, Gradients, Model, Registry};
+use proto::column::{ColumnSpec, ElementType};
 use proto::tensor::Values;
 
 /// Returns the path of a file in `tests/fixtures`.
@@ -28,7 +29,7 @@ pub fn context(model: &str, features: &[usize]) -> Context {
     let spec = proto::spec::parse(&text, Path::new("test.toml"), &[]).unwrap();
     Context {
         spec: Arc::new(spec),
-        features: features.to_vec(),
+        inputs: vec![ColumnSpec::fixed("features", ElementType::F32, features)],
         label_max: Some(2),
         artifacts: BTreeMap::new(),
         device: Device::Cpu,
@@ -54,21 +55,21 @@ pub fn start(context: &Context) -> Box<dyn Model> {
 
 /// Returns records whose features follow the formula of `make.py`, labelled 0, 1, 2, 0, ...
 pub fn batch(samples: usize, shape: &[usize]) -> Batch {
+    labelled(samples, shape, &Values::I64((0..samples as i64).map(|i| i % 3).collect()))
+}
+
+/// Returns the records of [`batch`] with other labels.
+pub fn labelled(samples: usize, shape: &[usize], labels: &Values) -> Batch {
     let count = samples * shape.iter().product::<usize>();
-    Batch {
-        samples,
-        features: (0..count).map(|i| (((i * 37) % 101) as f64 / 50.0 - 1.0) as f32).collect(),
-        shape: shape.to_vec(),
-        labels: Values::I64((0..samples as i64).map(|i| i % 3).collect()),
-        records: (100..100 + samples as u64).collect(),
-    }
+    let features: Vec<_> = (0..count).map(|i| (((i * 37) % 101) as f64 / 50.0 - 1.0) as f32).collect();
+    Batch { records: (100..100 + samples as u64).collect(), ..Batch::of(&features, shape, labels, samples) }
 }
 
 /// Returns the records of [`batch`] with `width` values as label: 0, 1, 2, ... divided by
 /// `divisor`.
 pub fn batch_of_values(samples: usize, shape: &[usize], width: usize, divisor: f32) -> Batch {
     let labels = (0..samples * width).map(|i| i as f32 / divisor).collect();
-    Batch { labels: Values::F32(labels), ..batch(samples, shape) }
+    labelled(samples, shape, &Values::F32(labels))
 }
 
 /// Returns the bits of everything that a microbatch contributes.

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::{
-    DataSpec, FilesSpec, Format, JobSpec, LimitsSpec, Loss, Metric, Mode, Normalize, Order, WORKERS_MAX,
-    WorkersSpec,
+    DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss,
+    Metric, Mode, Normalize, Order, WORKERS_MAX, WorkersSpec,
 };
 use crate::error::{Error, Result};
+use crate::hint;
 
 /// Longest duration of a limit.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -142,11 +143,50 @@ impl DataSpec {
                 format!("data.validation_fraction = {fraction}: must be between 0 and 1"),
             );
         }
-        let is_csv = self.format == Format::Csv;
-        check(
-            self.label.is_none() || is_csv,
-            "data.label: only CSV has a label column; remove it or set format = \"csv\"".to_owned(),
-        );
+        for (key, files) in [("data.train", Some(&self.train)), ("data.validation", self.validation.as_ref())]
+        {
+            let Some(files) = files.filter(|_| self.format.has_one_column()) else { continue };
+            let label = self.label.as_deref().unwrap_or(LABELS);
+            let known = files.lists.keys().map(String::as_str);
+            let hint = hint::nearest(label, known.clone()).map(|key| format!("; did you mean `{key}`?"));
+            check(
+                files.lists.contains_key(label),
+                format!(
+                    "{key}: no list of files for the label `{label}`, only for `{}`{}",
+                    known.collect::<Vec<_>>().join("`, `"),
+                    hint.unwrap_or_default()
+                ),
+            );
+        }
+        if let Some(inputs) = &self.inputs {
+            let arguments = inputs.arguments();
+            check(!arguments.is_empty(), "data.inputs: needs at least one column".to_owned());
+            check(
+                arguments.iter().all(|(_, input)| !input.columns().is_empty()),
+                "data.inputs: each argument needs at least one column".to_owned(),
+            );
+            check(
+                self.shape.is_none(),
+                "data.shape: it belongs to `features`; with data.inputs, shapes are those of the columns"
+                    .to_owned(),
+            );
+            check(
+                self.normalize == Normalize::default(),
+                "data.normalize: it belongs to `features`; with data.inputs, columns keep their values"
+                    .to_owned(),
+            );
+        }
+        for column in self.dtypes.keys() {
+            let arguments = self.inputs.iter().flat_map(InputsSpec::arguments).collect::<Vec<_>>();
+            let is_input =
+                |(_, input): &(&str, InputSpec)| matches!(input, InputSpec::One(name) if name == column);
+            check(
+                arguments.iter().any(is_input),
+                format!(
+                    "data.dtypes.{column}: `{column}` is no column that data.inputs gives to an argument by itself"
+                ),
+            );
+        }
         let Normalize { scale, mean, std } = self.normalize;
         check(
             [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,
@@ -163,23 +203,35 @@ impl DataSpec {
 
 impl FilesSpec {
     fn validate(&self, key: &str, format: Format, check: &mut impl FnMut(bool, String)) {
-        let (features, labels) = (self.features.len(), self.labels.len());
-        check(features > 0, format!("{key}.features: needs at least one file"));
-        if format == Format::Csv {
+        check(!self.is_empty(), format!("{key}: needs at least one file"));
+        let counts: Vec<_> =
+            self.lists.iter().map(|(key, files)| format!("{} of `{key}`", files.len())).collect();
+        check(
+            self.lists.values().all(|files| files.len() == self.len()),
+            format!("{key}: {} files; each needs its partner in every list", counts.join(", ")),
+        );
+        if format.has_one_column() {
             check(
-                labels == 0,
-                format!("{key}.labels: in CSV the label is a column of the features file; remove it"),
+                !self.lists.contains_key(FILES),
+                format!(
+                    "{key}.files: a file of this format has one column; name a list of files after each column"
+                ),
             );
         } else {
+            let is_list = |key: &String| key == FILES || key == FEATURES;
+            let others: Vec<_> = self.lists.keys().filter(|key| !is_list(key)).map(String::as_str).collect();
             check(
-                features == labels,
-                format!("{key}: {features} files of features, {labels} of labels; each needs its partner"),
+                others.is_empty() && self.lists.len() <= 1,
+                format!(
+                    "{key}: files of this format have all columns, the label too; give one list, `files`, and remove `{}`",
+                    if others.is_empty() { FEATURES.to_owned() } else { others.join("`, `") }
+                ),
             );
         }
         if let Some((begin, end)) = self.records {
             check(begin < end, format!("{key}.records = [{begin}, {end}]: the range is empty"));
         }
-        for file in self.features.iter().chain(&self.labels) {
+        for file in self.lists.values().flatten() {
             check(!file.contains("://"), format!("{key}: `{file}` is a URL; this version reads local paths"));
         }
     }

@@ -155,6 +155,7 @@ fn a_job_may_be_paused_before_it_trains_and_holds_at_the_next_lease() {
         label_max: Some(9),
         crc32c: Some(7),
         bytes: 80,
+        ..Default::default()
     };
     world.complete(0, &lease, Report::Indexed(found));
     assert_eq!(world.state(), JobState::Paused);

@@ -362,6 +362,7 @@ impl Life {
                     label_max: Some(9),
                     crc32c: Some(7),
                     bytes: 80,
+                    ..Default::default()
                 };
                 let _ = self.world.job.complete(
                     self.world.now,

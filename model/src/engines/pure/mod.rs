@@ -24,7 +24,7 @@ pub(super) fn linear(context: &Context) -> Result<Box<dyn Model>> {
     }
     options::check_loss(context, &[Loss::Mse, Loss::BceWithLogits])?;
     let Linear { outputs } = context.options()?;
-    Ok(Box::new(Network::single(context, options::outputs(context, None, outputs)?)))
+    Ok(Box::new(Network::single(context, options::outputs(context, None, outputs)?)?))
 }
 
 /// Builds `softmax`: multinomial logistic regression.
@@ -37,12 +37,12 @@ pub(super) fn softmax(context: &Context) -> Result<Box<dyn Model>> {
     }
     options::check_loss(context, &[Loss::CrossEntropy])?;
     let Softmax { classes } = context.options()?;
-    Ok(Box::new(Network::single(context, options::outputs(context, classes, None)?)))
+    Ok(Box::new(Network::single(context, options::outputs(context, classes, None)?)?))
 }
 
 /// Builds `mlp`: dense layers with an activation between them.
 pub(super) fn mlp(context: &Context, mlp: &Mlp) -> Result<Box<dyn Model>> {
     options::check_loss(context, &[Loss::CrossEntropy, Loss::Mse, Loss::BceWithLogits])?;
     let outputs = mlp.outputs(context)?;
-    Ok(Box::new(Network::sequential(context, &mlp.hidden, outputs, mlp.activation)))
+    Ok(Box::new(Network::sequential(context, &mlp.hidden, outputs, mlp.activation)?))
 }

@@ -59,8 +59,9 @@ pub(super) struct Network {
 
 impl Network {
     /// Creates a network of one layer, named like a lone `torch.nn.Linear`.
-    pub(super) fn single(context: &Context, outputs: usize) -> Self {
-        Self::new(context, vec![Layer::new(String::new(), context.inputs(), outputs)], Activation::default())
+    pub(super) fn single(context: &Context, outputs: usize) -> Result<Self> {
+        let inputs = context.features()?.iter().product();
+        Ok(Self::new(context, vec![Layer::new(String::new(), inputs, outputs)], Activation::default()))
     }
 
     /// Creates layers named as in `torch.nn.Sequential(Linear, activation, Linear, ..)`: `0.`,
@@ -70,8 +71,8 @@ impl Network {
         hidden: &[usize],
         outputs: usize,
         activation: Activation,
-    ) -> Self {
-        let mut inputs = context.inputs();
+    ) -> Result<Self> {
+        let mut inputs = context.features()?.iter().product();
         let widths = hidden.iter().copied().chain([outputs]).enumerate();
         let layers = widths.map(|(at, width)| {
             let layer = Layer::new(format!("{}.", 2 * at), inputs, width);
@@ -79,7 +80,7 @@ impl Network {
             layer
         });
         let layers = layers.collect();
-        Self::new(context, layers, activation)
+        Ok(Self::new(context, layers, activation))
     }
 
     fn new(context: &Context, layers: Vec<Layer>, activation: Activation) -> Self {
@@ -95,16 +96,18 @@ impl Network {
     /// Computes the inputs of each layer, and the network's outputs.
     fn forward(&self, batch: &Batch) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
         let inputs = self.layers[0].inputs;
-        if batch.features.len() != batch.samples * inputs {
+        let features = batch.features();
+        if features.len() != batch.samples * inputs {
+            let found: Vec<_> = batch.inputs.iter().map(|input| input.spec().to_string()).collect();
             return Err(Error::Engine {
                 what: "forward".to_owned(),
                 reason: format!(
-                    "records of shape {:?}, the network was built for {inputs} values a record",
-                    batch.shape
+                    "a record has {}, the network was built for {inputs} f32 values a record",
+                    found.join(", ")
                 ),
             });
         }
-        let mut given = vec![batch.features.clone()];
+        let mut given = vec![features.to_vec()];
         for (at, layer) in self.layers.iter().enumerate() {
             if at > 0 {
                 self.activation.apply(&mut given[at]);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use data::Batch;
 use proptest::prelude::*;
+use proto::column::{ColumnSpec, ElementType};
 use proto::spec::JobSpec;
 use proto::tensor::Values;
 
@@ -24,7 +25,7 @@ fn context(model: &str, inputs: usize, label_max: Option<i64>) -> Context {
     let spec: JobSpec = proto::spec::parse(&text, std::path::Path::new("job.toml"), &[]).unwrap();
     Context {
         spec: Arc::new(spec),
-        features: vec![inputs],
+        inputs: vec![ColumnSpec::fixed("features", ElementType::F32, [inputs])],
         label_max,
         artifacts: Default::default(),
         device: Device::Cpu,
@@ -46,8 +47,7 @@ fn tensors(model: &str, label_max: Option<i64>) -> Vec<(String, Vec<usize>)> {
 }
 
 fn batch(features: Vec<f32>, samples: usize, labels: Values) -> Batch {
-    let shape = vec![features.len() / samples];
-    Batch { samples, features, shape, labels, records: (0..samples as u64).collect() }
+    Batch::of(&features, &[features.len() / samples], &labels, samples)
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn weights_and_records_of_another_network_are_refused() {
     assert!(model.load(&values([6, 2])[..1]).is_err());
     assert!(model.load(&[Values::F32(vec![0.0; 6]), Values::I64(vec![0; 2])]).is_err());
     let message = model.evaluate(&batch(vec![0.0; 4], 2, Values::I64(vec![0, 1]))).unwrap_err().to_string();
-    assert!(message.contains("shape [2], the network was built for 3 values"), "{message}");
+    assert!(message.contains("`features` f32[2], the network was built for 3 f32 values"), "{message}");
 }
 
 #[test]

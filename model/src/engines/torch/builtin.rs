@@ -120,8 +120,17 @@ impl Network for Builtin {
         Ok(named.iter().zip(init).map(|(named, init)| init.values(&named.spec, seed)).collect())
     }
 
-    fn forward(&mut self, features: &Tensor, _labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
-        let outputs = (self.forward)(features, mode).map_err(failed(&self.name))?;
+    fn forward(
+        &mut self,
+        inputs: &[(CString, Tensor)],
+        _labels: Option<&Tensor>,
+        mode: Mode,
+    ) -> Result<Output> {
+        let features = inputs.first().ok_or_else(|| Error::Engine {
+            what: self.name.clone(),
+            reason: "a batch without inputs".to_owned(),
+        })?;
+        let outputs = (self.forward)(&features.1, mode).map_err(failed(&self.name))?;
         Ok(Output { outputs, loss: None })
     }
 }
@@ -131,12 +140,12 @@ impl Network for Builtin {
 /// # Errors
 /// The records are no images of at least `min` x `min`.
 pub(super) fn image(context: &Context, min: usize) -> Result<(usize, usize, usize)> {
-    match context.features[..] {
+    match *context.features()? {
         [channels, height, width] if height >= min && width >= min => Ok((channels, height, width)),
         _ => Err(Error::Shape {
             model: context.spec.model.builtin.clone().unwrap_or_default(),
             expected: format!("[channels, height, width], at least {min} x {min}"),
-            found: context.features.clone(),
+            found: context.features()?.to_vec(),
         }),
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn build(context: &Context, options: &Mlp) -> Result<Builtin> {
     let outputs = options.outputs(context)?;
     let mut weights = Weights::new(context);
     let modules = if options.dropout > 0.0 { 3 } else { 2 };
-    let (mut layers, mut inputs) = (Vec::new(), context.inputs());
+    let (mut layers, mut inputs) = (Vec::new(), context.features()?.iter().product());
     for width in options.hidden.iter().copied().chain([outputs]) {
         let name = (modules * layers.len()).to_string();
         layers.push(Linear::new(&mut weights, &name, inputs, width).map_err(failed("mlp"))?);

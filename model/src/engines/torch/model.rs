@@ -8,9 +8,11 @@
 #![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 
-use data::Batch;
-use proto::spec::{Loss, Metric};
+use data::{Batch, Column};
+use proto::column::ElementType;
+use proto::spec::{Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
 
@@ -29,8 +31,7 @@ pub(super) struct TorchModel<N> {
     loaded: Vec<(usize, Tensor)>,
     /// Weights whose memory parameters use.
     shared: Vec<Weights>,
-    loss: Loss,
-    metrics: Vec<Metric>,
+    spec: ModelSpec,
     device: tch::Device,
     threads: usize,
 }
@@ -55,18 +56,17 @@ impl<N: Network> TorchModel<N> {
             loaded: state.map(keep).collect::<tch::Result<_>>().map_err(failed("copy state"))?,
             shared: Vec::new(),
             network,
-            loss: context.spec.model.loss,
-            metrics: context.spec.model.metrics.clone(),
+            spec: context.spec.model.clone(),
             device: device(context.device),
             threads: context.threads,
         })
     }
 
     fn forward(&mut self, batch: &Batch, mode: Mode) -> Result<(Tensor, Tensor)> {
-        let (features, labels) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
-        let own_loss = (self.loss == Loss::Module).then_some(&labels);
-        let output = self.network.forward(&features, own_loss, mode)?;
-        let loss = loss::mean(self.loss, &output, &labels, batch)?;
+        let (inputs, labels) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let own_loss = (self.spec.loss == Loss::Module).then_some(&labels);
+        let output = self.network.forward(&inputs, own_loss, mode)?;
+        let loss = loss::mean(&self.spec, &output, &labels, batch)?;
         Ok((loss, output.outputs))
     }
 
@@ -76,7 +76,7 @@ impl<N: Network> TorchModel<N> {
         let (loss, _) = self.forward(batch, Mode::Train { key })?;
         if !loss.requires_grad() {
             let found = "a value without gradients; does forward detach it?".to_owned();
-            return Err(mismatch(self.loss, "a value that depends on the parameters", found));
+            return Err(mismatch(self.spec.loss, "a value that depends on the parameters", found));
         }
         let failed = failed("gradients");
         let parameters: Vec<&Tensor> = parameters(self.network.tensors()).collect();
@@ -183,11 +183,8 @@ impl<N: Network> Model for TorchModel<N> {
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
         settings::enter(self.threads)?;
         let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
-        let failed = failed("evaluation");
-        let loss = loss.f_double_value(&[]).map_err(failed)?;
-        let outputs = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
-        let outputs = outputs.map_err(failed)?;
-        loss::evaluate(self.loss, loss, &self.metrics, &outputs, batch)
+        let mean = loss.f_double_value(&[]).map_err(failed("evaluation"))?;
+        loss::evaluate(&self.spec, mean, &outputs, batch)
     }
 
     fn constants(&self) -> Result<Vec<Constant>> {
@@ -204,16 +201,35 @@ fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
     tensors.iter().filter(|named| named.spec.role == TensorRole::Parameter).map(|named| &named.tensor)
 }
 
-/// Returns features `[n, shape..]` and labels `[n]` or `[n, k]` on the device.
-fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Tensor, Tensor)> {
-    let n = batch.samples as i64;
-    let shape: Vec<i64> = [n].into_iter().chain(batch.shape.iter().map(|&size| size as i64)).collect();
-    let features = Tensor::f_from_slice(&batch.features)?.f_view(shape.as_slice())?;
-    let labels = match &batch.labels {
-        Values::I64(classes) => Tensor::f_from_slice(classes)?,
-        values => Tensor::f_from_slice(values.as_f32().unwrap_or_default())?.f_view([n, -1])?,
+/// Returns the inputs and the labels on the device, each `[n, shape..]` in its column's type.
+fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Vec<(CString, Tensor)>, Tensor)> {
+    let tensor = |column: &Column| {
+        let spec = column.spec();
+        let shape: Vec<i64> = [batch.samples].iter().chain(&spec.shape).map(|&size| size as i64).collect();
+        Tensor::f_from_data_size(column.bytes(), &shape, kind(spec.dtype))?.f_to_device(device)
     };
-    Ok((features.f_to_device(device)?, labels.f_to_device(device)?))
+    // A name with a zero byte is no argument of any function.
+    let named = |column: &Column| {
+        Ok((CString::new(column.spec().name.as_str()).unwrap_or_default(), tensor(column)?))
+    };
+    let inputs = batch.inputs.iter().map(named).collect::<tch::Result<_>>()?;
+    Ok((inputs, tensor(&batch.labels)?))
+}
+
+/// Returns libtorch's name of a column's type.
+const fn kind(dtype: ElementType) -> Kind {
+    match dtype {
+        ElementType::U8 => Kind::Uint8,
+        ElementType::I8 => Kind::Int8,
+        ElementType::I16 => Kind::Int16,
+        ElementType::I32 => Kind::Int,
+        ElementType::I64 => Kind::Int64,
+        ElementType::F16 => Kind::Half,
+        ElementType::BF16 => Kind::BFloat16,
+        ElementType::F32 => Kind::Float,
+        ElementType::F64 => Kind::Double,
+        ElementType::Bool => Kind::Bool,
+    }
 }
 
 /// Copies `source` to `target` element by element, whatever their shapes.
@@ -292,7 +308,7 @@ fn read_weighted(tensor: &Tensor, weight: f32, memory: &dyn Allocator) -> tch::R
 }
 
 /// Copies the elements of a tensor of floats, row-major.
-fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
+pub(super) fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
     with_elements(tensor, <[f32]>::to_vec)
 }
 

@@ -2,6 +2,7 @@
 //! messages.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 
 use proto::tensor::{TensorSpec, Values};
 use tch::{TchError, Tensor};
@@ -44,9 +45,14 @@ pub(super) trait Network: Send {
     /// Returns the values of version 0.
     fn initial(&self, seed: u64) -> Result<Vec<Values>>;
 
-    /// Computes the outputs for features `[n, shape..]`. `labels` are given if the network computes
-    /// its own loss.
-    fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output>;
+    /// Computes the outputs for the inputs `[n, shape..]`, each with the name of its argument. `labels`
+    /// are given if the network computes its own loss.
+    fn forward(
+        &mut self,
+        inputs: &[(CString, Tensor)],
+        labels: Option<&Tensor>,
+        mode: Mode,
+    ) -> Result<Output>;
 
     /// Returns the constants; see [`Model::constants`](crate::Model::constants).
     fn constants(&self) -> Result<Vec<Constant>> {

@@ -19,17 +19,18 @@
 //! A constant must not travel as state: the mean of M equal values need not be that value in f32.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use proto::artifact::SCRIPT;
-use proto::spec::Loss;
+use proto::spec::{InputsSpec, Loss};
 use proto::tensor::{TensorSpec, Values};
 use tch::{Kind, Tensor};
 
 use super::model::{fill, read};
 use super::network::{Mode, Named, Network, Output, brief, device, failed};
-use super::shim::{Entry, Script};
+use super::shim::{Argument, Entry, Passing, Script};
 use crate::engines::loss;
 use crate::error::{Error, Result};
 use crate::export::{Constant, Dtype};
@@ -39,6 +40,7 @@ use crate::model::Context;
 #[derive(Debug)]
 pub(super) struct ScriptNetwork {
     script: Script,
+    passing: Passing,
     path: PathBuf,
     tensors: Vec<Named>,
     constants: Vec<(String, Tensor)>,
@@ -53,7 +55,8 @@ impl ScriptNetwork {
             .get(SCRIPT)
             .ok_or_else(|| wrong("the job came without this file; submit it again"))?;
         let script = load(path, device(context.device))?;
-        check_inputs(&script, context.spec.model.loss)?;
+        let arguments = script.arguments().map_err(|error| wrong(&brief(&error)))?;
+        let passing = passing(&arguments, context)?;
         let (mut tensors, mut constants) = (Vec::new(), Vec::new());
         for entry in script.entries().map_err(|error| wrong(&brief(&error)))? {
             match classify(entry)? {
@@ -65,7 +68,7 @@ impl ScriptNetwork {
         if !tensors.iter().any(|named| named.tensor.requires_grad()) {
             return Err(wrong("it has no parameters that require gradients, so there is nothing to train"));
         }
-        Ok(Self { draws: script.draws(), script, path: path.clone(), tensors, constants })
+        Ok(Self { draws: script.draws(), script, passing, path: path.clone(), tensors, constants })
     }
 }
 
@@ -86,14 +89,19 @@ impl Network for ScriptNetwork {
         Ok(values)
     }
 
-    fn forward(&mut self, features: &Tensor, labels: Option<&Tensor>, mode: Mode) -> Result<Output> {
+    fn forward(
+        &mut self,
+        inputs: &[(CString, Tensor)],
+        labels: Option<&Tensor>,
+        mode: Mode,
+    ) -> Result<Output> {
         let train = mode != Mode::Evaluate;
         // Some code draws in evaluation too, from a fixed key. The guard is held until the forward
         // pass is done; backward draws nothing.
         let key = if let Mode::Train { key } = mode { key } else { 0 };
         let _generators = self.draws.then(|| seed(key));
-        let answer = self.script.forward(features, labels, train);
-        let (loss, outputs) = answer.map_err(|error| forward_failed(&error, features))?;
+        let answer = self.script.forward(inputs, self.passing, labels, train);
+        let (loss, outputs) = answer.map_err(|error| forward_failed(&error, inputs))?;
         Ok(Output { outputs, loss })
     }
 
@@ -193,20 +201,60 @@ fn load(path: &Path, device: tch::Device) -> Result<Script> {
     })
 }
 
-fn check_inputs(script: &Script, loss: Loss) -> Result<()> {
-    let (min, max) = script.inputs().map_err(|error| wrong(&brief(&error)))?;
-    let (given, call) = match loss {
-        Loss::Module => (2, "forward(features, labels)"),
-        _ => (1, "forward(features)"),
-    };
-    if (min..=max).contains(&given) {
-        return Ok(());
+/// Returns how `forward` takes the job's inputs.
+///
+/// # Errors
+/// It does not take them.
+fn passing(arguments: &[Argument], context: &Context) -> Result<Passing> {
+    let loss = context.spec.model.loss;
+    let labels = usize::from(loss == Loss::Module);
+    let inputs: Vec<&str> = context.inputs.iter().map(|input| input.name.as_str()).collect();
+    if let Some(InputsSpec::Named(_)) = context.spec.data.inputs {
+        let (first, others) = (arguments.first(), arguments.get(1..).unwrap_or_default());
+        let free = others.iter().filter(|argument| !argument.is_optional).count();
+        if first.is_some_and(|first| first.is_dictionary) && free <= labels && labels <= others.len() {
+            return Ok(Passing::Dictionary);
+        }
+        let given: Vec<&str> = inputs.into_iter().chain((labels > 0).then_some("labels")).collect();
+        let unknown = given.iter().find(|name| !arguments.iter().any(|argument| argument.name == **name));
+        let missing = arguments
+            .iter()
+            .find(|argument| !argument.is_optional && !given.contains(&argument.name.as_str()));
+        let names: Vec<_> = arguments.iter().map(|argument| argument.name.as_str()).collect();
+        let wrong = |what: String| {
+            wrong(&format!(
+                "{what}; forward takes {}, the job gives {}: change forward, or data.inputs",
+                names.join(", "),
+                given.join(", ")
+            ))
+        };
+        return match (unknown, missing) {
+            (Some(name), _) => Err(wrong(format!("forward has no argument `{name}`"))),
+            (None, Some(argument)) => Err(wrong(format!("forward needs the argument `{}`", argument.name))),
+            (None, None) => Ok(Passing::ByName),
+        };
     }
-    let loss = loss::name(loss);
-    Err(wrong(&format!(
-        "forward takes {min} to {max} arguments, and the loss `{loss}` calls {call}; change forward, or model.loss \
-         (\"module\": forward(features, labels) returns the mean loss and the outputs)"
-    )))
+    let given = inputs.len() + labels;
+    let (min, max) = (arguments.iter().filter(|argument| !argument.is_optional).count(), arguments.len());
+    if !(min..=max).contains(&given) {
+        let call = inputs.into_iter().chain((labels > 0).then_some("labels")).collect::<Vec<_>>().join(", ");
+        let loss = loss::name(loss);
+        return Err(wrong(&format!(
+            "forward takes {min} to {max} arguments, and the loss `{loss}` calls forward({call}); change forward, data.inputs, \
+             or model.loss (\"module\": forward(features, labels) returns the mean loss and the outputs)"
+        )));
+    }
+    // Columns in another order than arguments of the same names would train nonsense.
+    let swapped = inputs.iter().enumerate().find(|&(at, name)| {
+        arguments.iter().position(|argument| argument.name == **name).is_some_and(|other| other != at)
+    });
+    match swapped {
+        Some((at, name)) if context.spec.data.inputs.is_some() => Err(wrong(&format!(
+            "data.inputs gives `{name}` as argument {at}, and forward has an argument of this name in another place; \
+             name the arguments: inputs = {{ {name} = \"{name}\", .. }}"
+        ))),
+        _ => Ok(Passing::ByPosition),
+    }
 }
 
 /// Seeds libtorch's generators. They belong to the process, so a model on another thread must wait
@@ -245,7 +293,7 @@ fn constant(name: &str, tensor: &Tensor) -> Result<Constant> {
 
 /// Classifies the error of a forward pass. An error of memory or device may not occur elsewhere.
 /// Others are the fault of the script or the data.
-fn forward_failed(error: &str, features: &Tensor) -> Error {
+fn forward_failed(error: &str, inputs: &[(CString, Tensor)]) -> Error {
     let error = brief(error);
     let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];
     if elsewhere.iter().any(|text| error.contains(text)) {
@@ -256,7 +304,11 @@ fn forward_failed(error: &str, features: &Tensor) -> Error {
     }
     // The interpreter prints its stack first and the cause last.
     let cause = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-    wrong(&format!("forward fails on features of shape {:?}: {}", features.size(), cause.trim()))
+    let input = |(name, tensor): &(CString, Tensor)| {
+        format!("{} {:?} of shape {:?}", name.to_string_lossy(), tensor.kind(), tensor.size())
+    };
+    let inputs: Vec<_> = inputs.iter().map(input).collect();
+    wrong(&format!("forward fails on {}: {}", inputs.join(", "), cause.trim()))
 }
 
 fn wrong(reason: &str) -> Error {

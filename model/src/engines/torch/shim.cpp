@@ -336,12 +336,12 @@ std::string facts_of(int device) {
 }
 
 // Calls `forward`, and throws if it changes what it is expected to leave as it is: nobody would keep the new value.
-c10::IValue call(Script& script, std::vector<c10::IValue> inputs) {
+c10::IValue call(Script& script, std::vector<c10::IValue> inputs, const torch::jit::Kwargs& named) {
   std::vector<uint32_t> versions;
   std::vector<c10::IValue> values;
   for (const auto& watched : script.watched) versions.push_back(watched.tensor._version());
   for (const auto& slot : script.slots) values.push_back(slot.object->getSlot(slot.index));
-  auto answer = script.module.forward(std::move(inputs));
+  auto answer = script.module.forward(std::move(inputs), named);
   for (size_t i = 0; i < versions.size(); i++) {
     if (script.watched[i].tensor._version() != versions[i]) {
       throw std::runtime_error("forward changes " + script.watched[i].what + "; only the optimizer may change what is trained (for "
@@ -441,30 +441,47 @@ char* ebb_entry(
   });
 }
 
-// How few and how many arguments `forward` takes, without self.
-char* ebb_inputs(const Script* script, size_t* min, size_t* max) {
+// The arguments of `forward` without self, a line each: the name, then ` dictionary` for Dict[str, Tensor], then ` optional` when it
+// has a default.
+char* ebb_arguments(const Script* script, char** out) {
   return guard([&] {
+    std::string text;
     const auto& arguments = script->module.get_method("forward").function().getSchema().arguments();
-    *min = *max = 0;
+    const auto dictionary = c10::DictType::create(c10::StringType::get(), c10::TensorType::get());
     for (size_t i = 1; i < arguments.size(); i++) {
-      *max += 1;
-      *min += arguments[i].default_value().has_value() ? 0 : 1;
+      text += arguments[i].name();
+      if (*arguments[i].type() == *dictionary) text += " dictionary";
+      if (arguments[i].default_value().has_value()) text += " optional";
+      text += "\n";
     }
+    *out = copy(text);
   });
 }
 
 // Whether `forward` may draw random numbers.
 bool ebb_draws(const Script* script) { return script->effects.draws; }
 
-// `forward(features)` gives `outputs` and leaves `loss`; with labels, `forward(features, labels)` gives both.
+// Calls `forward` with `count` inputs: one after the other (`how` 0), by their names (1), or as one dictionary (2). Without labels it
+// gives `outputs` and leaves `loss`. Labels come after the inputs, or as `labels` among names, and then it gives both.
 char* ebb_forward(
-    Script* script, const at::Tensor* features, const at::Tensor* labels, bool train, at::Tensor** loss,
-    at::Tensor** outputs) {
+    Script* script, const at::Tensor* const* tensors, const char* const* names, size_t count, int how, const at::Tensor* labels,
+    bool train, at::Tensor** loss, at::Tensor** outputs) {
   return guard([&] {
     script->module.train(train);
-    std::vector<c10::IValue> inputs{*features};
-    if (labels != nullptr) inputs.emplace_back(*labels);
-    const auto answer = call(*script, std::move(inputs));
+    std::vector<c10::IValue> inputs;
+    torch::jit::Kwargs named;
+    if (how == 2) {
+      c10::Dict<std::string, at::Tensor> dictionary;
+      for (size_t i = 0; i < count; i++) dictionary.insert(names[i], *tensors[i]);
+      inputs.emplace_back(std::move(dictionary));
+    }
+    for (size_t i = 0; i < count && how != 2; i++) {
+      if (how == 1) named.emplace(names[i], *tensors[i]);
+      else inputs.emplace_back(*tensors[i]);
+    }
+    if (labels != nullptr && how == 1) named.emplace("labels", *labels);
+    if (labels != nullptr && how != 1) inputs.emplace_back(*labels);
+    const auto answer = call(*script, std::move(inputs), named);
     if (labels == nullptr) {
       if (!answer.isTensor()) throw std::runtime_error("forward returns " + answer.type()->str() + ", expected a Tensor");
       *outputs = new at::Tensor(answer.toTensor());

@@ -2,7 +2,7 @@
 //! libtorch's messages.
 #![expect(unsafe_code, reason = "calls the C++ shim")]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ unsafe extern "C" {
     fn ebb_thread(threads: i32) -> *mut c_char;
     fn ebb_load(file: *const c_char, device: i32, out: *mut *mut RawScript) -> *mut c_char;
     fn ebb_drop(script: *mut RawScript);
-    fn ebb_inputs(script: *const RawScript, min: *mut usize, max: *mut usize) -> *mut c_char;
+    fn ebb_arguments(script: *const RawScript, out: *mut *mut c_char) -> *mut c_char;
     fn ebb_draws(script: *const RawScript) -> bool;
     fn ebb_entries(script: *const RawScript) -> usize;
     fn ebb_entry(
@@ -41,7 +41,10 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn ebb_forward(
         script: *mut RawScript,
-        features: *const RawTensor,
+        tensors: *const *const RawTensor,
+        names: *const *const c_char,
+        count: usize,
+        how: c_int,
         labels: *const RawTensor,
         train: bool,
         loss: *mut *mut RawTensor,
@@ -98,6 +101,27 @@ pub(super) struct Entry {
     pub(super) is_written: bool,
 }
 
+/// An argument of `forward`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Argument {
+    pub(super) name: String,
+    /// Whether it is a `Dict[str, Tensor]`.
+    pub(super) is_dictionary: bool,
+    /// Whether it has a default.
+    pub(super) is_optional: bool,
+}
+
+/// How `forward` takes its inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passing {
+    /// One after the other, then the labels.
+    ByPosition = 0,
+    /// By their names; the labels as `labels`.
+    ByName = 1,
+    /// As one dictionary, then the labels.
+    Dictionary = 2,
+}
+
 /// A TorchScript module.
 pub(super) struct Script(NonNull<RawScript>);
 
@@ -132,12 +156,27 @@ impl Script {
         NonNull::new(script).map(Self).ok_or_else(|| "no module".to_owned())
     }
 
-    /// Returns the fewest and the most arguments of `forward`, without `self`.
-    pub(super) fn inputs(&self) -> Result<(usize, usize), String> {
-        let (mut min, mut max) = (0, 0);
-        // SAFETY: the script is alive.
-        result(unsafe { ebb_inputs(self.0.as_ptr(), &raw mut min, &raw mut max) })?;
-        Ok((min, max))
+    /// Returns the arguments of `forward`, without `self`.
+    pub(super) fn arguments(&self) -> Result<Vec<Argument>, String> {
+        let mut text = ptr::null_mut();
+        // SAFETY: the script is alive; without error `text` is a C string of ours to free.
+        let text = unsafe {
+            result(ebb_arguments(self.0.as_ptr(), &raw mut text))?;
+            let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+            ebb_free(text.cast());
+            copy
+        };
+        let argument = |line: &str| {
+            let mut words = line.split(' ');
+            let name = words.next().unwrap_or_default().to_owned();
+            let (mut is_dictionary, mut is_optional) = (false, false);
+            for word in words {
+                is_dictionary |= word == "dictionary";
+                is_optional |= word == "optional";
+            }
+            Argument { name, is_dictionary, is_optional }
+        };
+        Ok(text.lines().map(argument).collect())
     }
 
     /// Returns whether `forward` may draw random numbers.
@@ -173,19 +212,33 @@ impl Script {
         }
     }
 
-    /// Calls `forward(features)`, or `forward(features, labels)`, which returns the loss as well.
+    /// Calls `forward` with the inputs, each with its name. With labels it returns the loss as well.
     pub(super) fn forward(
         &mut self,
-        features: &Tensor,
+        inputs: &[(CString, Tensor)],
+        how: Passing,
         labels: Option<&Tensor>,
         train: bool,
     ) -> Result<(Option<Tensor>, Tensor), String> {
         let (mut loss, mut outputs) = (ptr::null_mut(), ptr::null_mut());
         let labels = labels.map_or(ptr::null(), |labels| labels.as_ptr().cast());
-        // SAFETY: the script and the tensors taken are alive; those given out are null or ours.
+        let names: Vec<*const c_char> = inputs.iter().map(|(name, _)| name.as_ptr()).collect();
+        let tensors: Vec<*const RawTensor> =
+            inputs.iter().map(|(_, tensor)| tensor.as_ptr().cast_const().cast()).collect();
+        // SAFETY: the script, the names and the tensors taken are alive; those given out are null or
+        // ours.
         unsafe {
-            let (script, features) = (self.0.as_ptr(), features.as_ptr().cast());
-            result(ebb_forward(script, features, labels, train, &raw mut loss, &raw mut outputs))?;
+            result(ebb_forward(
+                self.0.as_ptr(),
+                tensors.as_ptr(),
+                names.as_ptr(),
+                inputs.len(),
+                how as c_int,
+                labels,
+                train,
+                &raw mut loss,
+                &raw mut outputs,
+            ))?;
             Ok((own(loss), own(outputs).ok_or_else(|| "forward gave no tensor".to_owned())?))
         }
     }

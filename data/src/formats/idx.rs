@@ -4,30 +4,33 @@
 //! 0  0  type  dimensions | size of dimension, big-endian u32, each | values, big-endian, row-major
 //! ```
 
-use std::path::Path;
+use proto::column::ElementType;
 
-use crate::array::{Array, Element, Endian};
+use super::array::{Array, Endian, Stored};
 use crate::error::{Result, wrong};
+use crate::format::Source;
+use crate::object::Object;
 
-/// Reads a file's content.
+/// Opens a file as the column `name`.
 ///
 /// # Errors
 /// The file is no idx file, or shorter or longer than its header says.
-pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
-    let [0, 0, code, dimensions, sizes @ ..] = bytes.as_slice() else {
+pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
+    let (path, bytes) = (object.path(), object.bytes());
+    let [0, 0, code, dimensions, sizes @ ..] = bytes else {
         let found = &bytes[..bytes.len().min(4)];
         return wrong(
             path,
             format!("no idx file: expected to start with the bytes 0, 0, type, dimensions, found {found:?}"),
         );
     };
-    let element = match code {
-        0x08 => Element::U8,
-        0x09 => Element::I8,
-        0x0B => Element::I16,
-        0x0C => Element::I32,
-        0x0D => Element::F32,
-        0x0E => Element::F64,
+    let dtype = match code {
+        0x08 => ElementType::U8,
+        0x09 => ElementType::I8,
+        0x0B => ElementType::I16,
+        0x0C => ElementType::I32,
+        0x0D => ElementType::F32,
+        0x0E => ElementType::F64,
         _ => {
             return wrong(
                 path,
@@ -47,14 +50,18 @@ pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
         );
     };
     let shape = sizes.iter().map(|&size| u32::from_be_bytes(size) as usize).collect();
-    Array::new(path, shape, element, Endian::Big, bytes, 4 + 4 * dimensions)
+    let range = 4 + 4 * dimensions..bytes.len();
+    Array { shape, stored: Stored::As(dtype), endian: Endian::Big, range }.open(object, name)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Column;
 
     /// Writes an idx file of bytes.
     pub(crate) fn write(shape: &[u32], values: &[u8]) -> Vec<u8> {
@@ -64,8 +71,13 @@ pub(crate) mod tests {
         bytes
     }
 
+    fn read(bytes: &[u8]) -> Result<Column> {
+        let object = Object::copy(Path::new("images.idx"), bytes.to_vec());
+        Ok(open(&object, "x")?.read(0, &[0])?.remove(0))
+    }
+
     fn error(bytes: &[u8]) -> String {
-        read(Path::new("images.idx"), bytes.to_vec()).unwrap_err().to_string()
+        read(bytes).unwrap_err().to_string()
     }
 
     #[test]
@@ -91,13 +103,9 @@ pub(crate) mod tests {
         #[test]
         fn what_is_written_is_read(records in 0u32..5, width in 1u32..7, seed in any::<u8>()) {
             let values: Vec<u8> = (0..records * width).map(|i| seed.wrapping_add(i as u8)).collect();
-            let array = read(Path::new("a"), write(&[records, width], &values)).unwrap();
-            prop_assert_eq!((array.records(), array.width()), (records as usize, width as usize));
-            for (record, expected) in values.chunks(width as usize).enumerate() {
-                let mut found = vec![0; width as usize];
-                array.read(record, &mut found, |value| value as u8);
-                prop_assert_eq!(&found, expected);
-            }
+            let column = read(&write(&[records, width], &values)).unwrap();
+            prop_assert_eq!((column.records(), column.spec().shape.clone()), (records as usize, vec![width as usize]));
+            prop_assert_eq!(column.bytes(), values);
         }
 
         #[test]
@@ -111,9 +119,8 @@ pub(crate) mod tests {
                 bytes[at] = value;
             }
             bytes.resize(length, 0);
-            if let Ok(array) = read(Path::new("a"), bytes) {
-                let mut out = vec![0.0; array.width()];
-                (0..array.records().min(50)).for_each(|record| array.read(record, &mut out, |value| value));
+            if let Ok(column) = read(&bytes) {
+                (0..column.records().min(50)).for_each(|record| drop(column.record(record).to_vec()));
             }
         }
     }

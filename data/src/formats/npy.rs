@@ -8,17 +8,19 @@
 //! The header is a Python literal. A parser for this one dictionary is a page; crates for it need a
 //! parser generator and big integers.
 
-use std::path::Path;
+use proto::column::ElementType;
 
-use crate::array::{Array, Element, Endian};
+use super::array::{Array, Endian, Stored};
 use crate::error::{Result, malformed, wrong};
+use crate::format::Source;
+use crate::object::Object;
 
-/// Reads a file's content.
+/// Opens a file as the column `name`.
 ///
 /// # Errors
-/// The file is no npy file, its elements are no numbers, its order is column-major, or its size
-/// contradicts the header.
-pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
+/// The file is no array of numbers in row-major order, or shorter or longer than its header says.
+pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
+    let (path, bytes) = (object.path(), object.bytes());
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
         return wrong(path, "no npy file: expected to start with \\x93NUMPY; save it with numpy.save");
     };
@@ -42,39 +44,41 @@ pub(crate) fn read(path: &Path, bytes: Vec<u8>) -> Result<Array> {
     if header.fortran_order {
         return wrong(path, "the array is in column-major order; save numpy.ascontiguousarray(array)");
     }
-    let Some((element, endian)) = dtype(&header.descr) else {
+    let Some((stored, endian)) = dtype(&header.descr) else {
         let descr = header.descr;
         return wrong(
             path,
             format!(
-                "dtype `{descr}`, expected bool, u1, i1, u2, i2, u4, i4, i8, f4 or f8; save array.astype(numpy.float32)"
+                "dtype `{descr}`, expected bool, u1, i1, u2, i2, u4, i4, i8, f2, f4 or f8; save array.astype(numpy.float32)"
             ),
         );
     };
-    Array::new(path, header.shape, element, endian, bytes, start)
+    Array { shape: header.shape, stored, endian, range: start..bytes.len() }.open(object, name)
 }
 
 /// Parses an element type such as `<f4`: byte order, kind, bytes.
-fn dtype(descr: &str) -> Option<(Element, Endian)> {
+fn dtype(descr: &str) -> Option<(Stored, Endian)> {
     let (order, kind) = descr.split_at_checked(1)?;
     let endian = match order {
         "<" | "|" => Endian::Little,
         ">" => Endian::Big,
         _ => return None,
     };
-    let element = match kind {
-        "b1" | "u1" => Element::U8,
-        "i1" => Element::I8,
-        "u2" => Element::U16,
-        "i2" => Element::I16,
-        "u4" => Element::U32,
-        "i4" => Element::I32,
-        "i8" => Element::I64,
-        "f4" => Element::F32,
-        "f8" => Element::F64,
+    let stored = match kind {
+        "b1" => Stored::As(ElementType::Bool),
+        "u1" => Stored::As(ElementType::U8),
+        "i1" => Stored::As(ElementType::I8),
+        "u2" => Stored::U16,
+        "i2" => Stored::As(ElementType::I16),
+        "u4" => Stored::U32,
+        "i4" => Stored::As(ElementType::I32),
+        "i8" => Stored::As(ElementType::I64),
+        "f2" => Stored::As(ElementType::F16),
+        "f4" => Stored::As(ElementType::F32),
+        "f8" => Stored::As(ElementType::F64),
         _ => return None,
     };
-    Some((element, endian))
+    Some((stored, endian))
 }
 
 /// Content of the header's dictionary.
@@ -142,9 +146,17 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Column;
+
+    fn read(bytes: &[u8]) -> Result<Column> {
+        let object = Object::copy(Path::new("x.npy"), bytes.to_vec());
+        Ok(open(&object, "x")?.read(0, &[0])?.remove(0))
+    }
 
     fn write(version: u8, header: &str, values: &[u8]) -> Vec<u8> {
         let mut bytes = b"\x93NUMPY".to_vec();
@@ -163,17 +175,15 @@ mod tests {
     }
 
     fn error(bytes: &[u8]) -> String {
-        read(Path::new("x.npy"), bytes.to_vec()).unwrap_err().to_string()
+        read(bytes).unwrap_err().to_string()
     }
 
     #[test]
     fn all_three_versions_are_read() {
         for version in 1..=3 {
             let bytes = write(version, &header("|u1", "False", "(2, 3)"), &[1, 2, 3, 4, 5, 6]);
-            let array = read(Path::new("x.npy"), bytes).unwrap();
-            let mut row = [0; 3];
-            array.read(1, &mut row, |value| value as u8);
-            assert_eq!((array.records(), row), (2, [4, 5, 6]), "version {version}");
+            let column = read(&bytes).unwrap();
+            assert_eq!((column.records(), column.record(1)), (2, &[4, 5, 6][..]), "version {version}");
         }
     }
 
@@ -203,20 +213,20 @@ mod tests {
     #[test]
     fn every_number_type_of_numpy_has_its_element() {
         for (descr, expected) in [
-            ("|b1", (Element::U8, Endian::Little)),
-            ("|i1", (Element::I8, Endian::Little)),
-            ("<u2", (Element::U16, Endian::Little)),
-            ("<i2", (Element::I16, Endian::Little)),
-            ("<u4", (Element::U32, Endian::Little)),
-            ("<i4", (Element::I32, Endian::Little)),
-            ("<i8", (Element::I64, Endian::Little)),
-            ("<f4", (Element::F32, Endian::Little)),
-            (">f8", (Element::F64, Endian::Big)),
+            ("|b1", (Stored::As(ElementType::Bool), Endian::Little)),
+            ("|i1", (Stored::As(ElementType::I8), Endian::Little)),
+            ("<u2", (Stored::U16, Endian::Little)),
+            ("<i2", (Stored::As(ElementType::I16), Endian::Little)),
+            ("<u4", (Stored::U32, Endian::Little)),
+            ("<i4", (Stored::As(ElementType::I32), Endian::Little)),
+            ("<i8", (Stored::As(ElementType::I64), Endian::Little)),
+            ("<f4", (Stored::As(ElementType::F32), Endian::Little)),
+            (">f8", (Stored::As(ElementType::F64), Endian::Big)),
         ] {
             assert_eq!(dtype(descr), Some(expected));
         }
         assert_eq!(
-            (dtype(""), dtype("é"), dtype("<f2"), dtype("|O"), dtype("=f4")),
+            (dtype(""), dtype("é"), dtype("<c8"), dtype("|O"), dtype("=f4")),
             (None, None, None, None, None)
         );
     }
@@ -242,13 +252,9 @@ mod tests {
         fn what_is_written_is_read(rows in proptest::collection::vec(any::<[i16; 3]>(), 0..6)) {
             let values: Vec<u8> = rows.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
             let shape = format!("({}, 3)", rows.len());
-            let array = read(Path::new("a"), write(1, &header("<i2", "False", &shape), &values)).unwrap();
-            prop_assert_eq!(array.records(), rows.len());
-            for (record, expected) in rows.iter().enumerate() {
-                let mut found = [0; 3];
-                array.read(record, &mut found, |value| value as i16);
-                prop_assert_eq!(&found, expected);
-            }
+            let column = read(&write(1, &header("<i2", "False", &shape), &values)).unwrap();
+            prop_assert_eq!(column.records(), rows.len());
+            prop_assert_eq!(column.bytes(), values);
         }
 
         #[test]
@@ -263,9 +269,8 @@ mod tests {
                 bytes[at] = value;
             }
             bytes.truncate(cut);
-            if let Ok(array) = read(Path::new("a"), bytes) {
-                let mut out = vec![0.0; array.width()];
-                (0..array.records().min(50)).for_each(|record| array.read(record, &mut out, |value| value));
+            if let Ok(column) = read(&bytes) {
+                (0..column.records().min(50)).for_each(|record| drop(column.record(record).to_vec()));
             }
         }
     }

@@ -1,0 +1,447 @@
+//! A column's values, contiguous and in the column's own type.
+//!
+//! ```text
+//! fixed    [2 records, 3]      v00 v01 v02 v10 v11 v12
+//! ragged   [2 records, any]    v00 v01 | v10 v11 v12        ends = [2, 5]
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use proto::column::{ColumnSpec, ElementType};
+
+use crate::cast::cast;
+
+/// Alignment in bytes of a batch's columns. libtorch computes with memory of this alignment as with
+/// its own, so that it may use a batch where it lies.
+pub const ALIGNMENT: usize = 64;
+
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; ALIGNMENT]);
+
+/// Bytes whose first one lies at a multiple of [`ALIGNMENT`]. They grow at their end.
+#[derive(Clone, Default)]
+pub struct Aligned {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Aligned {
+    /// Returns no bytes, with room for `capacity`.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { lines: Vec::with_capacity(capacity.div_ceil(ALIGNMENT)), len: 0 }
+    }
+
+    /// Returns `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        Self { lines: vec![<Line as bytemuck::Zeroable>::zeroed(); len.div_ceil(ALIGNMENT)], len }
+    }
+
+    /// Appends `len` zeros, and returns them for writing.
+    pub fn grow(&mut self, len: usize) -> &mut [u8] {
+        let begin = self.len;
+        self.len += len;
+        self.lines.resize(self.len.div_ceil(ALIGNMENT), <Line as bytemuck::Zeroable>::zeroed());
+        let end = self.len;
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[begin..end]
+    }
+
+    /// Appends bytes.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.grow(bytes.len()).copy_from_slice(bytes);
+    }
+}
+
+impl std::ops::Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
+    }
+}
+
+impl fmt::Debug for Aligned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+impl PartialEq for Aligned {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+/// Memory of a column's values.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// Memory of the column's own.
+    Owned(Aligned),
+    /// A part of a file's bytes, in the file's alignment.
+    File {
+        /// Bytes of the file.
+        bytes: Arc<dyn FileBytes>,
+        /// Part with the values.
+        range: Range<usize>,
+    },
+}
+
+/// The bytes of a file, mapped or in memory.
+pub trait FileBytes: Send + Sync + fmt::Debug {
+    /// Returns all bytes.
+    fn bytes(&self) -> &[u8];
+}
+
+impl FileBytes for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Some records' values of one column.
+#[derive(Clone, Debug)]
+pub struct Column {
+    spec: ColumnSpec,
+    records: usize,
+    /// Bytes of one record of a fixed column, or of one element of a ragged one.
+    stride: usize,
+    memory: Memory,
+    /// Of a ragged column: the end of each record, counted in elements of `shape`.
+    ends: Option<Vec<u64>>,
+}
+
+impl Column {
+    /// Returns a column without records, with room for `records`.
+    ///
+    /// # Panics
+    /// If the shape is larger than memory. Readers check shapes that come from files.
+    pub fn with_capacity(spec: ColumnSpec, records: usize) -> Self {
+        let stride = stride(&spec);
+        let bytes = if spec.ragged { 0 } else { records.saturating_mul(stride) };
+        let ends = spec.ragged.then(|| Vec::with_capacity(records));
+        Self { spec, records: 0, stride, memory: Memory::Owned(Aligned::with_capacity(bytes)), ends }
+    }
+
+    /// Returns a column of fixed shape over the little-endian values of `records` records.
+    ///
+    /// # Panics
+    /// If the bytes are not those of so many records, or the column is ragged.
+    pub fn fixed(spec: ColumnSpec, records: usize, memory: Memory) -> Self {
+        assert!(!spec.ragged, "the column {spec} is ragged");
+        let (stride, len) = (stride(&spec), memory.bytes().len());
+        assert_eq!(records.checked_mul(stride), Some(len), "bytes of {records} records of {spec}");
+        Self { records, spec, stride, memory, ends: None }
+    }
+
+    /// Returns a ragged column over little-endian values. `ends` counts elements of `shape`.
+    ///
+    /// # Panics
+    /// If the last end is not that of the values, an end is below the one before, or the column has
+    /// a fixed shape.
+    pub fn ragged(spec: ColumnSpec, memory: Memory, ends: Vec<u64>) -> Self {
+        assert!(spec.ragged, "the column {spec} has a fixed shape");
+        let (stride, len) = (stride(&spec), memory.bytes().len());
+        let last = ends.last().copied().unwrap_or_default();
+        assert!(ends.is_sorted() && last.checked_mul(stride as u64) == Some(len as u64), "ends for {spec}");
+        Self { records: ends.len(), spec, stride, memory, ends: Some(ends) }
+    }
+
+    /// Returns the name, the type and the shape.
+    pub const fn spec(&self) -> &ColumnSpec {
+        &self.spec
+    }
+
+    /// Returns the number of records.
+    pub const fn records(&self) -> usize {
+        self.records
+    }
+
+    /// Returns all values as little-endian bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+
+    /// Returns the bytes of memory that the column owns.
+    pub fn owned_bytes(&self) -> usize {
+        let ends = self.ends.as_ref().map_or(0, |ends| ends.len() * size_of::<u64>());
+        ends + if let Memory::Owned(bytes) = &self.memory { bytes.len() } else { 0 }
+    }
+
+    /// Returns the values of one record, as little-endian bytes.
+    ///
+    /// # Panics
+    /// If there is no such record.
+    pub fn record(&self, record: usize) -> &[u8] {
+        let range = match &self.ends {
+            None => record * self.stride..(record + 1) * self.stride,
+            Some(ends) => {
+                let begin = if record == 0 { 0 } else { ends[record - 1] as usize };
+                begin * self.stride..ends[record] as usize * self.stride
+            }
+        };
+        &self.bytes()[range]
+    }
+
+    /// Returns the end of each record of a ragged column, counted in elements of its shape.
+    pub fn ends(&self) -> Option<&[u64]> {
+        self.ends.as_deref()
+    }
+
+    /// Returns the values. `None`: they have another type, or lie unaligned in a file.
+    pub fn values<T: Element>(&self) -> Option<&[T]> {
+        (T::DTYPE == self.spec.dtype).then(|| bytemuck::try_cast_slice(self.bytes()).ok())?
+    }
+
+    /// Appends one record of a fixed column, as little-endian bytes.
+    ///
+    /// # Panics
+    /// If the length is not that of one record, or the column lies in a file.
+    pub fn push(&mut self, record: &[u8]) {
+        match &mut self.ends {
+            None => assert_eq!(record.len(), self.stride, "a record of {}", self.spec),
+            Some(ends) => {
+                assert!(record.len().is_multiple_of(self.stride), "a record of {}", self.spec);
+                let before = ends.last().copied().unwrap_or_default();
+                ends.push(before + (record.len() / self.stride) as u64);
+            }
+        }
+        self.memory.owned().extend(record);
+        self.records += 1;
+    }
+
+    /// Appends one record of a fixed column, and returns its bytes for writing. They are zeros.
+    ///
+    /// # Panics
+    /// If the column is ragged or lies in a file.
+    pub fn grow(&mut self) -> &mut [u8] {
+        assert!(self.ends.is_none(), "a record of the ragged column {}", self.spec);
+        self.records += 1;
+        self.memory.owned().grow(self.stride)
+    }
+
+    /// Appends one record whose values have the type `from`, as values of the column's type.
+    ///
+    /// # Errors
+    /// The first value for which the column's type has no place, with that type. The record is
+    /// appended nevertheless.
+    ///
+    /// # Panics
+    /// If the number of values is not that of one record, or the column is ragged or lies in a file.
+    pub(crate) fn grow_as(&mut self, from: ElementType, values: &[u8]) -> Result<(), (f64, ElementType)> {
+        let dtype = self.spec.dtype;
+        cast(from, values, dtype, self.grow()).map_err(|value| (value, dtype))
+    }
+
+    /// Returns the bytes of the last record of a fixed column, for writing.
+    ///
+    /// # Panics
+    /// If there is none, or the column is ragged or lies in a file.
+    pub(crate) fn last_mut(&mut self) -> &mut [u8] {
+        assert!(self.ends.is_none() && self.records > 0, "the last record of {}", self.spec);
+        let begin = (self.records - 1) * self.stride;
+        &mut self.memory.owned()[begin..]
+    }
+
+    /// Gives the column another name.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.spec.name = name.into();
+        self
+    }
+
+    /// Gives the records of a fixed column another shape with as many elements.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    #[must_use]
+    pub fn shaped(mut self, shape: Vec<usize>) -> Self {
+        let spec = ColumnSpec { shape, ..self.spec.clone() };
+        assert_eq!(spec.width(), self.spec.width(), "{} as {spec}", self.spec);
+        self.spec = spec;
+        self
+    }
+}
+
+impl PartialEq for Column {
+    fn eq(&self, other: &Self) -> bool {
+        self.spec == other.spec && self.ends == other.ends && self.bytes() == other.bytes()
+    }
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::File { bytes, range } => &bytes.bytes()[range.clone()],
+        }
+    }
+
+    fn owned(&mut self) -> &mut Aligned {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::File { .. } => panic!("values of a file do not grow"),
+        }
+    }
+}
+
+/// Returns the bytes of `shape`.
+fn stride(spec: &ColumnSpec) -> usize {
+    let width = spec.width().unwrap_or_else(|| panic!("{spec} is larger than memory"));
+    width * spec.dtype.size()
+}
+
+/// Rust's type of a column's elements.
+pub trait Element: bytemuck::Pod {
+    /// Type that these elements have in a column.
+    const DTYPE: ElementType;
+
+    /// Returns the element as the nearest f64. Integers beyond 2^53 are rounded.
+    fn to_f64(self) -> f64;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident, $value:ident => $f64:expr;)+) => {$(
+        impl Element for $type {
+            const DTYPE: ElementType = ElementType::$dtype;
+
+            fn to_f64(self) -> f64 {
+                let $value = self;
+                $f64
+            }
+        }
+    )+};
+}
+
+elements! {
+    u8 => U8, value => f64::from(value);
+    i8 => I8, value => f64::from(value);
+    i16 => I16, value => f64::from(value);
+    i32 => I32, value => f64::from(value);
+    i64 => I64, value => value as f64;
+    half::f16 => F16, value => f64::from(value);
+    half::bf16 => BF16, value => f64::from(value);
+    f32 => F32, value => f64::from(value);
+    f64 => F64, value => value;
+}
+
+/// Calls `$body` with `$type` as Rust's type of a [`ElementType`]. A `bool` counts as `u8`.
+macro_rules! with_element {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            ElementType::U8 | ElementType::Bool => {
+                type $type = u8;
+                $body
+            }
+            ElementType::I8 => {
+                type $type = i8;
+                $body
+            }
+            ElementType::I16 => {
+                type $type = i16;
+                $body
+            }
+            ElementType::I32 => {
+                type $type = i32;
+                $body
+            }
+            ElementType::I64 => {
+                type $type = i64;
+                $body
+            }
+            ElementType::F16 => {
+                type $type = half::f16;
+                $body
+            }
+            ElementType::BF16 => {
+                type $type = half::bf16;
+                $body
+            }
+            ElementType::F32 => {
+                type $type = f32;
+                $body
+            }
+            ElementType::F64 => {
+                type $type = f64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
+/// Calls `take` with each element of some little-endian values, as f64. Integers beyond 2^53 are
+/// rounded.
+pub(crate) fn each_f64(dtype: ElementType, bytes: &[u8], mut take: impl FnMut(f64)) {
+    with_element!(dtype, T => {
+        for raw in bytes.chunks_exact(size_of::<T>()) {
+            take(bytemuck::pod_read_unaligned::<T>(raw).to_f64());
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_a_batch_begin_at_an_aligned_address() {
+        for records in [1, 3, 1000] {
+            let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::I16, [3]), 1);
+            for record in 0..records {
+                column.push(bytemuck::cast_slice(&[record as i16, 1, 2]));
+            }
+            assert!(column.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
+            assert_eq!(column.values::<i16>().unwrap()[3 * (records - 1)], records as i16 - 1);
+            assert_eq!((column.records(), column.bytes().len()), (records, 6 * records));
+        }
+    }
+
+    #[test]
+    fn a_ragged_column_keeps_the_end_of_each_record() {
+        let mut column = Column::with_capacity(ColumnSpec::ragged("t", ElementType::I32, [2]), 3);
+        for record in [&[1, 2][..], &[], &[3, 4, 5, 6]] {
+            column.push(bytemuck::cast_slice::<i32, u8>(record));
+        }
+        assert_eq!(column.ends(), Some(&[1, 1, 3][..]));
+        assert_eq!(column.record(2), bytemuck::cast_slice::<i32, u8>(&[3, 4, 5, 6]));
+        assert!(column.record(1).is_empty());
+        let bytes: Vec<u8> = column.bytes().to_vec();
+        let range = 0..bytes.len();
+        let file = Memory::File { bytes: Arc::new(bytes), range };
+        assert_eq!(Column::ragged(column.spec().clone(), file, vec![1, 1, 3]), column);
+    }
+
+    #[test]
+    #[should_panic(expected = "a record of `x` f32[2]")]
+    fn a_record_of_another_length_is_refused() {
+        Column::with_capacity(ColumnSpec::fixed("x", ElementType::F32, [2]), 1).push(&[0; 4]);
+    }
+
+    #[test]
+    fn every_type_reads_as_f64() {
+        let read = |dtype, bytes: &[u8]| {
+            let mut found = Vec::new();
+            each_f64(dtype, bytes, |value| found.push(value));
+            found
+        };
+        assert_eq!(read(ElementType::U8, &[0, 255]), [0.0, 255.0]);
+        assert_eq!(read(ElementType::Bool, &[0, 1]), [0.0, 1.0]);
+        assert_eq!(read(ElementType::I8, &[255]), [-1.0]);
+        assert_eq!(read(ElementType::I16, &(-3i16).to_le_bytes()), [-3.0]);
+        assert_eq!(read(ElementType::I32, &7i32.to_le_bytes()), [7.0]);
+        assert_eq!(read(ElementType::I64, &(-1i64).to_le_bytes()), [-1.0]);
+        assert_eq!(read(ElementType::F16, &half::f16::from_f32(0.5).to_le_bytes()), [0.5]);
+        assert_eq!(read(ElementType::BF16, &half::bf16::from_f32(2.0).to_le_bytes()), [2.0]);
+        assert_eq!(read(ElementType::F32, &1.5f32.to_le_bytes()), [1.5]);
+        assert_eq!(read(ElementType::F64, &0.1f64.to_le_bytes()), [0.1]);
+    }
+}

@@ -1,0 +1,56 @@
+//! The interface of a format: from a file's bytes to columns of records.
+//!
+//! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
+//! Parquet, a batch of Arrow, a whole array, a whole CSV file. Some records of a block cost as much
+//! as all of them, so decoded blocks stay in memory for a while (`cache.rs`).
+
+use proto::column::ColumnSpec;
+use proto::spec::DataSpec;
+
+use crate::column::Column;
+use crate::error::Result;
+use crate::formats;
+use crate::object::Object;
+
+/// The columns and blocks of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outline {
+    /// Columns, in the order of the file.
+    pub(crate) columns: Vec<ColumnSpec>,
+    /// Number of records of each block, in order.
+    pub(crate) blocks: Vec<u64>,
+}
+
+impl Outline {
+    /// Returns the number of records.
+    pub(crate) fn records(&self) -> u64 {
+        self.blocks.iter().sum()
+    }
+}
+
+/// A file of a format.
+pub(crate) trait Source: Send + Sync {
+    /// Returns the columns and blocks.
+    fn outline(&self) -> &Outline;
+
+    /// Decodes the columns with these indices, in their order, of one block.
+    ///
+    /// # Errors
+    /// The block is damaged, or has a value for which a column has no place.
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>>;
+}
+
+/// Opens a file of the job's format. `column` names the column of a format whose files have one.
+///
+/// # Errors
+/// The file is no file of this format.
+pub(crate) fn open(spec: &DataSpec, object: Object, column: &str) -> Result<Box<dyn Source>> {
+    use proto::spec::Format;
+    match spec.format {
+        Format::Idx => formats::idx::open(&object, column),
+        Format::Npy => formats::npy::open(&object, column),
+        Format::Csv => formats::csv::open(&object, spec.header),
+        Format::Parquet => formats::parquet::open(object),
+        Format::Arrow => formats::arrow::open(&object),
+    }
+}

@@ -1,0 +1,212 @@
+//! A file that is one array: the first dimension counts the records.
+//!
+//! Values in a column's own type and in little-endian order stay where they are in the file. Others
+//! are converted once, when the file is opened: u16 becomes i32, and u32 becomes i64.
+
+use std::ops::Range;
+
+use proto::column::{ColumnSpec, ElementType};
+
+use crate::column::{Aligned, Column, Memory};
+use crate::error::{Result, wrong};
+use crate::format::{Outline, Source};
+use crate::object::Object;
+
+/// Type of a file's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// A column's own type.
+    As(ElementType),
+    U16,
+    U32,
+}
+
+impl Stored {
+    /// Returns the bytes of one element.
+    const fn size(self) -> usize {
+        match self {
+            Self::As(dtype) => dtype.size(),
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+
+    /// Returns the type of the column.
+    const fn dtype(self) -> ElementType {
+        match self {
+            Self::As(dtype) => dtype,
+            Self::U16 => ElementType::I32,
+            Self::U32 => ElementType::I64,
+        }
+    }
+}
+
+/// Order of an element's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Endian {
+    Little,
+    Big,
+}
+
+/// An array of a file.
+#[derive(Debug)]
+pub(crate) struct Array {
+    /// Sizes of the dimensions; the first one counts the records.
+    pub(crate) shape: Vec<usize>,
+    pub(crate) stored: Stored,
+    pub(crate) endian: Endian,
+    /// Part of the file with the values.
+    pub(crate) range: Range<usize>,
+}
+
+impl Array {
+    /// Opens the array as the column `name`.
+    ///
+    /// # Errors
+    /// The shape has no dimensions (one value, no records), or does not fit the length of the
+    /// values.
+    pub(crate) fn open(self, object: &Object, name: &str) -> Result<Box<dyn Source>> {
+        let Self { shape, stored, endian, range } = self;
+        let Some((&records, of_one)) = shape.split_first() else {
+            return wrong(
+                object.path(),
+                "holds a single value without dimensions; the first dimension must be the records",
+            );
+        };
+        let spec = ColumnSpec::fixed(name, stored.dtype(), of_one);
+        // The product of all dimensions, with 0 taken as 1, bounds the product of any of them.
+        let fits = shape.iter().try_fold(8usize, |bytes, &size| bytes.checked_mul(size.max(1)));
+        if spec.width().is_none() || fits.is_none() {
+            return wrong(
+                object.path(),
+                format!("the header's shape {shape:?} is larger than any memory; the file is damaged"),
+            );
+        }
+        let expected = shape.iter().product::<usize>() * stored.size();
+        let found = range.len();
+        if found != expected {
+            let what = if found < expected { "the file is cut off" } else { "something was appended to it" };
+            return wrong(
+                object.path(),
+                format!(
+                    "the header's shape {shape:?} needs {expected} bytes of values, found {found}; {what}"
+                ),
+            );
+        }
+        if spec.width() == Some(0) {
+            return wrong(object.path(), format!("a record of shape {of_one:?} has no values"));
+        }
+        let values = &object.bytes()[range.clone()];
+        let memory = match (stored, endian) {
+            (Stored::As(dtype), Endian::Little) | (Stored::As(dtype), Endian::Big)
+                if dtype.size() == 1 || endian == Endian::Little =>
+            {
+                Memory::File { bytes: object.share(), range }
+            }
+            (Stored::As(dtype), _) => Memory::Owned(match dtype.size() {
+                2 => each(values, |value: [u8; 2]| u16::from_be_bytes(value).to_le_bytes()),
+                4 => each(values, |value: [u8; 4]| u32::from_be_bytes(value).to_le_bytes()),
+                _ => each(values, |value: [u8; 8]| u64::from_be_bytes(value).to_le_bytes()),
+            }),
+            (Stored::U16, endian) => Memory::Owned(each(values, |value: [u8; 2]| {
+                let value =
+                    if endian == Endian::Big { u16::from_be_bytes(value) } else { u16::from_le_bytes(value) };
+                i32::from(value).to_le_bytes()
+            })),
+            (Stored::U32, endian) => Memory::Owned(each(values, |value: [u8; 4]| {
+                let value =
+                    if endian == Endian::Big { u32::from_be_bytes(value) } else { u32::from_le_bytes(value) };
+                i64::from(value).to_le_bytes()
+            })),
+        };
+        let outline = Outline { columns: vec![spec.clone()], blocks: vec![records as u64] };
+        Ok(Box::new(Whole { column: Column::fixed(spec, records, memory), outline }))
+    }
+}
+
+/// Returns `decode(element)` of each element of `values`.
+fn each<const N: usize, const M: usize>(values: &[u8], decode: impl Fn([u8; N]) -> [u8; M]) -> Aligned {
+    let values = values.as_chunks::<N>().0;
+    let mut out = Aligned::zeros(values.len() * M);
+    let places = out.as_chunks_mut::<M>().0;
+    places.iter_mut().zip(values).for_each(|(out, &value)| *out = decode(value));
+    out
+}
+
+/// A file that is one block of one column.
+struct Whole {
+    column: Column,
+    outline: Outline,
+}
+
+impl Source for Whole {
+    fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        Ok(columns.iter().map(|_| self.column.clone()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn open(shape: &[usize], stored: Stored, endian: Endian, bytes: &[u8]) -> Result<Column> {
+        let object = Object::copy(Path::new("a"), bytes.to_vec());
+        let array = Array { shape: shape.to_vec(), stored, endian, range: 0..bytes.len() };
+        Ok(array.open(&object, "x")?.read(0, &[0])?.remove(0))
+    }
+
+    #[test]
+    fn every_element_type_is_read_in_both_byte_orders() {
+        macro_rules! check {
+            ($($stored:expr, $type:ty => $column:ty: $($value:expr),+;)+) => {$(
+                let values: Vec<$type> = vec![$($value),+];
+                let little: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                let big: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
+                let expected: Vec<$column> = values.iter().map(|&value| <$column>::from(value)).collect();
+                for (endian, bytes) in [(Endian::Little, little), (Endian::Big, big)] {
+                    let column = open(&[1, values.len()], $stored, endian, &bytes).unwrap();
+                    let expected: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
+                    assert_eq!(column.bytes(), expected, "{endian:?} {}", stringify!($type));
+                }
+            )+};
+        }
+        check! {
+            Stored::As(ElementType::U8), u8 => u8: 0, 1, 255;
+            Stored::As(ElementType::I8), i8 => i8: -128, -1, 127;
+            Stored::U16, u16 => i32: 1, 65_535;
+            Stored::As(ElementType::I16), i16 => i16: -32_768, 258;
+            Stored::U32, u32 => i64: 1, u32::MAX;
+            Stored::As(ElementType::I32), i32 => i32: i32::MIN, 65_538;
+            Stored::As(ElementType::I64), i64 => i64: -1, 1 << 53;
+            Stored::As(ElementType::F32), f32 => f32: 0.1, -3.5;
+            Stored::As(ElementType::F64), f64 => f64: 0.1, 1e300;
+        }
+    }
+
+    #[test]
+    fn values_in_their_own_type_are_not_copied() {
+        let column = open(&[2, 3], Stored::As(ElementType::F32), Endian::Little, &[7; 24]).unwrap();
+        assert_eq!((column.records(), column.owned_bytes()), (2, 0));
+        let column = open(&[2, 3], Stored::As(ElementType::F32), Endian::Big, &[7; 24]).unwrap();
+        assert_eq!((column.record(1).len(), column.owned_bytes()), (12, 24));
+    }
+
+    #[test]
+    fn sizes_that_contradict_the_shape_are_refused() {
+        let error = |shape: &[usize], len| {
+            open(shape, Stored::As(ElementType::F32), Endian::Big, &vec![0; len]).unwrap_err().to_string()
+        };
+        assert!(error(&[2, 3], 20).contains("needs 24 bytes of values, found 20; the file is cut off"));
+        assert!(error(&[2, 3], 25).contains("found 25; something was appended"));
+        assert!(error(&[], 4).contains("single value"));
+        assert!(error(&[5, 0], 0).contains("a record of shape [0] has no values"));
+        assert!(error(&[0, usize::MAX], 0).contains("larger than any memory"));
+        assert!(error(&[usize::MAX, usize::MAX], 0).contains("larger than any memory"));
+    }
+}

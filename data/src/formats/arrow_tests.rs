@@ -1,0 +1,177 @@
+//! Parquet and Arrow files, written by their own crates.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::parquet::arrow::ArrowWriter;
+use ::parquet::file::properties::WriterProperties;
+use arrow_array::types::{Int32Type, UInt16Type};
+use arrow_array::{
+    ArrayRef, BinaryArray, BooleanArray, DictionaryArray, FixedSizeListArray, Float32Array, Float64Array,
+    Int64Array, ListArray, RecordBatch, StringArray, UInt16Array, UInt64Array,
+};
+use arrow_ipc::writer::{FileWriter, StreamWriter};
+use proto::column::{ColumnSpec, ElementType};
+
+use super::{arrow, parquet};
+use crate::column::Column;
+use crate::error::Result;
+use crate::format::Source;
+use crate::object::Object;
+
+fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+/// Returns a batch of three records with every kind of column.
+fn every_kind() -> RecordBatch {
+    let lists = [vec![1, 2], vec![], vec![3]];
+    let lists = lists.map(|list| Some(list.into_iter().map(Some).collect::<Vec<_>>()));
+    let pairs = [[1, 2], [3, 4], [5, 6]].map(|pair| Some(pair.map(Some)));
+    batch(vec![
+        ("id", Arc::new(Int64Array::from(vec![1, -2, 3]))),
+        ("u16", Arc::new(UInt16Array::from(vec![1, 65_535, 3]))),
+        ("price", Arc::new(Float64Array::from(vec![0.1, 0.2, 0.3]))),
+        ("is_new", Arc::new(BooleanArray::from(vec![true, false, true]))),
+        ("text", Arc::new(StringArray::from(vec!["Ann", "", "Bob"]))),
+        ("raw", Arc::new(BinaryArray::from(vec![&b"\x00\xFF"[..], b"x", b""]))),
+        ("city", Arc::new(DictionaryArray::<Int32Type>::from_iter(["Rome", "Oslo", "Rome"]))),
+        ("tokens", Arc::new(ListArray::from_iter_primitive::<UInt16Type, _, _>(lists))),
+        ("pair", Arc::new(FixedSizeListArray::from_iter_primitive::<Int32Type, _, _>(pairs, 2))),
+    ])
+}
+
+fn parquet_file(batch: &RecordBatch, group: usize) -> Vec<u8> {
+    let mut file = Vec::new();
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(group)).build();
+    let mut writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties)).unwrap();
+    writer.write(batch).unwrap();
+    writer.close().unwrap();
+    file
+}
+
+fn arrow_file(batches: &[RecordBatch]) -> Vec<u8> {
+    let mut writer = FileWriter::try_new(Vec::new(), &batches[0].schema()).unwrap();
+    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    writer.into_inner().unwrap()
+}
+
+fn arrow_stream(batches: &[RecordBatch]) -> Vec<u8> {
+    let mut writer = StreamWriter::try_new(Vec::new(), &batches[0].schema()).unwrap();
+    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    writer.into_inner().unwrap()
+}
+
+fn open_parquet(file: &[u8]) -> Result<Box<dyn Source>> {
+    parquet::open(Object::copy(Path::new("a.parquet"), file.to_vec()))
+}
+
+fn open_arrow(file: &[u8]) -> Result<Box<dyn Source>> {
+    arrow::open(&Object::copy(Path::new("a.arrow"), file.to_vec()))
+}
+
+/// Returns all records of all columns, each as bytes.
+fn records(source: &dyn Source) -> Vec<(ColumnSpec, Vec<Vec<u8>>)> {
+    let outline = source.outline().clone();
+    let all: Vec<usize> = (0..outline.columns.len()).collect();
+    let blocks: Vec<Vec<Column>> =
+        (0..outline.blocks.len()).map(|block| source.read(block, &all).unwrap()).collect();
+    let of_column = |(at, spec): (usize, &ColumnSpec)| {
+        let records = blocks
+            .iter()
+            .flat_map(|block| (0..block[at].records()).map(move |record| block[at].record(record).to_vec()));
+        (spec.clone(), records.collect())
+    };
+    outline.columns.iter().enumerate().map(of_column).collect()
+}
+
+fn bytes<T: bytemuck::Pod>(records: &[&[T]]) -> Vec<Vec<u8>> {
+    records.iter().map(|record| bytemuck::cast_slice(record).to_vec()).collect()
+}
+
+#[test]
+fn every_kind_of_column_is_read_from_both_formats() {
+    let fixed = |name: &str, dtype, shape: &[usize]| ColumnSpec::fixed(name, dtype, shape);
+    let ragged = |name: &str, dtype| ColumnSpec::ragged(name, dtype, []);
+    let expected = [
+        (fixed("id", ElementType::I64, &[]), bytes(&[&[1i64], &[-2], &[3]])),
+        (fixed("u16", ElementType::I32, &[]), bytes(&[&[1i32], &[65_535], &[3]])),
+        (fixed("price", ElementType::F64, &[]), bytes(&[&[0.1f64], &[0.2], &[0.3]])),
+        (fixed("is_new", ElementType::Bool, &[]), bytes(&[&[1u8], &[0], &[1]])),
+        (ragged("text", ElementType::U8), bytes(&[&b"Ann"[..], b"", b"Bob"])),
+        (ragged("raw", ElementType::U8), bytes(&[&b"\x00\xFF"[..], b"x", b""])),
+        (ragged("city", ElementType::U8), bytes(&[&b"Rome"[..], b"Oslo", b"Rome"])),
+        (ragged("tokens", ElementType::I32), bytes(&[&[1i32, 2][..], &[], &[3]])),
+        (fixed("pair", ElementType::I32, &[2]), bytes(&[&[1i32, 2], &[3, 4], &[5, 6]])),
+    ];
+    let all = every_kind();
+    let halves = [all.slice(0, 1), all.slice(1, 2)];
+    for source in [
+        open_parquet(&parquet_file(&all, 2)).unwrap(),
+        open_parquet(&parquet_file(&all, 100)).unwrap(),
+        open_arrow(&arrow_file(&halves)).unwrap(),
+        open_arrow(&arrow_stream(&halves)).unwrap(),
+    ] {
+        assert_eq!(source.outline().records(), 3);
+        assert_eq!(records(source.as_ref()), expected);
+    }
+}
+
+#[test]
+fn columns_are_decoded_in_the_order_in_which_they_are_wanted() {
+    for source in [
+        open_parquet(&parquet_file(&every_kind(), 2)).unwrap(),
+        open_arrow(&arrow_file(&[every_kind()])).unwrap(),
+    ] {
+        let columns = source.read(0, &[3, 0]).unwrap();
+        let names: Vec<_> = columns.iter().map(|column| column.spec().name.as_str()).collect();
+        assert_eq!(names, ["is_new", "id"]);
+    }
+}
+
+#[test]
+fn a_null_names_its_column_and_record() {
+    let price = Float32Array::from(vec![Some(1.0), Some(2.0), None]);
+    let nulls = batch(vec![("id", Arc::new(Int64Array::from(vec![1, 2, 3]))), ("price", Arc::new(price))]);
+    for source in
+        [open_parquet(&parquet_file(&nulls, 2)).unwrap(), open_arrow(&arrow_file(&[nulls.clone()])).unwrap()]
+    {
+        let last = source.outline().blocks.len() - 1;
+        let message = source.read(last, &[1]).unwrap_err().to_string();
+        assert!(message.contains("column `price`: record 2 of the file has no value (null)"), "{message}");
+        assert!(source.read(last, &[0]).is_ok(), "nobody uses the column with the null");
+    }
+}
+
+#[test]
+fn an_integer_beyond_a_column_is_refused() {
+    let large = batch(vec![("id", Arc::new(UInt64Array::from(vec![u64::MAX])))]);
+    let message = open_parquet(&parquet_file(&large, 2)).unwrap().read(0, &[0]).unwrap_err().to_string();
+    assert!(message.contains("column `id`: 18446744073709551615 is beyond"), "{message}");
+}
+
+#[test]
+fn files_that_are_no_such_files_say_so() {
+    let good = parquet_file(&every_kind(), 2);
+    for bad in [&b""[..], b"PAR1", &good[..good.len() - 9]] {
+        let message = open_parquet(bad).err().expect("no Parquet").to_string();
+        assert!(message.contains("a.parquet: no Parquet file, or a damaged one"), "{message}");
+    }
+    let good = arrow_file(&[every_kind()]);
+    for bad in [&b""[..], b"ARROW1", &good[..good.len() / 2]] {
+        assert!(open_arrow(bad).is_err());
+    }
+}
+
+#[test]
+fn damaged_pages_are_refused_or_read_and_never_panic() {
+    let good = parquet_file(&every_kind(), 2);
+    for at in 4..good.len() - 8 {
+        let mut bad = good.clone();
+        bad[at] ^= 0xFF;
+        if let Ok(source) = open_parquet(&bad) {
+            let all: Vec<usize> = (0..source.outline().columns.len()).collect();
+            (0..source.outline().blocks.len()).for_each(|block| drop(source.read(block, &all)));
+        }
+    }
+}

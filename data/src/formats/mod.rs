@@ -1,0 +1,28 @@
+//! One file for each format.
+
+mod array;
+pub(crate) mod arrow;
+mod arrow_columns;
+#[cfg(test)]
+mod arrow_tests;
+pub(crate) mod csv;
+pub(crate) mod idx;
+pub(crate) mod npy;
+pub(crate) mod parquet;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Calls a decoder of another project that may panic on damaged bytes.
+///
+/// # Errors
+/// The error of the decoder, or its panic.
+fn guarded<T, E: ToString>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(decode)) {
+        Ok(decoded) => decoded.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(text.unwrap_or("the decoder gave up").to_owned())
+        }
+    }
+}
