@@ -11,6 +11,7 @@ mod chaos;
 mod checkpoint_faults;
 mod checkpoint_s3;
 mod checkpoints;
+mod columns;
 mod compose;
 mod crashes;
 mod custom_model;

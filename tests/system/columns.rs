@@ -1,0 +1,108 @@
+//! Tables: a Parquet file trains a network of Ebbflow's own, and one with three inputs of other
+//! types.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::PathBuf;
+
+use crate::harness::{Cluster, fail, model, root, succeed, summary, text};
+
+/// The job of the example, as a network without libtorch can train it: all columns but the label,
+/// side by side.
+const BUILTIN: [&str; 5] = [
+    "model={ builtin = \"mlp\", loss = \"bce_with_logits\", metrics = [\"accuracy\"] }",
+    "data={ format = \"parquet\", train = { files = [\"clicks.parquet\"] }, validation_fraction = 0.2, label = \"clicked\", \
+     normalize = { scale = 24 } }",
+    "epochs=2",
+    "optimizer.learning_rate=1e-3",
+    "name=builtin",
+];
+
+fn job() -> PathBuf {
+    root().join("examples/tabular/job.toml")
+}
+
+fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
+    sets.iter().flat_map(|&set| ["--set", set]).collect()
+}
+
+#[test]
+fn a_table_gives_the_same_bits_with_any_fleet() {
+    let alone = tempfile::tempdir().unwrap();
+    let (job, out) = (job().display().to_string(), alone.path().display().to_string());
+    succeed([&["run", &job, "--workers", "1", "--out", &out][..], &sets(&BUILTIN)].concat());
+    let cluster = Cluster::start(2, 3);
+    let together = cluster.dir.path().join("out");
+    let output = cluster.submit(&root().join("examples/tabular/job.toml"), &together, &sets(&BUILTIN));
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(model(alone.path()) == model(&together), "3 workers: other bits than 1");
+    assert_eq!(summary(&together)["samples_applied"], 2 * 9600);
+}
+
+#[test]
+fn columns_that_do_not_fit_are_refused_with_what_there_is() {
+    let (job, out) = (job().display().to_string(), tempfile::tempdir().unwrap());
+    let out = out.path().display().to_string();
+    let refuse = |set: &str| {
+        let all = [&sets(&BUILTIN)[..], &["--set", set]].concat();
+        fail([&["run", &job, "--out", &out][..], &all].concat())
+    };
+    let said = refuse("data.label=bought");
+    assert!(
+        said.contains("data.label = \"bought\": no such column; there are user, item, age, hour, clicked"),
+        "{said}"
+    );
+    let said = refuse("data.inputs=[\"user\", \"age\"]");
+    assert!(said.contains("data.normalize: it belongs to `features`"), "{said}");
+    let said = refuse("data.format=arrow");
+    assert!(said.contains("clicks.parquet: no Arrow IPC file or stream"), "{said}");
+    let all = [
+        &sets(&BUILTIN)[..4],
+        &[
+            "--set",
+            "data={ format = \"parquet\", train = { files = [\"clicks.parquet\"] }, \
+        label = \"clicked\", inputs = [\"user\", \"age\"] }",
+        ],
+    ]
+    .concat();
+    let said = fail([&["run", &job, "--out", &out][..], &all].concat());
+    assert!(
+        said.contains(
+            "the network `mlp` takes one input of type f32, the job gives `user` i64[], `age` u8[]"
+        ),
+        "{said}"
+    );
+}
+
+/// Learns from three inputs: two of integers, which reach embeddings as they are, and one of two
+/// columns.
+#[cfg(feature = "torch")]
+#[test]
+fn a_script_with_three_inputs_learns_and_has_the_same_bits_with_any_fleet() {
+    let alone = tempfile::tempdir().unwrap();
+    let (path, out) = (job(), alone.path().display().to_string());
+    let stated = std::fs::read_to_string(&path).unwrap();
+    let stated: f64 = stated.lines().next().unwrap().split(' ').find_map(|word| word.parse().ok()).unwrap();
+    succeed(["run", &path.display().to_string(), "--workers", "1", "--out", &out]);
+    let accuracy = summary(alone.path())["final"]["accuracy"].as_f64().unwrap();
+    assert!(accuracy >= stated, "accuracy {accuracy}, stated is {stated}");
+    let cluster = Cluster::start(1, 3);
+    let together = cluster.dir.path().join("out");
+    let output = cluster.submit(&path, &together, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(model(alone.path()) == model(&together), "3 workers: other bits than 1");
+}
+
+/// A script takes the same inputs by position, by name, and as a dictionary.
+#[cfg(feature = "torch")]
+#[test]
+fn inputs_that_forward_does_not_take_are_refused_by_name() {
+    let (job, out) = (job().display().to_string(), tempfile::tempdir().unwrap());
+    let out = out.path().display().to_string();
+    let run = |inputs: &str| ["run", &job, "--out", &out, "--set", inputs].map(str::to_owned);
+    let said = fail(run("data.inputs={ person = \"user\", item = \"item\", numbers = [\"age\", \"hour\"] }"));
+    assert!(said.contains("forward has no argument `person`; forward takes user, item, numbers"), "{said}");
+    let said = fail(run("data.inputs={ user = \"user\", item = \"item\" }"));
+    assert!(said.contains("forward needs the argument `numbers`"), "{said}");
+    let said = fail(run("data.inputs=[\"item\", \"user\", \"age\"]"));
+    assert!(said.contains("data.inputs gives `item` as argument 0"), "{said}");
+}
