@@ -84,6 +84,9 @@ pub(crate) enum Command {
     /// List, check and export the checkpoints in a folder or of a job
     #[command(subcommand)]
     Checkpoint(Checkpoint),
+    /// Look at data files
+    #[command(subcommand)]
+    Data(Data),
     /// Ask a process whether it is alive or ready. Exit code 0 if it is
     Health(Health),
     /// Show the settings of a role and the source of each one
@@ -198,6 +201,32 @@ pub(crate) struct CertsToken {
     /// Largest size of the files of these jobs together, in bytes [default: the master's limit]
     #[arg(long, value_name = "BYTES")]
     pub(crate) artifact_bytes_max: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Data {
+    /// Print the columns of a file with their types and shapes, the number of records, and the
+    /// first ones
+    Inspect(DataInspect),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataInspect {
+    /// Data file
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Format of the file, as in a job file [default: what its name says]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
+    /// Number of records to print
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) records: u64,
+    /// CSV: the first line is a record and does not name the columns
+    #[arg(long)]
+    pub(crate) no_header: bool,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,6 +6,7 @@ pub(crate) mod certs;
 pub(crate) mod checkpoint;
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod data;
 pub(crate) mod fetch;
 pub(crate) mod health;
 pub(crate) mod jobs;

@@ -14,6 +14,7 @@
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
+//! | `inspect.rs` | a look at one file, for people |
 //! | `observer.rs` | the progress of a reader |
 
 mod batch;
@@ -25,6 +26,7 @@ pub mod error;
 mod format;
 mod formats;
 mod index;
+mod inspect;
 mod object;
 pub mod observer;
 mod schema;
@@ -38,5 +40,6 @@ pub use column::Column;
 pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};
+pub use inspect::{Inspected, inspect};
 pub use object::Content;
 pub use observer::Observer;

@@ -315,6 +315,33 @@ pub enum Format {
 }
 
 impl Format {
+    /// Returns the format that a file's name stands for, such as `.parquet`, or `.csv.gz`.
+    ///
+    /// ```
+    /// use proto::spec::Format;
+    /// assert_eq!(Format::of_name("data/Train.CSV.gz"), Some(Format::Csv));
+    /// assert_eq!(Format::of_name("train-images-idx3-ubyte.gz"), Some(Format::Idx));
+    /// assert_eq!(Format::of_name("notes.txt"), None);
+    /// ```
+    pub fn of_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        let plain = [".gz", ".zst"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+        let (_, ending) = plain.rsplit_once('.').unwrap_or(("", plain));
+        match ending {
+            "csv" => Some(Self::Csv),
+            "npy" => Some(Self::Npy),
+            "parquet" => Some(Self::Parquet),
+            "arrow" | "arrows" | "feather" => Some(Self::Arrow),
+            _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
+            _ => None,
+        }
+    }
+
+    /// Returns the format's name in job files.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+
     /// Returns whether a file has one array, so that each column has files of its own.
     pub const fn has_one_column(self) -> bool {
         matches!(self, Self::Idx | Self::Npy)
@@ -549,6 +576,24 @@ impl JobSpec {
 }
 
 impl DataSpec {
+    /// Returns the section with these training files, and with defaults for all else.
+    pub fn of(format: Format, train: FilesSpec) -> Self {
+        Self {
+            format,
+            train,
+            validation: None,
+            validation_fraction: None,
+            shuffle: Shuffle::default(),
+            shape: None,
+            normalize: Normalize::default(),
+            inputs: None,
+            dtypes: BTreeMap::new(),
+            label: None,
+            header: true,
+            base: None,
+        }
+    }
+
     /// Returns the files of a data set, if it has files of its own.
     pub fn files(&self, set: DataSet) -> Option<&FilesSpec> {
         match set {

@@ -73,6 +73,27 @@ fn columns_that_do_not_fit_are_refused_with_what_there_is() {
     );
 }
 
+#[test]
+fn a_file_can_be_looked_at_before_a_job_reads_it() {
+    let file = root().join("examples/tabular/clicks.parquet").display().to_string();
+    let said = succeed(["data", "inspect", &file, "--records", "1"]);
+    assert!(said.contains("parquet, 12000 records in 3 blocks, 5 columns"), "{said}");
+    assert!(
+        said.contains("`item` i32[]") && said.contains("record 0: user ") && !said.contains("record 1"),
+        "{said}"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&succeed(["data", "inspect", &file, "--json"])).unwrap();
+    assert_eq!((&json["columns"][4]["dtype"], json["first"].as_array().unwrap().len()), (&"bool".into(), 3));
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("notes.txt");
+    std::fs::write(&other, "1,2\n3,4\n").unwrap();
+    let other = other.display().to_string();
+    assert!(fail(["data", "inspect", &other]).contains("add --format"));
+    assert!(succeed(["data", "inspect", &other, "--format", "csv", "--no-header"]).contains("2 records"));
+    assert!(fail(["data", "inspect", &other, "--format", "cvs"]).contains("--format cvs: unknown variant"));
+}
+
 /// Learns from three inputs: two of integers, which reach embeddings as they are, and one of two
 /// columns.
 #[cfg(feature = "torch")]
