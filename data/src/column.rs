@@ -86,9 +86,9 @@ impl PartialEq for Aligned {
 pub enum Memory {
     /// Memory of the column's own.
     Owned(Aligned),
-    /// A part of a file's bytes, in the file's alignment.
+    /// A part of a file's bytes, in the file's alignment, or values that a decoder made.
     File {
-        /// Bytes of the file.
+        /// Bytes of the file, or of the decoder.
         bytes: Arc<dyn FileBytes>,
         /// Part with the values.
         range: Range<usize>,
@@ -99,6 +99,26 @@ pub enum Memory {
 pub trait FileBytes: Send + Sync + fmt::Debug {
     /// Returns all bytes.
     fn bytes(&self) -> &[u8];
+
+    /// Returns the bytes of memory that only a column holds. Default: none, the file's owner holds
+    /// them.
+    fn owned_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Values that a decoder made, as the memory of one column.
+#[derive(Debug)]
+pub(crate) struct Decoded<T>(pub(crate) Vec<T>);
+
+impl<T: Element + fmt::Debug + Send + Sync> FileBytes for Decoded<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    fn owned_bytes(&self) -> usize {
+        size_of_val(self.0.as_slice())
+    }
 }
 
 impl FileBytes for Vec<u8> {
@@ -173,7 +193,10 @@ impl Column {
     /// Returns the bytes of memory that the column owns.
     pub fn owned_bytes(&self) -> usize {
         let ends = self.ends.as_ref().map_or(0, |ends| ends.len() * size_of::<u64>());
-        ends + if let Memory::Owned(bytes) = &self.memory { bytes.len() } else { 0 }
+        ends + match &self.memory {
+            Memory::Owned(bytes) => bytes.len(),
+            Memory::File { bytes, .. } => bytes.owned_bytes(),
+        }
     }
 
     /// Returns the values of one record, as little-endian bytes.

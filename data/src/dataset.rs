@@ -78,16 +78,22 @@ impl Dataset {
         }))
     }
 
-    /// Checks that each file has as many records as when the job was indexed, because the order of
-    /// records depends on the counts.
+    /// Checks that each file has as many records and bytes as when the job was indexed, because the
+    /// order of records depends on the counts. 0 bytes are unknown.
     ///
     /// # Errors
-    /// The first file with another count.
-    pub fn check_records(&self, indexed: &[u64]) -> Result<()> {
-        for (table, &expected) in self.tables.iter().zip(indexed) {
-            let found = table.records();
-            if found != expected {
-                return Err(Error::Records { path: table.path().to_owned(), expected, found });
+    /// The first file with another number.
+    pub fn check(&self, records: &[u64], bytes: &[u64]) -> Result<()> {
+        for (at, table) in self.tables.iter().enumerate() {
+            let number = |list: &[u64], found| list.get(at).copied().unwrap_or(found);
+            let (records, bytes) = (number(records, table.records()), number(bytes, 0));
+            let bytes = if bytes == 0 { table.bytes() } else { bytes };
+            if (table.records(), table.bytes()) != (records, bytes) {
+                return Err(Error::Changed {
+                    path: table.path().to_owned(),
+                    expected: (records, bytes),
+                    found: (table.records(), table.bytes()),
+                });
             }
         }
         Ok(())

@@ -51,14 +51,17 @@ pub enum Error {
         records: u64,
     },
     /// This process's copy of the data differs from the one that the job was indexed from.
-    #[error("{}: {found} records here, {expected} where the job was indexed; give this worker the same files", path.display())]
-    Records {
+    #[error(
+        "{}: {} records and {} bytes here, {} records and {} bytes where the job was indexed; give this worker the same files",
+        path.display(), found.0, found.1, expected.0, expected.1
+    )]
+    Changed {
         /// Path of the file.
         path: PathBuf,
-        /// Records when it was indexed.
-        expected: u64,
-        /// Records here.
-        found: u64,
+        /// Records and bytes when it was indexed.
+        expected: (u64, u64),
+        /// Records and bytes here.
+        found: (u64, u64),
     },
 }
 
@@ -67,7 +70,7 @@ impl Error {
     pub const fn is_fatal(&self) -> bool {
         match self {
             Self::Malformed { .. } | Self::Specification(_) | Self::NoRecord { .. } => true,
-            Self::File { .. } | Self::NoSuchSet(_) | Self::NoSuchFile { .. } | Self::Records { .. } => false,
+            Self::File { .. } | Self::NoSuchSet(_) | Self::NoSuchFile { .. } | Self::Changed { .. } => false,
         }
     }
 }

@@ -95,6 +95,11 @@ impl Table {
         self.records
     }
 
+    /// Returns the bytes of all files without compression.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.object.bytes().len() as u64).sum()
+    }
+
     /// Returns the columns, in the order of the lists' names and of the files.
     pub(crate) fn columns(&self) -> &[Place] {
         &self.columns

@@ -351,3 +351,18 @@ fn a_file_that_changes_while_it_is_open_is_refused() {
     assert!(message.contains("/x: the file has changed since this worker opened it"), "{message}");
     drop(job);
 }
+
+#[test]
+fn files_that_differ_from_the_indexed_ones_are_refused() {
+    let job = Job::new(IDX, "cross_entropy").file("x", images(4)).file("y", labels(4));
+    let data = job.train();
+    let bytes = (images(4).len() + labels(4).len()) as u64;
+    assert!(
+        data.check(&[4], &[bytes]).is_ok() && data.check(&[4], &[0]).is_ok() && data.check(&[4], &[]).is_ok()
+    );
+    let message = data.check(&[4], &[bytes + 1]).unwrap_err().to_string();
+    assert!(
+        message.contains(&format!("/x: 4 records and {bytes} bytes here, 4 records and {} bytes", bytes + 1))
+    );
+    assert!(data.check(&[5], &[bytes]).is_err());
+}

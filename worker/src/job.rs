@@ -70,14 +70,14 @@ impl Job {
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
-        train.check_records(&reply.train_records)?;
+        train.check(&reply.train_records, &reply.train_bytes)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
-            data.check_records(&reply.validation_records)?;
+            data.check(&reply.validation_records, &reply.validation_bytes)?;
         }
         let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;
         let files = Arc::new(files);

@@ -26,7 +26,7 @@ use arrow_schema::{DataType, Field};
 use proto::column::{ColumnSpec, ElementType};
 
 use crate::column::{Aligned, Column, Memory};
-use crate::error::{Result, malformed, wrong};
+use crate::error::{Error, Result, malformed, wrong};
 
 /// Returns the column of a field. `None`: no column holds such values.
 pub(super) fn column(field: &Field) -> Option<ColumnSpec> {
@@ -96,6 +96,16 @@ pub(super) fn convert(path: &Path, spec: &ColumnSpec, arrays: &[ArrayRef], first
     })
 }
 
+/// Returns the error of a record without a value.
+pub(super) fn null(path: &Path, name: &str, record: u64) -> Error {
+    malformed(
+        path,
+        format!(
+            "column `{name}`: record {record} of the file has no value (null); fill it, or leave the column out"
+        ),
+    )
+}
+
 struct Converter<'a> {
     path: &'a Path,
     spec: &'a ColumnSpec,
@@ -112,16 +122,14 @@ impl Converter<'_> {
             .filter(|nulls| nulls.null_count() > 0)
             .and_then(|nulls| nulls.iter().position(|valid| !valid))
         {
-            let place = if depth == 0 {
-                format!("record {} of the file", self.first + at as u64)
-            } else {
-                format!("a record from {} on", self.first)
-            };
+            if depth == 0 {
+                return Err(null(self.path, &self.spec.name, self.first + at as u64));
+            }
+            let (name, first) = (&self.spec.name, self.first);
             return wrong(
                 self.path,
                 format!(
-                    "column `{}`: {place} has no value (null); fill it, or leave the column out",
-                    self.spec.name
+                    "column `{name}`: a list from record {first} on has a null; fill it, or leave the column out"
                 ),
             );
         }

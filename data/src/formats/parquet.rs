@@ -1,15 +1,26 @@
 //! Apache Parquet. A block is a row group.
+//!
+//! A column of numbers without nulls is decoded straight into its memory. All others go through
+//! batches of Arrow, which costs one more copy.
+
+use std::sync::Arc;
 
 use ::parquet::arrow::ProjectionMask;
 use ::parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
+use ::parquet::basic::Type;
+use ::parquet::column::reader::ColumnReaderImpl;
+use ::parquet::data_type::{DataType as ParquetType, DoubleType, FloatType, Int32Type, Int64Type};
 use ::parquet::errors::ParquetError;
+use ::parquet::file::serialized_reader::SerializedPageReader;
 use arrow_array::RecordBatch;
+use arrow_schema::DataType;
 use bytes::Bytes;
+use proto::column::ElementType;
 
 use super::{arrow, arrow_columns, guarded};
-use crate::column::{Column, FileBytes};
+use crate::column::{Column, Decoded, Element, FileBytes, Memory};
 use crate::error::{Error, Result, malformed};
 use crate::format::{Outline, Source};
 use crate::object::Object;
@@ -27,13 +38,14 @@ pub(crate) fn open(object: Object) -> Result<Box<dyn Source>> {
     let metadata = guarded(|| ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new()));
     let metadata = metadata.map_err(|error| failed(&object, &error))?;
     let (fields, columns) = arrow::columns(metadata.schema());
+    let flat = fields.iter().map(|&field| flat(&metadata, field)).collect();
     let groups = metadata.metadata().row_groups().iter();
     let blocks = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or_default()).collect();
-    Ok(Box::new(Parquet { object, bytes, metadata, fields, outline: Outline { columns, blocks } }))
+    Ok(Box::new(Parquet { object, bytes, metadata, fields, flat, outline: Outline { columns, blocks } }))
 }
 
 /// Bytes of a file that outlive their reader.
-struct Owner(std::sync::Arc<dyn FileBytes>);
+struct Owner(Arc<dyn FileBytes>);
 
 impl AsRef<[u8]> for Owner {
     fn as_ref(&self) -> &[u8] {
@@ -47,7 +59,91 @@ struct Parquet {
     metadata: ArrowReaderMetadata,
     /// Field of each column.
     fields: Vec<usize>,
+    /// Leaf of each column that is one number of Parquet's own types.
+    flat: Vec<Option<usize>>,
     outline: Outline,
+}
+
+/// Returns the leaf of a field whose values are stored in the column's type: one number a record.
+fn flat(metadata: &ArrowReaderMetadata, field: usize) -> Option<usize> {
+    let schema = metadata.parquet_schema();
+    let leaf = (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == field)?;
+    let column = schema.column(leaf);
+    let is_flat =
+        column.path().parts().len() == 1 && column.max_rep_level() == 0 && column.max_def_level() <= 1;
+    let data_type = metadata.schema().field(field).data_type();
+    let is_same = match column.physical_type() {
+        Type::INT32 => matches!(data_type, DataType::Int32 | DataType::Date32 | DataType::Time32(_)),
+        Type::INT64 => {
+            matches!(
+                data_type,
+                DataType::Int64 | DataType::Timestamp(..) | DataType::Time64(_) | DataType::Duration(_)
+            )
+        }
+        Type::FLOAT => *data_type == DataType::Float32,
+        Type::DOUBLE => *data_type == DataType::Float64,
+        _ => false,
+    };
+    (is_flat && is_same).then_some(leaf)
+}
+
+impl Parquet {
+    /// Decodes a flat column of a row group.
+    ///
+    /// # Errors
+    /// A page is damaged, or a record has no value.
+    fn number(&self, block: usize, at: usize, leaf: usize) -> Result<Column> {
+        let spec = &self.outline.columns[at];
+        let memory = match spec.dtype {
+            ElementType::I32 => self.decode::<Int32Type, i32>(block, at, leaf),
+            ElementType::I64 => self.decode::<Int64Type, i64>(block, at, leaf),
+            ElementType::F32 => self.decode::<FloatType, f32>(block, at, leaf),
+            _ => self.decode::<DoubleType, f64>(block, at, leaf),
+        }?;
+        let range = 0..memory.bytes().len();
+        let memory = Memory::File { bytes: memory, range };
+        Ok(Column::fixed(spec.clone(), self.outline.blocks[block] as usize, memory))
+    }
+
+    fn decode<T, E>(&self, block: usize, at: usize, leaf: usize) -> Result<Arc<dyn FileBytes>>
+    where
+        T: ParquetType<T = E>,
+        E: Element + std::fmt::Debug + Send + Sync,
+    {
+        let group = self.metadata.metadata().row_group(block);
+        let records = self.outline.blocks[block] as usize;
+        let name = &self.outline.columns[at].name;
+        let decode = || {
+            let pages =
+                SerializedPageReader::new(Arc::new(self.bytes.clone()), group.column(leaf), records, None)?;
+            let column = self.metadata.parquet_schema().column(leaf);
+            let mut reader = ColumnReaderImpl::<T>::new(column, Box::new(pages));
+            let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
+            // A damaged footer may announce more than there is memory for.
+            values.try_reserve_exact(records).map_err(|error| ParquetError::General(error.to_string()))?;
+            while read < records {
+                let (more, _, _) =
+                    reader.read_records(records - read, Some(&mut levels), None, &mut values)?;
+                if more == 0 {
+                    break;
+                }
+                read += more;
+            }
+            Ok::<_, ParquetError>((values, levels, read))
+        };
+        let failed =
+            |error: String| failed(&self.object, &format!("row group {block}, column `{name}`: {error}"));
+        let (values, levels, read) = guarded(decode).map_err(failed)?;
+        if read != records {
+            return Err(failed(format!("{read} records, the footer says {records}")));
+        }
+        if values.len() != records {
+            let first: u64 = self.outline.blocks[..block].iter().sum();
+            let null = levels.iter().position(|&level| level == 0).unwrap_or_default() as u64;
+            return Err(arrow_columns::null(self.object.path(), name, first + null));
+        }
+        Ok(Arc::new(Decoded(values)))
+    }
 }
 
 impl Source for Parquet {
@@ -56,6 +152,25 @@ impl Source for Parquet {
     }
 
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let others: Vec<usize> = columns.iter().copied().filter(|&at| self.flat[at].is_none()).collect();
+        let mut others = self.through_arrow(block, &others)?.into_iter();
+        let column = |&at: &usize| match self.flat[at] {
+            Some(leaf) => self.number(block, at, leaf),
+            None => Ok(others.next().expect("one for each column that is not flat")),
+        };
+        columns.iter().map(column).collect()
+    }
+}
+
+impl Parquet {
+    /// Decodes columns of a row group into batches of Arrow, and these into columns.
+    ///
+    /// # Errors
+    /// A page is damaged, or has a value for which a column has no place.
+    fn through_arrow(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        if columns.is_empty() {
+            return Ok(Vec::new());
+        }
         let failed = |error: String| failed(&self.object, &format!("row group {block}: {error}"));
         let roots = columns.iter().map(|&at| self.fields[at]);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);

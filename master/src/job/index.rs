@@ -30,6 +30,10 @@ pub(super) struct Facts {
     pub(super) train_records: Vec<u64>,
     /// Records of each file of validation's own.
     pub(super) validation_records: Vec<u64>,
+    /// Bytes of each training file; 0 where workers of an older version indexed it.
+    pub(super) train_bytes: Vec<u64>,
+    /// Bytes of each file of validation's own, likewise.
+    pub(super) validation_bytes: Vec<u64>,
     /// Largest class label.
     pub(super) label_max: Option<i64>,
     /// The numbering of the job's work.
@@ -96,6 +100,9 @@ impl Index {
         }
         let records = |files: &[File]| files.iter().map(|file| indexed(file).1.records).collect::<Vec<_>>();
         let (train_records, validation_records) = (records(&self.train), records(&self.validation));
+        let bytes = |file: &File| indexed(file).1.crc32c.map_or(0, |_| indexed(file).1.bytes);
+        let bytes = |files: &[File]| files.iter().map(bytes).collect::<Vec<_>>();
+        let (train_bytes, validation_bytes) = (bytes(&self.train), bytes(&self.validation));
         let count = |set| {
             let files = match spec.data.files_of(set) {
                 Some(DataSet::Validation) => &validation_records,
@@ -114,7 +121,16 @@ impl Index {
             .map_err(|error| format!("the job is too large: {error}"))?;
         let label_max = found.iter().filter_map(|(_, found)| found.label_max).max();
         let trained_on = self.trained_on(spec, validation);
-        Ok(Facts { train_records, validation_records, label_max, plan, validation, trained_on })
+        Ok(Facts {
+            train_records,
+            validation_records,
+            train_bytes,
+            validation_bytes,
+            label_max,
+            plan,
+            validation,
+            trained_on,
+        })
     }
 
     fn trained_on(&self, spec: &JobSpec, validation: u64) -> Option<TrainedOn> {
@@ -234,6 +250,7 @@ mod tests {
             facts(&spec, [file(30, &[2], Some((0, 2))), file(10, &[2], Some((1, 3)))]).expect("good files");
         assert_eq!((facts.plan.records, facts.validation, facts.label_max), (30, 10, Some(3)));
         assert_eq!((facts.train_records, facts.validation_records), (vec![30, 10], vec![]));
+        assert_eq!((facts.train_bytes, facts.validation_bytes), (vec![70, 70], vec![]));
         let trained_on = facts.trained_on.expect("all files have their checksum");
         assert_eq!((trained_on.split, trained_on.train.records, trained_on.train.count), (10, (0, 40), 2));
     }
@@ -242,7 +259,7 @@ mod tests {
     fn files_without_their_checksum_do_not_say_what_is_trained_on() {
         let old = pb::Indexed { crc32c: None, ..file(30, &[2], Some((0, 2))) };
         let facts = facts(&spec(|_| ()), [file(30, &[2], Some((0, 2))), old]).expect("good files");
-        assert_eq!(facts.trained_on, None);
+        assert_eq!((facts.trained_on, facts.train_bytes), (None, vec![70, 0]));
     }
 
     #[test]

@@ -262,6 +262,8 @@ impl Job {
             validation_records: facts.map(|facts| facts.validation_records.clone()).unwrap_or_default(),
             placement: placed.map(super::Partitions::placement),
             label_max: facts.and_then(|facts| facts.label_max),
+            train_bytes: facts.map(|facts| facts.train_bytes.clone()).unwrap_or_default(),
+            validation_bytes: facts.map(|facts| facts.validation_bytes.clone()).unwrap_or_default(),
         }
     }
 }
