@@ -109,6 +109,12 @@ impl Dataset {
         self.records.is_empty()
     }
 
+    /// Returns how many of the set's records lie in each file, in order.
+    pub fn shards(&self) -> Vec<u64> {
+        let in_files: Vec<u64> = self.tables.iter().map(|table| table.records()).collect();
+        self.records.shards(&in_files)
+    }
+
     /// Returns the inputs of a batch, each named after the argument that takes it.
     pub fn inputs(&self) -> Vec<ColumnSpec> {
         self.schema.inputs()

@@ -9,10 +9,15 @@
 //! With 10 records, `micro` = 3 and M = 2, an epoch has 4 microbatches (3, 3, 3, 1 records) and 2
 //! steps.
 
+#[cfg(test)]
+mod golden;
+mod windows;
+
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::windows::{WindowOrder, Windows};
 use crate::ids::{Epoch, MicrobatchId, Step, Version};
 use crate::random;
 use crate::tree::Node;
@@ -182,7 +187,29 @@ impl Plan {
     }
 }
 
-/// Order of the records in an epoch.
+/// Order of the records in an epoch, of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EpochOrder {
+    /// A permutation of all records, or the order of the files.
+    Records(RecordOrder),
+    /// Files in sequence, shuffled within windows.
+    Windows(WindowOrder),
+}
+
+impl EpochOrder {
+    /// Returns the record at a position of this order.
+    ///
+    /// # Panics
+    /// If the position is not below the number of records.
+    pub fn record(&self, position: u64) -> u64 {
+        match self {
+            Self::Records(order) => order.record(position),
+            Self::Windows(order) => order.record(position),
+        }
+    }
+}
+
+/// Order of the records in an epoch without windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordOrder {
     permutation: Permutation,

@@ -22,8 +22,9 @@ pub use self::records::Records;
 use crate::column::ElementType;
 use crate::duration;
 use crate::error::{Error, Result};
+use crate::ids::Epoch;
 use crate::optimizer::OptimizerSpec;
-use crate::plan::Plan;
+use crate::plan::{EpochOrder, Plan, RecordOrder, WindowOrder, Windows};
 use crate::wire::WireType;
 
 /// A whole job.
@@ -177,6 +178,13 @@ pub struct DataSpec {
     /// Order of the records in an epoch. Default: `records`.
     #[serde(default)]
     pub shuffle: Shuffle,
+    /// With `shuffle = "window"`: number of records that are permuted among each other. Default:
+    /// 10,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    /// With `shuffle = "window"`: number of files that are read side by side. Default: 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interleave: Option<u32>,
     /// Shape of one record's features, e.g. `[1, 28, 28]`. Default: as in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<usize>>,
@@ -355,6 +363,9 @@ pub enum Shuffle {
     /// A new permutation of all records each epoch.
     #[default]
     Records,
+    /// Files in sequence, some side by side, in a new order each epoch, and a new permutation within
+    /// each window of records.
+    Window,
     /// The order of the files.
     None,
 }
@@ -564,6 +575,18 @@ impl JobSpec {
         serde_json::to_string(self).expect("a specification has no keys that JSON lacks")
     }
 
+    /// Returns the order of the training records in an epoch. `shards` are the numbers of used
+    /// records in each file ([`DataSpec::shards`]).
+    pub fn order(&self, shards: &[u64], epoch: Epoch) -> EpochOrder {
+        let shuffle = self.data.shuffle;
+        if let (Shuffle::Window, Some((window, interleave))) = (shuffle, self.data.windows()) {
+            let settings = Windows { micro: self.batch.micro, window, interleave };
+            return EpochOrder::Windows(WindowOrder::new(shards, settings, self.seed, epoch));
+        }
+        let records = shards.iter().sum();
+        EpochOrder::Records(RecordOrder::new(records, self.seed, epoch, shuffle == Shuffle::Records))
+    }
+
     /// Returns the plan of this job over `records` training records.
     pub fn plan(&self, records: u64) -> Plan {
         Plan {
@@ -584,6 +607,8 @@ impl DataSpec {
             validation: None,
             validation_fraction: None,
             shuffle: Shuffle::default(),
+            window: None,
+            interleave: None,
             shape: None,
             normalize: Normalize::default(),
             inputs: None,
@@ -592,6 +617,12 @@ impl DataSpec {
             header: true,
             base: None,
         }
+    }
+
+    /// Returns the records of a window and the number of lanes, if the order has windows.
+    pub fn windows(&self) -> Option<(u64, u32)> {
+        let settings = || (self.window.unwrap_or(10_000), self.interleave.unwrap_or(16));
+        (self.shuffle == Shuffle::Window).then(settings)
     }
 
     /// Returns the files of a data set, if it has files of its own.

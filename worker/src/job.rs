@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use data::{Batch, Dataset};
 use model::{Context, Device, Registry};
 use proto::artifact::INITIAL;
 use proto::convert;
-use proto::ids::{JobId, MicrobatchId};
+use proto::ids::{Epoch, JobId, MicrobatchId};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
-use proto::plan::{Microbatch, Plan, RecordOrder};
-use proto::spec::{Consistency, DataSet, JobSpec, Shuffle};
+use proto::plan::{EpochOrder, Microbatch, Plan};
+use proto::spec::{Consistency, DataSet, JobSpec};
 
 use crate::artifact::Artifact;
 use crate::compute::Compute;
@@ -35,6 +35,8 @@ pub(crate) struct Job {
     /// Placement, known once `Init` has described the model. A placement of a higher number
     /// replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
+    /// Orders of the epochs that were read last.
+    orders: Mutex<[(Epoch, Arc<EpochOrder>); 2]>,
     /// Whether weights were pulled before, so that their memory and the connections exist.
     weighed: AtomicBool,
     /// Name of this worker.
@@ -106,8 +108,10 @@ impl Job {
         let compute = Compute::start(options.inline.as_ref(), files.clone(), memory, build).await?;
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
+        let first = (Epoch(0), Arc::new(spec.order(&train.shards(), Epoch(0))));
         let job = Self {
             id,
+            orders: Mutex::new([first.clone(), first]),
             spec,
             consistency,
             plan,
@@ -168,11 +172,22 @@ impl Job {
         !self.weighed.swap(true, Ordering::Relaxed)
     }
 
+    /// Returns the order of an epoch. Reading ahead needs those of two epochs at most.
+    fn order(&self, epoch: Epoch) -> Arc<EpochOrder> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = orders.iter().find(|(of, _)| *of == epoch) {
+            return order.clone();
+        }
+        let order = Arc::new(self.spec.order(&self.train.shards(), epoch));
+        orders.rotate_right(1);
+        orders[0] = (epoch, order.clone());
+        order
+    }
+
     /// Reads the records of one microbatch.
     pub(crate) fn read(&self, id: MicrobatchId) -> Result<(Microbatch, Batch)> {
         let microbatch = self.plan.microbatch(id);
-        let shuffle = self.spec.data.shuffle == Shuffle::Records;
-        let order = RecordOrder::new(self.plan.records, self.spec.seed, microbatch.epoch, shuffle);
+        let order = self.order(microbatch.epoch);
         let (begin, end) = microbatch.positions;
         let batch = self.train.batch((begin..end).map(|position| order.record(position)))?;
         Ok((microbatch, batch))

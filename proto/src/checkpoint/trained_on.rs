@@ -22,6 +22,9 @@ pub struct TrainedOn {
     pub seed: u64,
     /// `data.shuffle` of the job file.
     pub shuffle: Shuffle,
+    /// Records of a window and number of lanes, if the order has windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<(u64, u32)>,
     /// Number of training records that validate instead, because of `data.validation_fraction`.
     pub split: u64,
     /// The training files.
@@ -115,7 +118,8 @@ impl TrainedOn {
     /// Collects what a job trains on. `split` is the number of training records that validate
     /// instead.
     pub fn new(spec: &JobSpec, split: u64, train: FileSet, validation: Option<FileSet>) -> Self {
-        Self { seed: spec.seed, shuffle: spec.data.shuffle, split, train, validation }
+        let windows = spec.data.windows();
+        Self { seed: spec.seed, shuffle: spec.data.shuffle, windows, split, train, validation }
     }
 
     /// Returns every setting in which `job` differs from the checkpoint, each as "seed: 1 in the
@@ -130,6 +134,10 @@ impl TrainedOn {
         };
         differs("seed", self.seed.to_string(), job.seed.to_string());
         differs("data.shuffle", name(self.shuffle).to_owned(), name(job.shuffle).to_owned());
+        if let (Some(was), Some(is)) = (self.windows, job.windows) {
+            differs("data.window", was.0.to_string(), is.0.to_string());
+            differs("data.interleave", was.1.to_string(), is.1.to_string());
+        }
         let records = |split: u64| match split {
             0 => "no records".to_owned(),
             records => format!("{records} records"),
@@ -151,6 +159,7 @@ impl TrainedOn {
 const fn name(shuffle: Shuffle) -> &'static str {
     match shuffle {
         Shuffle::Records => "records",
+        Shuffle::Window => "window",
         Shuffle::None => "none",
     }
 }
@@ -168,6 +177,7 @@ pub(super) mod tests {
         TrainedOn {
             seed: 1,
             shuffle: Shuffle::Records,
+            windows: None,
             split: 0,
             train: FileSet::new(files, (0, records)),
             validation: None,

@@ -92,6 +92,23 @@ impl DataSpec {
     }
 }
 
+impl Records {
+    /// Returns how many of these records lie in each file, in order. A set that a fraction was drawn
+    /// from counts as one file, because its records lie anywhere.
+    pub fn shards(&self, in_files: &[u64]) -> Vec<u64> {
+        if self.order.is_some() {
+            return vec![self.len()];
+        }
+        let mut begin = 0u64;
+        let inside = in_files.iter().map(|&records| {
+            let file = begin..begin.saturating_add(records);
+            begin = file.end;
+            file.end.min(self.cut.end).saturating_sub(file.start.max(self.cut.start))
+        });
+        inside.collect()
+    }
+}
+
 fn wrong(message: String) -> Result<Option<Records>> {
     Err(Error::Invalid(vec![message]))
 }
@@ -120,6 +137,17 @@ mod tests {
         let records = spec("").records(DataSet::Train, &[5, 9], 3).unwrap().unwrap();
         assert_eq!(all(&records), (2..12).collect::<Vec<_>>());
         assert_eq!(spec("").records(DataSet::Validation, &[5, 9], 3).unwrap(), None);
+    }
+
+    #[test]
+    fn a_range_takes_a_part_of_each_file() {
+        let records = spec("").records(DataSet::Train, &[5, 0, 9], 3).unwrap().unwrap();
+        assert_eq!(records.shards(&[5, 0, 9]), [3, 0, 7]);
+        assert_eq!(records.shards(&[5, 0, 9]).iter().sum::<u64>(), records.len());
+        let mut fraction = spec("validation_fraction = 0.5");
+        fraction.train.records = None;
+        let records = fraction.records(DataSet::Train, &[5, 9], 3).unwrap().unwrap();
+        assert_eq!(records.shards(&[5, 9]), [7]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss,
-    Metric, Mode, Normalize, Order, WORKERS_MAX, WorkersSpec,
+    Metric, Mode, Normalize, Order, Shuffle, WORKERS_MAX, WorkersSpec,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -187,6 +187,25 @@ impl DataSpec {
                 ),
             );
         }
+        let windows = self.shuffle == Shuffle::Window;
+        for (key, is_given) in [("window", self.window.is_some()), ("interleave", self.interleave.is_some())]
+        {
+            check(
+                windows || !is_given,
+                format!("data.{key}: only shuffle = \"window\" has it; remove it, or set data.shuffle"),
+            );
+        }
+        check(self.window != Some(0), "data.window: 0 records make no window; set 1 or more".to_owned());
+        check(
+            self.interleave.is_none_or(|lanes| (1..=1024).contains(&lanes)),
+            "data.interleave: from 1 to 1024".to_owned(),
+        );
+        check(
+            !windows || self.validation_fraction.is_none(),
+            "data.validation_fraction: it draws records from everywhere, and shuffle = \"window\" reads files in sequence; \
+             give validation files, or use shuffle = \"records\""
+                .to_owned(),
+        );
         let Normalize { scale, mean, std } = self.normalize;
         check(
             [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,
