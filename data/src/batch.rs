@@ -11,8 +11,8 @@ use crate::column::{Aligned, Column, Memory};
 pub struct Batch {
     /// Number of records `n`.
     pub samples: usize,
-    /// Inputs of the model, each `[n, shape..]` row-major. A column is named after the argument that
-    /// takes it.
+    /// Inputs of the model, each `[n, shape..]` row-major. A column is named after the argument
+    /// that takes it.
     pub inputs: Vec<Column>,
     /// Labels `[n, shape..]`: classes as i64, or values as f32.
     pub labels: Column,
@@ -21,9 +21,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns a batch of the only input `features`, f32 `[samples, shape..]`, and of labels: classes
-    /// `[samples]`, or values `[samples, k]`. Its records have the numbers from 0. For tests and
-    /// programs that make their own batches.
+    /// Returns a batch of the only input `features`, f32 `[samples, shape..]`, and of labels:
+    /// classes `[samples]`, or values `[samples, k]`. Its records have the numbers from 0. For
+    /// tests and programs that make their own batches.
     ///
     /// # Panics
     /// If a length does not fit.

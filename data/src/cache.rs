@@ -1,7 +1,8 @@
 //! What the process keeps of data files, however many workers, jobs and data sets read them.
 //!
 //! - **Tables.** Files that are open are open once. The references are weak, so that a file is
-//!   closed when the last job that reads it is gone. A file that was changed on disk is another file.
+//!   closed when the last job that reads it is gone. A file that was changed on disk is another
+//!   file.
 //! - **Blocks.** Decoded blocks stay in memory up to a bound. Then those that were not used lately
 //!   go. A block that lies in a mapped file takes no memory and is not kept here.
 //!

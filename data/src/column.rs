@@ -135,7 +135,7 @@ pub struct Column {
     /// Bytes of one record of a fixed column, or of one element of a ragged one.
     stride: usize,
     memory: Memory,
-    /// Of a ragged column: the end of each record, counted in elements of `shape`.
+    /// End of each record of a ragged column, counted in elements of `shape`.
     ends: Option<Vec<u64>>,
 }
 
@@ -258,7 +258,8 @@ impl Column {
     /// appended nevertheless.
     ///
     /// # Panics
-    /// If the number of values is not that of one record, or the column is ragged or lies in a file.
+    /// If the number of values is not that of one record, or the column is ragged or lies in a
+    /// file.
     pub(crate) fn grow_as(&mut self, from: ElementType, values: &[u8]) -> Result<(), (f64, ElementType)> {
         let dtype = self.spec.dtype;
         cast(from, values, dtype, self.grow()).map_err(|value| (value, dtype))

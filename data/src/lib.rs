@@ -1,16 +1,17 @@
 //! Makes batches from files. A data set is the records of its files in order, and a batch is any
 //! list of them.
 //!
-//! A record is a set of named, typed columns. Values stay in the type of their file until a batch is
-//! made. Plain files are mapped into memory. The features and labels of a record depend only on the
-//! specification and the files.
+//! A record is a set of named, typed columns. Values stay in the type of their file until a batch
+//! is made. Plain files are mapped into memory. The features and labels of a record depend only on
+//! the specification and the files.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
-//! | `table.rs`, `cache.rs` | the records of files that belong together; what the process keeps of them |
+//! | `table.rs` | the records of files that belong together |
+//! | `cache.rs` | open files and decoded blocks of the process |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |

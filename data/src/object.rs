@@ -82,8 +82,8 @@ impl FileBytes for Mapped {
 }
 
 impl Object {
-    /// Opens a file. Unpacks it if it starts with the first bytes of gzip or Zstandard, whatever its
-    /// name, and reports the progress to `observer`. The call blocks.
+    /// Opens a file. Unpacks it if it starts with the first bytes of gzip or Zstandard, whatever
+    /// its name, and reports the progress to `observer`. The call blocks.
     ///
     /// # Errors
     /// The file is missing or cannot be read, or its compression is damaged.
@@ -101,8 +101,8 @@ impl Object {
             return Self::unpacked(path, &bytes, observer)?.map_or_else(|| Ok(Self::copy(path, bytes)), Ok);
         }
         #[expect(unsafe_code, reason = "maps a file")]
-        // SAFETY: bytes that another process changes meanwhile are wrong values, and `check` finds such
-        // changes. No value of a type with invalid bit patterns is made of them.
+        // SAFETY: bytes that another process changes meanwhile are wrong values, and `check` finds
+        // such changes. No value of a type with invalid bit patterns is made of them.
         let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
         match Self::unpacked(path, &mapped, observer)? {
             Some(object) => Ok(object),
@@ -159,8 +159,8 @@ impl Object {
         self.bytes.clone()
     }
 
-    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed or
-    /// replaced stays as it was for those who have it open.
+    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed
+    /// or replaced stays as it was for those who have it open.
     ///
     /// # Errors
     /// Somebody has.

@@ -15,7 +15,7 @@ use model::export::{Dtype, safetensors};
 use model::weights::Weights;
 use model::{Context, Registry};
 use proto::tensor::{TensorRole, Values};
-use torch::{batch, batch_of_values, bits, context, fixture, script_context, start};
+use torch::{batch, batch_of_values, bits, context, fixture, labelled, script_context, start};
 
 const SHAPE: [usize; 3] = [1, 8, 8];
 

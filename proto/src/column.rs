@@ -1,9 +1,9 @@
 //! Columns of records: a name, an element type, and the shape of one record's values.
 //!
 //! A record is a set of named columns. Column `image` with type `u8` and shape `[28, 28]` has 784
-//! bytes in each record. A *ragged* column has one more dimension, the first one, whose size differs
-//! between records: column `tokens` with type `i32`, shape `[]`, ragged, has as many i32 in a record
-//! as its text has tokens.
+//! bytes in each record. A *ragged* column has one more dimension, the first one, whose size
+//! differs between records: column `tokens` with type `i32`, shape `[]`, ragged, has as many i32 in
+//! a record as its text has tokens.
 
 use std::fmt;
 

@@ -195,8 +195,8 @@ pub struct DataSpec {
     /// the label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<InputsSpec>,
-    /// Types in which the model gets columns that `inputs` names. Default: f32 for f64, all others as
-    /// in the files.
+    /// Types in which the model gets columns that `inputs` names. Default: f32 for f64, all others
+    /// as in the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dtypes: BTreeMap<String, ElementType>,
     /// Column that holds the label: its name, or its number from 0 in a format whose files have all
@@ -215,8 +215,8 @@ pub struct DataSpec {
 /// Data files that belong together.
 ///
 /// A format whose files have one array each (`idx`, `npy`) has one list of files for each column,
-/// under the column's name: `{ features = ["x.npy"], labels = ["y.npy"] }`. All other formats have one
-/// list: `{ files = ["a.csv", "b.csv"] }`.
+/// under the column's name: `{ features = ["x.npy"], labels = ["y.npy"] }`. All other formats have
+/// one list: `{ files = ["a.csv", "b.csv"] }`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(expecting = "a table with `files`, or with `features` and `labels`")]
 pub struct FilesSpec {
@@ -363,8 +363,8 @@ pub enum Shuffle {
     /// A new permutation of all records each epoch.
     #[default]
     Records,
-    /// Files in sequence, some side by side, in a new order each epoch, and a new permutation within
-    /// each window of records.
+    /// Files in sequence, some side by side, in a new order each epoch, and a new permutation
+    /// within each window of records.
     Window,
     /// The order of the files.
     None,

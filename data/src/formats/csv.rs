@@ -1,5 +1,5 @@
-//! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a job
-//! uses. Other columns may hold anything.
+//! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
+//! job uses. Other columns may hold anything.
 
 use std::path::Path;
 

@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn lanes_give_microbatches_in_turn_and_their_rests_at_the_end() {
-        // A window of one record permutes nothing. One of these seeds leaves the two shards in place.
+        // A window of one record permutes nothing. One of these seeds leaves the two shards in
+        // place.
         let orders: BTreeSet<_> = (0..20).map(|seed| order(&[5, 4], (2, 1, 2), seed, 0)).collect();
         let [kept, swapped] = [[0, 1, 5, 6, 2, 3, 7, 8, 4], [5, 6, 0, 1, 7, 8, 2, 3, 4]];
         assert_eq!(orders, BTreeSet::from([kept.to_vec(), swapped.to_vec()]));

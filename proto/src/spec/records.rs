@@ -93,8 +93,8 @@ impl DataSpec {
 }
 
 impl Records {
-    /// Returns how many of these records lie in each file, in order. A set that a fraction was drawn
-    /// from counts as one file, because its records lie anywhere.
+    /// Returns how many of these records lie in each file, in order. A set that a fraction was
+    /// drawn from counts as one file, because its records lie anywhere.
     pub fn shards(&self, in_files: &[u64]) -> Vec<u64> {
         if self.order.is_some() {
             return vec![self.len()];

@@ -1,5 +1,6 @@
 //! Ebbflow's own networks: named tensors and a function over them.
 
+use std::ffi::CString;
 use std::fmt;
 
 use proto::random::Keyed;

@@ -45,8 +45,8 @@ pub(super) trait Network: Send {
     /// Returns the values of version 0.
     fn initial(&self, seed: u64) -> Result<Vec<Values>>;
 
-    /// Computes the outputs for the inputs `[n, shape..]`, each with the name of its argument. `labels`
-    /// are given if the network computes its own loss.
+    /// Computes the outputs for the inputs `[n, shape..]`, each with the name of its argument.
+    /// `labels` are given if the network computes its own loss.
     fn forward(
         &mut self,
         inputs: &[(CString, Tensor)],

@@ -116,9 +116,9 @@ pub(super) struct Argument {
 pub(super) enum Passing {
     /// One after the other, then the labels.
     ByPosition = 0,
-    /// By their names; the labels as `labels`.
+    /// Inputs and `labels` by their names.
     ByName = 1,
-    /// As one dictionary, then the labels.
+    /// One dictionary, then the labels.
     Dictionary = 2,
 }
 
@@ -212,7 +212,8 @@ impl Script {
         }
     }
 
-    /// Calls `forward` with the inputs, each with its name. With labels it returns the loss as well.
+    /// Calls `forward` with the inputs, each with its name. With labels it returns the loss as
+    /// well.
     pub(super) fn forward(
         &mut self,
         inputs: &[(CString, Tensor)],
@@ -224,9 +225,9 @@ impl Script {
         let labels = labels.map_or(ptr::null(), |labels| labels.as_ptr().cast());
         let names: Vec<*const c_char> = inputs.iter().map(|(name, _)| name.as_ptr()).collect();
         let tensors: Vec<*const RawTensor> =
-            inputs.iter().map(|(_, tensor)| tensor.as_ptr().cast_const().cast()).collect();
-        // SAFETY: the script, the names and the tensors taken are alive; those given out are null or
-        // ours.
+            inputs.iter().map(|(_, tensor)| tensor.as_ptr().cast()).collect();
+        // SAFETY: the script, the names and the tensors taken are alive; those given out are null
+        // or ours.
         unsafe {
             result(ebb_forward(
                 self.0.as_ptr(),
