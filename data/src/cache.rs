@@ -74,10 +74,10 @@ pub fn limit_memory(bytes: u64) {
 ///
 /// # Errors
 /// `read` fails. The next reader tries again.
-pub(crate) fn block(key: Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
-    let block = BLOCKS.get_or_insert_with(&key, || read().map(Arc::new))?;
+pub(crate) fn block(key: &Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
+    let block = BLOCKS.get_or_insert_with(key, || read().map(Arc::new))?;
     if bytes(&block) == 0 {
-        BLOCKS.remove(&key);
+        BLOCKS.remove(key);
     }
     Ok(block)
 }

@@ -44,13 +44,13 @@ pub(crate) trait Source: Send + Sync {
 ///
 /// # Errors
 /// The file is no file of this format.
-pub(crate) fn open(spec: &DataSpec, object: Object, column: &str) -> Result<Box<dyn Source>> {
+pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box<dyn Source>> {
     use proto::spec::Format;
     match spec.format {
-        Format::Idx => formats::idx::open(&object, column),
-        Format::Npy => formats::npy::open(&object, column),
-        Format::Csv => formats::csv::open(&object, spec.header),
-        Format::Parquet => formats::parquet::open(object),
-        Format::Arrow => formats::arrow::open(&object),
+        Format::Idx => formats::idx::open(object, column),
+        Format::Npy => formats::npy::open(object, column),
+        Format::Csv => formats::csv::open(object, spec.header),
+        Format::Parquet => formats::parquet::open(object.clone()),
+        Format::Arrow => formats::arrow::open(object),
     }
 }
