@@ -207,7 +207,7 @@ fn label(data: &DataSpec, table: &Table) -> Result<Place> {
     let columns = table.columns();
     let Some(label) = &data.label else {
         let of_name = columns.iter().find(|place| place.spec.name == LABELS);
-        let last = columns.last().filter(|_| !data.format.has_one_column());
+        let last = columns.last().filter(|_| data.format.orders_columns());
         return of_name
             .or(last)
             .cloned()

@@ -200,7 +200,7 @@ pub struct DataSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dtypes: BTreeMap<String, ElementType>,
     /// Column that holds the label: its name, or its number from 0 in a format whose files have all
-    /// columns. Default: `labels`, or the last column of such a file.
+    /// columns. Default: `labels`, or the last column of a file whose columns have an order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// CSV: whether the first line names the columns. Default: true.
@@ -320,6 +320,10 @@ pub enum Format {
     Parquet,
     /// Apache Arrow IPC files and streams.
     Arrow,
+    /// Tensors whose first dimension is the records.
+    Safetensors,
+    /// Archives of NumPy arrays whose first dimension is the records.
+    Npz,
 }
 
 impl Format {
@@ -338,6 +342,8 @@ impl Format {
         match ending {
             "csv" => Some(Self::Csv),
             "npy" => Some(Self::Npy),
+            "npz" => Some(Self::Npz),
+            "safetensors" => Some(Self::Safetensors),
             "parquet" => Some(Self::Parquet),
             "arrow" | "arrows" | "feather" => Some(Self::Arrow),
             _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
@@ -353,6 +359,12 @@ impl Format {
     /// Returns whether a file has one array, so that each column has files of its own.
     pub const fn has_one_column(self) -> bool {
         matches!(self, Self::Idx | Self::Npy)
+    }
+
+    /// Returns whether the order of columns in a file has a meaning, so that the last column may be
+    /// the label. Columns without an order are sorted by name.
+    pub const fn orders_columns(self) -> bool {
+        matches!(self, Self::Csv | Self::Parquet | Self::Arrow | Self::Npz)
     }
 }
 

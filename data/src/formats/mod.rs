@@ -8,7 +8,9 @@ mod arrow_tests;
 pub(crate) mod csv;
 pub(crate) mod idx;
 pub(crate) mod npy;
+pub(crate) mod npz;
 pub(crate) mod parquet;
+pub(crate) mod safetensors;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
