@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
@@ -107,7 +107,12 @@ pub(crate) fn open(
         observer.open(&path);
         Ok((key, Stamp::of(&path)?))
     });
-    let key = Opened { format: spec.format, header: spec.header, files: stamps.collect::<Result<_>>()? };
+    let key = Opened {
+        format: spec.format,
+        header: spec.header,
+        tokens: spec.tokens,
+        files: stamps.collect::<Result<_>>()?,
+    };
     get(key, || Table::open(spec, files, file, root, observer))
 }
 
@@ -117,6 +122,8 @@ struct Opened {
     format: Format,
     /// Whether a CSV file has a header.
     header: bool,
+    /// How records are cut from token files.
+    tokens: Option<TokensSpec>,
     /// Files by the name of their list.
     files: Vec<(String, Stamp)>,
 }

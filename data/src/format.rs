@@ -52,6 +52,7 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Csv => formats::csv::open(object, spec.header),
         Format::Parquet => formats::parquet::open(object.clone()),
         Format::Arrow => formats::arrow::open(object),
+        Format::Tokens => formats::tokens::open(object, spec.tokens),
         Format::Safetensors => formats::safetensors::open(object),
         Format::Npz => formats::npz::open(object),
     }

@@ -11,6 +11,7 @@ pub(crate) mod npy;
 pub(crate) mod npz;
 pub(crate) mod parquet;
 pub(crate) mod safetensors;
+pub(crate) mod tokens;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
