@@ -7,6 +7,7 @@
 //!
 //! Both are process-wide state, but harmless: what they hold never changes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -110,6 +111,7 @@ pub(crate) fn open(
     let key = Opened {
         format: spec.format,
         header: spec.header,
+        lengths: spec.lengths.clone(),
         tokens: spec.tokens,
         files: stamps.collect::<Result<_>>()?,
     };
@@ -122,6 +124,8 @@ struct Opened {
     format: Format,
     /// Whether a CSV file has a header.
     header: bool,
+    /// Lengths of ragged columns.
+    lengths: BTreeMap<String, usize>,
     /// How records are cut from token files.
     tokens: Option<TokensSpec>,
     /// Files by the name of their list.

@@ -280,6 +280,26 @@ impl Column {
         &mut self.memory.owned()[begin..]
     }
 
+    /// Gives a ragged column the fixed shape of records with `length` elements each. The shape gets
+    /// no dimension for the length 1.
+    ///
+    /// # Errors
+    /// The first record of another length, and its length.
+    ///
+    /// # Panics
+    /// If the column has a fixed shape, or such a record is larger than memory.
+    pub(crate) fn of_length(self, length: usize) -> Result<Self, (usize, u64)> {
+        let ends = self.ends.unwrap_or_else(|| panic!("the column {} has a fixed shape", self.spec));
+        let mut begin = 0;
+        for (record, &end) in ends.iter().enumerate() {
+            if end - begin != length as u64 {
+                return Err((record, end - begin));
+            }
+            begin = end;
+        }
+        Ok(Self::fixed(self.spec.of_length(length), self.records, self.memory))
+    }
+
     /// Makes copies of the column share its values, instead of each having its own.
     #[must_use]
     pub(crate) fn shared(mut self) -> Self {

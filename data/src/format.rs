@@ -10,6 +10,7 @@ use proto::spec::DataSpec;
 use crate::column::Column;
 use crate::error::Result;
 use crate::formats;
+use crate::lengths;
 use crate::object::Object;
 
 /// The columns and blocks of one file.
@@ -46,7 +47,7 @@ pub(crate) trait Source: Send + Sync {
 /// The file is no file of this format.
 pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box<dyn Source>> {
     use proto::spec::Format;
-    match spec.format {
+    let source = match spec.format {
         Format::Idx => formats::idx::open(object, column),
         Format::Npy => formats::npy::open(object, column),
         Format::Csv => formats::csv::open(object, spec.header),
@@ -55,5 +56,6 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Tokens => formats::tokens::open(object, spec.tokens),
         Format::Safetensors => formats::safetensors::open(object),
         Format::Npz => formats::npz::open(object),
-    }
+    };
+    lengths::fix(source?, object, &spec.lengths)
 }

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
+//! | `lengths.rs` | ragged columns to which the job gives a fixed length |
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
 //! | `table.rs`, `cache.rs` | the records of files that belong together; what the process keeps of them |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
@@ -27,6 +28,7 @@ mod format;
 mod formats;
 mod index;
 mod inspect;
+mod lengths;
 mod object;
 pub mod observer;
 mod schema;

@@ -352,7 +352,8 @@ fn argument(
 
 fn not_fixed(spec: &ColumnSpec) -> String {
     format!(
-        "column {spec} has another size in each record; this version gives models columns of one shape: save it padded"
+        "column {spec} has another size in each record; this version gives models columns of one shape: save it padded, \
+         or give its length in data.lengths if all records have the same"
     )
 }
 

@@ -206,6 +206,10 @@ pub struct DataSpec {
     /// CSV: whether the first line names the columns. Default: true.
     #[serde(default = "yes")]
     pub header: bool,
+    /// Elements of each record of a ragged column, e.g. `{ x = 784, label = 1 }`. The column then
+    /// has a fixed shape, without a dimension for the length 1. Default: no such columns.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lengths: BTreeMap<String, usize>,
     /// Token files: type of the values, and how records are cut. Required for this format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<TokensSpec>,
@@ -671,6 +675,7 @@ impl DataSpec {
             dtypes: BTreeMap::new(),
             label: None,
             header: true,
+            lengths: BTreeMap::new(),
             tokens: None,
             base: None,
         }

@@ -266,6 +266,10 @@ learning_rate = 1e-3
             ),
             ("tokens = { dtype = \"i8\", block = 9 }", "unknown variant `i8`, expected `u16` or `u32`"),
             ("tokens = { dtype = \"u16\", block = 8 }\nshape = [8]", "data.shape: it belongs to `features`"),
+            (
+                "tokens = { dtype = \"u16\", block = 8 }\nlengths = { x = 0 }",
+                "data.lengths.x: a record of no elements",
+            ),
         ] {
             let message = tokens(extra).unwrap_err().to_string();
             assert!(message.contains(expected), "{expected} missing in {message}");

@@ -224,6 +224,12 @@ impl DataSpec {
                 "data.tokens.stride: 0 repeats one record; set 1 or more".to_owned(),
             );
         }
+        for (column, &length) in &self.lengths {
+            check(
+                length > 0,
+                format!("data.lengths.{column}: a record of no elements has no values; set 1 or more"),
+            );
+        }
         let Normalize { scale, mean, std } = self.normalize;
         check(
             [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,
