@@ -56,6 +56,7 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Tokens => formats::tokens::open(object, spec.tokens),
         Format::Safetensors => formats::safetensors::open(object),
         Format::Npz => formats::npz::open(object),
+        Format::Jsonl => formats::jsonl::open(object),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

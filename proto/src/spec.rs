@@ -372,6 +372,8 @@ pub enum Format {
     Safetensors,
     /// Archives of NumPy arrays whose first dimension is the records.
     Npz,
+    /// JSON Lines: one object a line.
+    Jsonl,
 }
 
 impl Format {
@@ -394,6 +396,7 @@ impl Format {
             "safetensors" => Some(Self::Safetensors),
             "parquet" => Some(Self::Parquet),
             "arrow" | "arrows" | "feather" => Some(Self::Arrow),
+            "jsonl" | "ndjson" => Some(Self::Jsonl),
             _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
             _ => None,
         }

@@ -6,7 +6,9 @@ mod arrow_columns;
 #[cfg(test)]
 mod arrow_tests;
 pub(crate) mod csv;
+mod cuts;
 pub(crate) mod idx;
+pub(crate) mod jsonl;
 pub(crate) mod npy;
 pub(crate) mod npz;
 pub(crate) mod parquet;
