@@ -57,6 +57,7 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Safetensors => formats::safetensors::open(object),
         Format::Npz => formats::npz::open(object),
         Format::Jsonl => formats::jsonl::open(object),
+        Format::Tfrecord => formats::tfrecord::open(object),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
 
@@ -78,6 +79,15 @@ struct Mapped(Mmap);
 impl FileBytes for Mapped {
     fn bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// Bytes of a file that outlive their reader.
+struct Owner(Arc<dyn FileBytes>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
     }
 }
 
@@ -157,6 +167,11 @@ impl Object {
     /// Returns the bytes for values that stay where they are.
     pub(crate) fn share(&self) -> Arc<dyn FileBytes> {
         self.bytes.clone()
+    }
+
+    /// Returns the bytes for decoders that keep parts of them.
+    pub(crate) fn buffer(&self) -> Bytes {
+        Bytes::from_owner(Owner(self.share()))
     }
 
     /// Checks that nobody has written to a mapped file since it was opened. A file that was removed or

@@ -374,6 +374,8 @@ pub enum Format {
     Npz,
     /// JSON Lines: one object a line.
     Jsonl,
+    /// TensorFlow's records of `tf.train.Example`.
+    Tfrecord,
 }
 
 impl Format {
@@ -397,6 +399,7 @@ impl Format {
             "parquet" => Some(Self::Parquet),
             "arrow" | "arrows" | "feather" => Some(Self::Arrow),
             "jsonl" | "ndjson" => Some(Self::Jsonl),
+            "tfrecord" | "tfrecords" => Some(Self::Tfrecord),
             _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
             _ => None,
         }
