@@ -1,8 +1,9 @@
 //! The interface of a format: from a file's bytes to columns of records.
 //!
 //! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
-//! Parquet, a batch of Arrow, a whole array, a whole CSV file. Some records of a block cost as much
-//! as all of them, so decoded blocks stay in memory for a while (`cache.rs`).
+//! Parquet, a batch of Arrow, a whole array, a whole CSV file, 4 MiB of a tar archive. Some records
+//! of a block cost as much as all of them, so decoded blocks stay in memory for a while
+//! (`cache.rs`).
 
 use proto::column::ColumnSpec;
 use proto::spec::DataSpec;
@@ -58,6 +59,7 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Npz => formats::npz::open(object),
         Format::Jsonl => formats::jsonl::open(object),
         Format::Tfrecord => formats::tfrecord::open(object),
+        Format::Tar => formats::tar::open(object),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

@@ -376,6 +376,8 @@ pub enum Format {
     Jsonl,
     /// TensorFlow's records of `tf.train.Example`.
     Tfrecord,
+    /// WebDataset: members `KEY.EXTENSION` of a tar archive.
+    Tar,
 }
 
 impl Format {
@@ -400,6 +402,7 @@ impl Format {
             "arrow" | "arrows" | "feather" => Some(Self::Arrow),
             "jsonl" | "ndjson" => Some(Self::Jsonl),
             "tfrecord" | "tfrecords" => Some(Self::Tfrecord),
+            "tar" => Some(Self::Tar),
             _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
             _ => None,
         }

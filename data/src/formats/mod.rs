@@ -13,6 +13,7 @@ pub(crate) mod npy;
 pub(crate) mod npz;
 pub(crate) mod parquet;
 pub(crate) mod safetensors;
+pub(crate) mod tar;
 pub(crate) mod tfrecord;
 pub(crate) mod tokens;
 
