@@ -8,10 +8,11 @@
 //!
 //! Both are process-wide state, but harmless: what they hold never changes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
@@ -75,10 +76,10 @@ pub fn limit_memory(bytes: u64) {
 ///
 /// # Errors
 /// `read` fails. The next reader tries again.
-pub(crate) fn block(key: Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
-    let block = BLOCKS.get_or_insert_with(&key, || read().map(Arc::new))?;
+pub(crate) fn block(key: &Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
+    let block = BLOCKS.get_or_insert_with(key, || read().map(Arc::new))?;
     if bytes(&block) == 0 {
-        BLOCKS.remove(&key);
+        BLOCKS.remove(key);
     }
     Ok(block)
 }
@@ -108,7 +109,13 @@ pub(crate) fn open(
         observer.open(&path);
         Ok((key, Stamp::of(&path)?))
     });
-    let key = Opened { format: spec.format, header: spec.header, files: stamps.collect::<Result<_>>()? };
+    let key = Opened {
+        format: spec.format,
+        header: spec.header,
+        lengths: spec.lengths.clone(),
+        tokens: spec.tokens,
+        files: stamps.collect::<Result<_>>()?,
+    };
     get(key, || Table::open(spec, files, file, root, observer))
 }
 
@@ -118,6 +125,10 @@ struct Opened {
     format: Format,
     /// Whether a CSV file has a header.
     header: bool,
+    /// Lengths of ragged columns.
+    lengths: BTreeMap<String, usize>,
+    /// How records are cut from token files.
+    tokens: Option<TokensSpec>,
     /// Files by the name of their list.
     files: Vec<(String, Stamp)>,
 }

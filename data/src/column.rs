@@ -86,7 +86,7 @@ impl PartialEq for Aligned {
 pub enum Memory {
     /// Memory of the column's own.
     Owned(Aligned),
-    /// A part of a file's bytes, in the file's alignment, or values that a decoder made.
+    /// A part of bytes that others share: a file's, in its alignment, or values that a decoder made.
     File {
         /// Bytes of the file, or of the decoder.
         bytes: Arc<dyn FileBytes>,
@@ -118,6 +118,12 @@ impl<T: Element + fmt::Debug + Send + Sync> FileBytes for Decoded<T> {
 
     fn owned_bytes(&self) -> usize {
         size_of_val(self.0.as_slice())
+    }
+}
+
+impl FileBytes for Aligned {
+    fn bytes(&self) -> &[u8] {
+        self
     }
 }
 
@@ -273,6 +279,36 @@ impl Column {
         assert!(self.ends.is_none() && self.records > 0, "the last record of {}", self.spec);
         let begin = (self.records - 1) * self.stride;
         &mut self.memory.owned()[begin..]
+    }
+
+    /// Gives a ragged column the fixed shape of records with `length` elements each. The shape gets
+    /// no dimension for the length 1.
+    ///
+    /// # Errors
+    /// The first record of another length, and its length.
+    ///
+    /// # Panics
+    /// If the column has a fixed shape, or such a record is larger than memory.
+    pub(crate) fn of_length(self, length: usize) -> Result<Self, (usize, u64)> {
+        let ends = self.ends.unwrap_or_else(|| panic!("the column {} has a fixed shape", self.spec));
+        let mut begin = 0;
+        for (record, &end) in ends.iter().enumerate() {
+            if end - begin != length as u64 {
+                return Err((record, end - begin));
+            }
+            begin = end;
+        }
+        Ok(Self::fixed(self.spec.of_length(length), self.records, self.memory))
+    }
+
+    /// Makes copies of the column share its values, instead of each having its own.
+    #[must_use]
+    pub(crate) fn shared(mut self) -> Self {
+        if let Memory::Owned(bytes) = self.memory {
+            let range = 0..bytes.len();
+            self.memory = Memory::File { bytes: Arc::new(bytes), range };
+        }
+        self
     }
 
     /// Gives the column another name.

@@ -1,8 +1,9 @@
 //! The interface of a format: from a file's bytes to columns of records.
 //!
 //! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
-//! Parquet, a batch of Arrow, a whole array, a whole CSV file. Some records of a block cost as much
-//! as all of them, so decoded blocks stay in memory for a while (`cache.rs`).
+//! Parquet, a batch of Arrow, a whole array, a whole CSV file, 4 MiB of a tar archive. Some records
+//! of a block cost as much as all of them, so decoded blocks stay in memory for a while
+//! (`cache.rs`).
 
 use proto::column::ColumnSpec;
 use proto::spec::DataSpec;
@@ -10,6 +11,7 @@ use proto::spec::DataSpec;
 use crate::column::Column;
 use crate::error::Result;
 use crate::formats;
+use crate::lengths;
 use crate::object::Object;
 
 /// The columns and blocks of one file.
@@ -44,13 +46,20 @@ pub(crate) trait Source: Send + Sync {
 ///
 /// # Errors
 /// The file is no file of this format.
-pub(crate) fn open(spec: &DataSpec, object: Object, column: &str) -> Result<Box<dyn Source>> {
+pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box<dyn Source>> {
     use proto::spec::Format;
-    match spec.format {
-        Format::Idx => formats::idx::open(&object, column),
-        Format::Npy => formats::npy::open(&object, column),
-        Format::Csv => formats::csv::open(&object, spec.header),
-        Format::Parquet => formats::parquet::open(object),
-        Format::Arrow => formats::arrow::open(&object),
-    }
+    let source = match spec.format {
+        Format::Idx => formats::idx::open(object, column),
+        Format::Npy => formats::npy::open(object, column),
+        Format::Csv => formats::csv::open(object, spec.header),
+        Format::Parquet => formats::parquet::open(object.clone()),
+        Format::Arrow => formats::arrow::open(object),
+        Format::Tokens => formats::tokens::open(object, spec.tokens),
+        Format::Safetensors => formats::safetensors::open(object),
+        Format::Npz => formats::npz::open(object),
+        Format::Jsonl => formats::jsonl::open(object),
+        Format::Tfrecord => formats::tfrecord::open(object),
+        Format::Tar => formats::tar::open(object),
+    };
+    lengths::fix(source?, object, &spec.lengths)
 }

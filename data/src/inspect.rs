@@ -36,7 +36,7 @@ pub struct Inspected {
 /// The file is missing, or no file of this format.
 pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Result<Inspected> {
     let spec = DataSpec { header, ..DataSpec::of(format, FilesSpec::default()) };
-    let source = format::open(&spec, Object::open(path, &())?, "values")?;
+    let source = format::open(&spec, &Object::open(path, &())?, "values")?;
     let outline = source.outline();
     let all: Vec<usize> = (0..outline.columns.len()).collect();
     let (mut first, mut left) = (Vec::new(), records);

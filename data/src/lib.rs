@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
+//! | `lengths.rs` | ragged columns to which the job gives a fixed length |
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
 //! | `table.rs` | the records of files that belong together |
 //! | `cache.rs` | open files and decoded blocks of the process |
@@ -28,6 +29,7 @@ mod format;
 mod formats;
 mod index;
 mod inspect;
+mod lengths;
 mod object;
 pub mod observer;
 mod schema;

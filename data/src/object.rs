@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
 
@@ -78,6 +79,15 @@ struct Mapped(Mmap);
 impl FileBytes for Mapped {
     fn bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// Bytes of a file that outlive their reader.
+struct Owner(Arc<dyn FileBytes>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
     }
 }
 
@@ -159,8 +169,13 @@ impl Object {
         self.bytes.clone()
     }
 
-    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed
-    /// or replaced stays as it was for those who have it open.
+    /// Returns the bytes for decoders that keep parts of them.
+    pub(crate) fn buffer(&self) -> Bytes {
+        Bytes::from_owner(Owner(self.share()))
+    }
+
+    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed or
+    /// replaced stays as it was for those who have it open.
     ///
     /// # Errors
     /// Somebody has.

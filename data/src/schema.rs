@@ -1,9 +1,9 @@
 //! What a batch has of the columns of a table: the arguments of a model, and the label.
 //!
-//! Without `data.inputs` the model takes one argument, `features`, as f32: the column `features`,
-//! or all columns but the label side by side. With it each argument is a column in its own type and
-//! shape, except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another
-//! type.
+//! Without `data.inputs` the model takes one argument, `features`, as f32: the column `features`, or
+//! all columns but the label side by side. A model of token files takes `tokens`, as if
+//! `data.inputs` named it. With `data.inputs` each argument is a column in its own type and shape,
+//! except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another type.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ impl Schema {
         let data = &spec.data;
         let label = label(data, table)?;
         let mut wanted = Vec::new();
-        let inputs = match &data.inputs {
+        let inputs = match data.named_inputs() {
             None => vec![features(data, table, &label, &mut wanted)?],
             Some(inputs) => {
                 let arguments = inputs.arguments().into_iter();
@@ -208,7 +208,7 @@ fn label(data: &DataSpec, table: &Table) -> Result<Place> {
     let columns = table.columns();
     let Some(label) = &data.label else {
         let of_name = columns.iter().find(|place| place.spec.name == LABELS);
-        let last = columns.last().filter(|_| !data.format.has_one_column());
+        let last = columns.last().filter(|_| data.format.orders_columns());
         return of_name
             .or(last)
             .cloned()
@@ -228,7 +228,7 @@ fn labels(spec: &JobSpec, table: &Table, label: &Place) -> Result<ColumnSpec> {
     if stored.ragged {
         return wrong(table.path_of(label), not_fixed(stored));
     }
-    let (named, loss) = (spec.data.inputs.is_some(), spec.model.loss);
+    let (named, loss) = (spec.data.named_inputs().is_some(), spec.model.loss);
     let own = if stored.dtype == ElementType::F64 { ElementType::F32 } else { stored.dtype };
     let dtype = match loss {
         _ if loss.wants_classes() => ElementType::I64,
@@ -352,7 +352,8 @@ fn argument(
 
 fn not_fixed(spec: &ColumnSpec) -> String {
     format!(
-        "column {spec} has another size in each record; this version gives models columns of one shape: save it padded"
+        "column {spec} has another size in each record; this version gives models columns of one shape: save it padded, \
+         or give its length in data.lengths if all records have the same"
     )
 }
 

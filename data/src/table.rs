@@ -60,7 +60,7 @@ impl Table {
         let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
         for (key, name) in files.group(file) {
             let object = Object::open(&spec.locate(name, root), observer)?;
-            let source = format::open(spec, object.clone(), key)?;
+            let source = format::open(spec, &object, key)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
                 Some(*end)
@@ -148,7 +148,7 @@ impl Table {
         let source = &self.parts[part].source;
         let read = || source.read(block, columns);
         let key = cache::Key { table: self.id, part, block, columns: columns.clone() };
-        cache::block(key, read)
+        cache::block(&key, read)
     }
 }
 

@@ -341,6 +341,84 @@ fn labels_of_several_classes_keep_their_shape() {
     assert_eq!(batch.classes(), Some(&[4, -100][..]));
 }
 
+/// Returns a token file.
+fn tokens(values: impl IntoIterator<Item = u16>) -> Vec<u8> {
+    values.into_iter().flat_map(u16::to_le_bytes).collect()
+}
+
+const TOKENS: &str = r#"format = "tokens"
+    train = { files = ["t.bin"] }
+    tokens = { dtype = "u16", block = 4 }
+"#;
+
+#[test]
+fn a_model_of_token_files_takes_tokens_as_integers() {
+    let job = Job::new(TOKENS, "cross_entropy").file("t.bin", tokens(10..20));
+    let data = job.train();
+    assert_eq!((data.len(), data.label_range().unwrap()), (2, Some((11, 18))));
+    let batch = data.batch([1, 0]).unwrap();
+    assert_eq!(batch.inputs[0].spec(), &ColumnSpec::fixed("tokens", ElementType::I32, [4]));
+    assert_eq!(batch.inputs[0].values(), Some(&[14i32, 15, 16, 17, 10, 11, 12, 13][..]));
+    assert_eq!(batch.labels.spec(), &ColumnSpec::fixed("labels", ElementType::I64, [4]));
+    assert_eq!(batch.classes(), Some(&[15, 16, 17, 18, 11, 12, 13, 14][..]));
+    let job = Job::new(&format!("{TOKENS} dtypes = {{ tokens = \"i64\" }}"), "cross_entropy");
+    let job = job.file("t.bin", tokens(10..20));
+    assert_eq!(job.train().batch([0]).unwrap().inputs[0].values(), Some(&[10i64, 11, 12, 13][..]));
+}
+
+#[test]
+fn jobs_that_cut_one_token_file_differently_have_their_own_records() {
+    let job = Job::new(TOKENS, "cross_entropy").file("t.bin", tokens(0..100));
+    let (first, mut other) = (job.train(), job.spec.clone());
+    other.data.tokens.as_mut().unwrap().block = 9;
+    let other = Dataset::open(&other, DataSet::Train, None).unwrap();
+    assert_eq!((first.len(), other.len()), (24, 11));
+    assert_eq!(other.batch([1]).unwrap().classes(), Some(&(10..19).collect::<Vec<_>>()[..]));
+}
+
+const LISTS: &str = r#"format = "jsonl"
+    train = { files = ["a.jsonl"] }
+    label = "y"
+    inputs = ["x"]
+"#;
+
+#[test]
+fn lists_of_one_length_reach_a_model_and_others_are_refused() {
+    let text = "{\"y\": 1, \"x\": [1, 2]}\n{\"x\": [3, 4], \"y\": 0}\n";
+    let job = Job::new(LISTS, "cross_entropy").file("a.jsonl", text);
+    let message = job.error();
+    assert!(message.contains("column `x` f64[any] has another size in each record"), "{message}");
+    assert!(message.contains("give its length in data.lengths"), "{message}");
+    let fixed = Job::new(&format!("{LISTS} lengths = {{ x = 2 }}"), "cross_entropy").file("a.jsonl", text);
+    // Stays open, so that a job with another length could find it.
+    let data = fixed.train();
+    let batch = data.batch([1, 0]).unwrap();
+    assert_eq!(batch.inputs[0].spec(), &ColumnSpec::fixed("x", ElementType::F32, [2]));
+    assert_eq!(
+        (batch.inputs[0].values(), batch.classes()),
+        (Some(&[3f32, 4.0, 1.0, 2.0][..]), Some(&[0, 1][..]))
+    );
+    let mut wrong = fixed.spec.clone();
+    wrong.data.lengths.insert("x".to_owned(), 3);
+    let message = Dataset::open(&wrong, DataSet::Train, None).unwrap().batch([0]).unwrap_err().to_string();
+    assert!(message.contains("record 0 of the file has 2 elements, data.lengths.x is 3"), "{message}");
+    drop(data);
+}
+
+#[test]
+fn columns_without_an_order_need_the_name_of_the_label() {
+    let job = Job::new("format = \"jsonl\"\n train = { files = [\"a\"] }", "mse");
+    let job = job.file("a", "{\"b\": 1, \"a\": 2}\n");
+    assert!(
+        job.error().contains("data.label = \"labels\": no such column; there are a, b"),
+        "{}",
+        job.error()
+    );
+    let job = job.file("a", "{\"b\": 1, \"labels\": 2, \"a\": 3}\n");
+    let batch = job.train().batch([0]).unwrap();
+    assert_eq!((batch.features(), batch.values()), (&[3.0, 1.0][..], Some(&[2.0][..])));
+}
+
 #[test]
 fn a_file_that_changes_while_it_is_open_is_refused() {
     let job = Job::new(IDX, "cross_entropy").file("x", images(4)).file("y", labels(4));

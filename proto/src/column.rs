@@ -116,6 +116,17 @@ impl ColumnSpec {
         Self { name: name.into(), dtype, shape: shape.into(), ragged: true }
     }
 
+    /// Describes a ragged column whose records all have `length` elements. The shape gets no
+    /// dimension for the length 1.
+    #[must_use]
+    pub fn of_length(mut self, length: usize) -> Self {
+        if length != 1 {
+            self.shape.insert(0, length);
+        }
+        self.ragged = false;
+        self
+    }
+
     /// Returns the elements of `shape`. `None`: more than memory could hold.
     pub fn width(&self) -> Option<usize> {
         // The product with 0 taken as 1 bounds the product of any of the sizes.

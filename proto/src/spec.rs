@@ -191,8 +191,8 @@ pub struct DataSpec {
     /// Scaling of the features. Default: none.
     #[serde(default)]
     pub normalize: Normalize,
-    /// Columns that the model takes. Default: one argument `features`, f32, with all columns but
-    /// the label.
+    /// Columns that the model takes. Default: `tokens` of token files, otherwise one argument
+    /// `features`, f32, with all columns but the label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<InputsSpec>,
     /// Types in which the model gets columns that `inputs` names. Default: f32 for f64, all others
@@ -200,12 +200,19 @@ pub struct DataSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dtypes: BTreeMap<String, ElementType>,
     /// Column that holds the label: its name, or its number from 0 in a format whose files have all
-    /// columns. Default: `labels`, or the last column of such a file.
+    /// columns. Default: `labels`, or the last column of a file whose columns have an order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// CSV: whether the first line names the columns. Default: true.
     #[serde(default = "yes")]
     pub header: bool,
+    /// Elements of each record of a ragged column, e.g. `{ x = 784, label = 1 }`. The column then
+    /// has a fixed shape, without a dimension for the length 1. Default: no such columns.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lengths: BTreeMap<String, usize>,
+    /// Token files: type of the values, and how records are cut. Required for this format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TokensSpec>,
     /// Folder from which relative paths start: the job file's. The reader of the file sets it, not
     /// the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -259,7 +266,10 @@ pub const FILES: &str = "files";
 /// Name of the column of features, where a job names no inputs.
 pub const FEATURES: &str = "features";
 
-/// Name of the column of labels in formats whose files have one array each.
+/// Name of the column of tokens in token files.
+pub const TOKENS: &str = "tokens";
+
+/// Name of the column of labels in token files, and in formats whose files have one array each.
 pub const LABELS: &str = "labels";
 
 /// Columns that a model takes.
@@ -306,6 +316,42 @@ impl InputSpec {
     }
 }
 
+/// Values of token files, and how records are cut from them.
+///
+/// Record r has the values `[r * stride, r * stride + block)` as `tokens`, and the values one place
+/// further as `labels`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table with `dtype`, `block` and `stride`")]
+pub struct TokensSpec {
+    /// Type of the values in the files.
+    pub dtype: TokenType,
+    /// Tokens of one record, 1 to [`BLOCK_MAX`].
+    pub block: usize,
+    /// Values from the begin of a record to the begin of the next one, 1 or more. Default: `block`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<usize>,
+}
+
+/// Most tokens of one record.
+pub const BLOCK_MAX: usize = 1 << 24;
+
+impl TokensSpec {
+    /// Returns the values from the begin of a record to the begin of the next one.
+    pub fn stride(&self) -> usize {
+        self.stride.unwrap_or(self.block)
+    }
+}
+
+/// Type of the values in a token file, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Unsigned 16 bits. Columns have `i32`.
+    U16,
+    /// Unsigned 32 bits. Columns have `i64`.
+    U32,
+}
+
 /// Data formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -320,6 +366,18 @@ pub enum Format {
     Parquet,
     /// Apache Arrow IPC files and streams.
     Arrow,
+    /// Values of one type without a header, cut into records by [`TokensSpec`].
+    Tokens,
+    /// Tensors whose first dimension is the records.
+    Safetensors,
+    /// Archives of NumPy arrays whose first dimension is the records.
+    Npz,
+    /// JSON Lines: one object a line.
+    Jsonl,
+    /// TensorFlow's records of `tf.train.Example`.
+    Tfrecord,
+    /// WebDataset: members `KEY.EXTENSION` of a tar archive.
+    Tar,
 }
 
 impl Format {
@@ -338,8 +396,13 @@ impl Format {
         match ending {
             "csv" => Some(Self::Csv),
             "npy" => Some(Self::Npy),
+            "npz" => Some(Self::Npz),
+            "safetensors" => Some(Self::Safetensors),
             "parquet" => Some(Self::Parquet),
             "arrow" | "arrows" | "feather" => Some(Self::Arrow),
+            "jsonl" | "ndjson" => Some(Self::Jsonl),
+            "tfrecord" | "tfrecords" => Some(Self::Tfrecord),
+            "tar" => Some(Self::Tar),
             _ if ending.starts_with("idx") || ending.ends_with("ubyte") => Some(Self::Idx),
             _ => None,
         }
@@ -353,6 +416,12 @@ impl Format {
     /// Returns whether a file has one array, so that each column has files of its own.
     pub const fn has_one_column(self) -> bool {
         matches!(self, Self::Idx | Self::Npy)
+    }
+
+    /// Returns whether the order of columns in a file has a meaning, so that the last column may be
+    /// the label. Columns without an order are sorted by name.
+    pub const fn orders_columns(self) -> bool {
+        matches!(self, Self::Csv | Self::Parquet | Self::Arrow | Self::Npz)
     }
 }
 
@@ -615,6 +684,8 @@ impl DataSpec {
             dtypes: BTreeMap::new(),
             label: None,
             header: true,
+            lengths: BTreeMap::new(),
+            tokens: None,
             base: None,
         }
     }
@@ -631,6 +702,13 @@ impl DataSpec {
             DataSet::Train => Some(&self.train),
             DataSet::Validation => self.validation.as_ref(),
         }
+    }
+
+    /// Returns the columns that the model takes. `None`: one argument `features` in f32. A model of
+    /// token files takes the column `tokens`, unless the job says otherwise.
+    pub fn named_inputs(&self) -> Option<InputsSpec> {
+        let tokens = || (self.format == Format::Tokens).then(|| InputsSpec::List(vec![TOKENS.to_owned()]));
+        self.inputs.clone().or_else(tokens)
     }
 
     /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job

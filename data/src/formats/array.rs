@@ -1,4 +1,4 @@
-//! A file that is one array: the first dimension counts the records.
+//! Arrays of a file: the first dimension counts the records.
 //!
 //! Values in a column's own type and in little-endian order stay where they are in the file. Others
 //! are converted once, when the file is opened: u16 becomes i32, and u32 becomes i64.
@@ -8,7 +8,7 @@ use std::ops::Range;
 use proto::column::{ColumnSpec, ElementType};
 
 use crate::column::{Aligned, Column, Memory};
-use crate::error::{Result, wrong};
+use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
 
@@ -60,41 +60,45 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// Opens the array as the column `name`.
+    /// Opens the array as the only column of a file.
+    ///
+    /// # Errors
+    /// Those of [`column`](Self::column).
+    pub(crate) fn open(self, object: &Object, name: &str) -> Result<Box<dyn Source>> {
+        let column = self.column(object, name).map_err(|reason| malformed(object.path(), reason))?;
+        whole(object, vec![column])
+    }
+
+    /// Returns the array as the column `name`.
     ///
     /// # Errors
     /// The shape has no dimensions (one value, no records), or does not fit the length of the
     /// values.
-    pub(crate) fn open(self, object: &Object, name: &str) -> Result<Box<dyn Source>> {
+    pub(crate) fn column(self, object: &Object, name: &str) -> Result<Column, String> {
         let Self { shape, stored, endian, range } = self;
         let Some((&records, of_one)) = shape.split_first() else {
-            return wrong(
-                object.path(),
-                "holds a single value without dimensions; the first dimension must be the records",
+            return Err(
+                "holds a single value without dimensions; the first dimension must be the records".to_owned()
             );
         };
         let spec = ColumnSpec::fixed(name, stored.dtype(), of_one);
         // The product of all dimensions, with 0 taken as 1, bounds the product of any of them.
         let fits = shape.iter().try_fold(8usize, |bytes, &size| bytes.checked_mul(size.max(1)));
         if spec.width().is_none() || fits.is_none() {
-            return wrong(
-                object.path(),
-                format!("the header's shape {shape:?} is larger than any memory; the file is damaged"),
-            );
+            return Err(format!(
+                "the header's shape {shape:?} is larger than any memory; the file is damaged"
+            ));
         }
         let expected = shape.iter().product::<usize>() * stored.size();
         let found = range.len();
         if found != expected {
             let what = if found < expected { "the file is cut off" } else { "something was appended to it" };
-            return wrong(
-                object.path(),
-                format!(
-                    "the header's shape {shape:?} needs {expected} bytes of values, found {found}; {what}"
-                ),
-            );
+            return Err(format!(
+                "the header's shape {shape:?} needs {expected} bytes of values, found {found}; {what}"
+            ));
         }
         if spec.width() == Some(0) {
-            return wrong(object.path(), format!("a record of shape {of_one:?} has no values"));
+            return Err(format!("a record of shape {of_one:?} has no values"));
         }
         let values = &object.bytes()[range.clone()];
         let memory = match (stored, endian) {
@@ -119,8 +123,7 @@ impl Array {
                 i64::from(value).to_le_bytes()
             })),
         };
-        let outline = Outline { columns: vec![spec.clone()], blocks: vec![records as u64] };
-        Ok(Box::new(Whole { column: Column::fixed(spec, records, memory), outline }))
+        Ok(Column::fixed(spec, records, memory))
     }
 }
 
@@ -133,9 +136,34 @@ fn each<const N: usize, const M: usize>(values: &[u8], decode: impl Fn([u8; N]) 
     out
 }
 
-/// A file that is one block of one column.
+/// Returns a file that is one block of these columns.
+///
+/// # Errors
+/// A column has another number of records than the first one, or there is none.
+pub(crate) fn whole(object: &Object, columns: Vec<Column>) -> Result<Box<dyn Source>> {
+    let Some(first) = columns.first() else {
+        return wrong(object.path(), "the file has no arrays; a record needs at least one");
+    };
+    let records = first.records();
+    if let Some(other) = columns.iter().find(|column| column.records() != records) {
+        let (first, name, found) = (&first.spec().name, &other.spec().name, other.records());
+        return wrong(
+            object.path(),
+            format!(
+                "array `{name}` has {found} records, array `{first}` has {records}; the first dimension of all arrays \
+                 counts the records: save those that differ in other files"
+            ),
+        );
+    }
+    let specs = columns.iter().map(|column| column.spec().clone()).collect();
+    let outline = Outline { columns: specs, blocks: vec![records as u64] };
+    let columns = columns.into_iter().map(Column::shared).collect();
+    Ok(Box::new(Whole { columns, outline }))
+}
+
+/// A file that is one block.
 struct Whole {
-    column: Column,
+    columns: Vec<Column>,
     outline: Outline,
 }
 
@@ -145,7 +173,7 @@ impl Source for Whole {
     }
 
     fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        Ok(columns.iter().map(|_| self.column.clone()).collect())
+        Ok(columns.iter().map(|&at| self.columns[at].clone()).collect())
     }
 }
 
@@ -193,8 +221,9 @@ mod tests {
     fn values_in_their_own_type_are_not_copied() {
         let column = open(&[2, 3], Stored::As(ElementType::F32), Endian::Little, &[7; 24]).unwrap();
         assert_eq!((column.records(), column.owned_bytes()), (2, 0));
+        // Each read of a converted array gives the values of one conversion.
         let column = open(&[2, 3], Stored::As(ElementType::F32), Endian::Big, &[7; 24]).unwrap();
-        assert_eq!((column.record(1).len(), column.owned_bytes()), (12, 24));
+        assert_eq!((column.record(1).len(), column.owned_bytes()), (12, 0));
     }
 
     #[test]

@@ -148,10 +148,14 @@ impl Converter<'_> {
             DataType::Float32 => self.copy::<Float32Type>(array),
             DataType::Float64 => self.copy::<Float64Type>(array),
             DataType::UInt16 => {
-                self.each(array.as_primitive::<UInt16Type>().values(), |value| i32::from(value).to_le_bytes())
+                self.each(array.as_primitive::<UInt16Type>().values(), |value| {
+                    i32::from(value).to_le_bytes()
+                });
             }
             DataType::UInt32 => {
-                self.each(array.as_primitive::<UInt32Type>().values(), |value| i64::from(value).to_le_bytes())
+                self.each(array.as_primitive::<UInt32Type>().values(), |value| {
+                    i64::from(value).to_le_bytes()
+                });
             }
             DataType::UInt64 => {
                 let values = array.as_primitive::<UInt64Type>().values();
@@ -164,11 +168,11 @@ impl Converter<'_> {
                         ),
                     );
                 }
-                self.each(values, |value| value.to_le_bytes());
+                self.each(values, u64::to_le_bytes);
             }
             DataType::Date32 | DataType::Time32(_) => self.raw(array, 4),
             DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_) => {
-                self.raw(array, 8)
+                self.raw(array, 8);
             }
             DataType::Utf8 => {
                 let array = array.as_string::<i32>();
@@ -192,24 +196,18 @@ impl Converter<'_> {
             }
             DataType::List(_) => {
                 let array = array.as_list::<i32>();
-                self.list(
-                    array.value_offsets().iter().map(|&end| end as usize).collect(),
-                    array.values(),
-                    depth,
-                )?;
+                let offsets: Vec<_> = array.value_offsets().iter().map(|&end| end as usize).collect();
+                self.list(&offsets, array.values(), depth)?;
             }
             DataType::LargeList(_) => {
                 let array = array.as_list::<i64>();
-                self.list(
-                    array.value_offsets().iter().map(|&end| end as usize).collect(),
-                    array.values(),
-                    depth,
-                )?;
+                let offsets: Vec<_> = array.value_offsets().iter().map(|&end| end as usize).collect();
+                self.list(&offsets, array.values(), depth)?;
             }
             DataType::FixedSizeList(_, size) => {
                 let list = array.as_fixed_size_list();
                 let size = *size as usize;
-                let begin = list.value_offset_at(0) as usize;
+                let begin = list.value_offset_at(0);
                 self.values(&list.values().slice(begin, size * list.len()), depth + 1)?;
             }
             DataType::Dictionary(..) => {
@@ -253,7 +251,7 @@ impl Converter<'_> {
     }
 
     /// Appends lists.
-    fn list(&mut self, offsets: Vec<usize>, values: &ArrayRef, depth: usize) -> Result<()> {
+    fn list(&mut self, offsets: &[usize], values: &ArrayRef, depth: usize) -> Result<()> {
         let (Some(&begin), Some(&end)) = (offsets.first(), offsets.last()) else { return Ok(()) };
         let base = self.ends.last().copied().unwrap_or_default();
         self.ends.extend(offsets[1..].iter().map(|&at| base + (at - begin) as u64));

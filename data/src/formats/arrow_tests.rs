@@ -133,9 +133,10 @@ fn columns_are_decoded_in_the_order_in_which_they_are_wanted() {
 fn a_null_names_its_column_and_record() {
     let price = Float32Array::from(vec![Some(1.0), Some(2.0), None]);
     let nulls = batch(vec![("id", Arc::new(Int64Array::from(vec![1, 2, 3]))), ("price", Arc::new(price))]);
-    for source in
-        [open_parquet(&parquet_file(&nulls, 2)).unwrap(), open_arrow(&arrow_file(&[nulls.clone()])).unwrap()]
-    {
+    for source in [
+        open_parquet(&parquet_file(&nulls, 2)).unwrap(),
+        open_arrow(&arrow_file(std::slice::from_ref(&nulls))).unwrap(),
+    ] {
         let last = source.outline().blocks.len() - 1;
         let message = source.read(last, &[1]).unwrap_err().to_string();
         assert!(message.contains("column `price`: record 2 of the file has no value (null)"), "{message}");

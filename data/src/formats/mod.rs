@@ -6,9 +6,16 @@ mod arrow_columns;
 #[cfg(test)]
 mod arrow_tests;
 pub(crate) mod csv;
+mod cuts;
 pub(crate) mod idx;
+pub(crate) mod jsonl;
 pub(crate) mod npy;
+pub(crate) mod npz;
 pub(crate) mod parquet;
+pub(crate) mod safetensors;
+pub(crate) mod tar;
+pub(crate) mod tfrecord;
+pub(crate) mod tokens;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

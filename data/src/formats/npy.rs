@@ -11,7 +11,7 @@
 use proto::column::ElementType;
 
 use super::array::{Array, Endian, Stored};
-use crate::error::{Result, malformed, wrong};
+use crate::error::{Result, malformed};
 use crate::format::Source;
 use crate::object::Object;
 
@@ -20,40 +20,45 @@ use crate::object::Object;
 /// # Errors
 /// The file is no array of numbers in row-major order, or shorter or longer than its header says.
 pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
-    let (path, bytes) = (object.path(), object.bytes());
+    let array = array(object.bytes()).map_err(|reason| malformed(object.path(), reason))?;
+    array.open(object, name)
+}
+
+/// Reads the header of an array. Its range counts from the first of these bytes.
+///
+/// # Errors
+/// The bytes are no array of numbers in row-major order.
+pub(super) fn array(bytes: &[u8]) -> Result<Array, String> {
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
-        return wrong(path, "no npy file: expected to start with \\x93NUMPY; save it with numpy.save");
+        return Err("no npy file: expected to start with \\x93NUMPY; save it with numpy.save".to_owned());
     };
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
         [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
         [major, minor, ..] if !(1..=3).contains(major) => {
-            return wrong(path, format!("npy version {major}.{minor}, expected 1.0 to 3.0"));
+            return Err(format!("npy version {major}.{minor}, expected 1.0 to 3.0"));
         }
-        _ => return wrong(path, "the file ends within its header; the file is cut off"),
+        _ => return Err("the file ends within its header; the file is cut off".to_owned()),
     };
     let Some(text) = rest.get(..length) else {
-        return wrong(path, format!("a header of {length} bytes, found {}; the file is cut off", rest.len()));
+        return Err(format!("a header of {length} bytes, found {}; the file is cut off", rest.len()));
     };
     let start = bytes.len() - rest.len() + length;
     let header = Header::parse(text).ok_or_else(|| {
         let text = String::from_utf8_lossy(&text[..text.len().min(200)]);
         let text = text.trim();
-        malformed(path, format!("header `{text}`: not that of an array of numbers; save it with numpy.save"))
+        format!("header `{text}`: not that of an array of numbers; save it with numpy.save")
     })?;
     if header.fortran_order {
-        return wrong(path, "the array is in column-major order; save numpy.ascontiguousarray(array)");
+        return Err("the array is in column-major order; save numpy.ascontiguousarray(array)".to_owned());
     }
     let Some((stored, endian)) = dtype(&header.descr) else {
         let descr = header.descr;
-        return wrong(
-            path,
-            format!(
-                "dtype `{descr}`, expected bool, u1, i1, u2, i2, u4, i4, i8, f2, f4 or f8; save array.astype(numpy.float32)"
-            ),
-        );
+        return Err(format!(
+            "dtype `{descr}`, expected bool, u1, i1, u2, i2, u4, i4, i8, f2, f4 or f8; save array.astype(numpy.float32)"
+        ));
     };
-    Array { shape: header.shape, stored, endian, range: start..bytes.len() }.open(object, name)
+    Ok(Array { shape: header.shape, stored, endian, range: start..bytes.len() })
 }
 
 /// Parses an element type such as `<f4`: byte order, kind, bytes.
@@ -145,7 +150,7 @@ impl<'a> Cursor<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use proptest::prelude::*;
@@ -158,7 +163,8 @@ mod tests {
         Ok(open(&object, "x")?.read(0, &[0])?.remove(0))
     }
 
-    fn write(version: u8, header: &str, values: &[u8]) -> Vec<u8> {
+    /// Writes a file of a version.
+    pub(crate) fn write(version: u8, header: &str, values: &[u8]) -> Vec<u8> {
         let mut bytes = b"\x93NUMPY".to_vec();
         bytes.extend([version, 0]);
         match version {
@@ -170,7 +176,8 @@ mod tests {
         bytes
     }
 
-    fn header(descr: &str, fortran_order: &str, shape: &str) -> String {
+    /// Writes the text of a header.
+    pub(crate) fn header(descr: &str, fortran_order: &str, shape: &str) -> String {
         format!("{{'descr': '{descr}', 'fortran_order': {fortran_order}, 'shape': {shape}, }}          \n")
     }
 

@@ -34,7 +34,7 @@ const BATCH_RECORDS: usize = 8192;
 /// # Errors
 /// The file is no Parquet file, or its footer is damaged.
 pub(crate) fn open(object: Object) -> Result<Box<dyn Source>> {
-    let bytes = Bytes::from_owner(Owner(object.share()));
+    let bytes = object.buffer();
     let metadata = guarded(|| ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new()));
     let metadata = metadata.map_err(|error| failed(&object, &error))?;
     let (fields, columns) = arrow::columns(metadata.schema());
@@ -42,15 +42,6 @@ pub(crate) fn open(object: Object) -> Result<Box<dyn Source>> {
     let groups = metadata.metadata().row_groups().iter();
     let blocks = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or_default()).collect();
     Ok(Box::new(Parquet { object, bytes, metadata, fields, flat, outline: Outline { columns, blocks } }))
-}
-
-/// Bytes of a file that outlive their reader.
-struct Owner(Arc<dyn FileBytes>);
-
-impl AsRef<[u8]> for Owner {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
-    }
 }
 
 struct Parquet {

@@ -248,6 +248,37 @@ learning_rate = 1e-3
     }
 
     #[test]
+    fn settings_of_one_format_are_refused_in_others() {
+        let tokens = |extra: &str| {
+            let data = "format = \"tokens\"\ntrain = { files = [\"t.bin\"] }\n";
+            let (before, rest) = JOB.split_once("format = ").unwrap();
+            let (_, after) = rest.split_once("[\"labels.gz\"] }\n").unwrap();
+            read(&format!("{before}{data}{extra}\n{after}"))
+        };
+        let spec = tokens("tokens = { dtype = \"u16\", block = 8 }").unwrap().data;
+        assert_eq!((spec.tokens.unwrap().stride(), spec.named_inputs().unwrap().arguments().len()), (8, 1));
+        for (extra, expected) in [
+            ("", "data.tokens: format = \"tokens\" needs it"),
+            ("tokens = { dtype = \"u16\", block = 0 }", "data.tokens.block = 0: from 1 to 16777216"),
+            (
+                "tokens = { dtype = \"u32\", block = 9, stride = 0 }",
+                "data.tokens.stride: 0 repeats one record",
+            ),
+            ("tokens = { dtype = \"i8\", block = 9 }", "unknown variant `i8`, expected `u16` or `u32`"),
+            ("tokens = { dtype = \"u16\", block = 8 }\nshape = [8]", "data.shape: it belongs to `features`"),
+            (
+                "tokens = { dtype = \"u16\", block = 8 }\nlengths = { x = 0 }",
+                "data.lengths.x: a record of no elements",
+            ),
+        ] {
+            let message = tokens(extra).unwrap_err().to_string();
+            assert!(message.contains(expected), "{expected} missing in {message}");
+        }
+        let message = error(&JOB.replace("format = ", "tokens = { dtype = \"u16\", block = 8 }\nformat = "));
+        assert!(message.contains("no other format has it"), "{message}");
+    }
+
+    #[test]
     fn the_type_of_exchange_is_f32_unless_it_is_said() {
         let exchange = |text: &str| read(&format!("{JOB}{text}")).unwrap().exchange.dtype;
         assert_eq!(exchange(""), WireType::F32);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss,
-    Metric, Mode, Normalize, Order, Shuffle, WORKERS_MAX, WorkersSpec,
+    BLOCK_MAX, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
+    LimitsSpec, Loss, Metric, Mode, Normalize, Order, Shuffle, WORKERS_MAX, WorkersSpec,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -158,7 +158,8 @@ impl DataSpec {
                 ),
             );
         }
-        if let Some(inputs) = &self.inputs {
+        let named = self.named_inputs();
+        if let Some(inputs) = &named {
             let arguments = inputs.arguments();
             check(!arguments.is_empty(), "data.inputs: needs at least one column".to_owned());
             check(
@@ -167,17 +168,17 @@ impl DataSpec {
             );
             check(
                 self.shape.is_none(),
-                "data.shape: it belongs to `features`; with data.inputs, shapes are those of the columns"
+                "data.shape: it belongs to `features`; with data.inputs or tokens, shapes are those of the columns"
                     .to_owned(),
             );
             check(
                 self.normalize == Normalize::default(),
-                "data.normalize: it belongs to `features`; with data.inputs, columns keep their values"
+                "data.normalize: it belongs to `features`; with data.inputs or tokens, columns keep their values"
                     .to_owned(),
             );
         }
         for column in self.dtypes.keys() {
-            let arguments = self.inputs.iter().flat_map(InputsSpec::arguments).collect::<Vec<_>>();
+            let arguments = named.iter().flat_map(InputsSpec::arguments).collect::<Vec<_>>();
             let is_input =
                 |(_, input): &(&str, InputSpec)| matches!(input, InputSpec::One(name) if name == column);
             check(
@@ -206,6 +207,29 @@ impl DataSpec {
              give validation files, or use shuffle = \"records\""
                 .to_owned(),
         );
+        check(
+            self.tokens.is_some() == (self.format == Format::Tokens),
+            "data.tokens: format = \"tokens\" needs it, and no other format has it; give e.g. tokens = { dtype = \"u16\", \
+             block = 1024 }"
+                .to_owned(),
+        );
+        if let Some(tokens) = &self.tokens {
+            let block = tokens.block;
+            check(
+                (1..=BLOCK_MAX).contains(&block),
+                format!("data.tokens.block = {block}: from 1 to {BLOCK_MAX}"),
+            );
+            check(
+                tokens.stride != Some(0),
+                "data.tokens.stride: 0 repeats one record; set 1 or more".to_owned(),
+            );
+        }
+        for (column, &length) in &self.lengths {
+            check(
+                length > 0,
+                format!("data.lengths.{column}: a record of no elements has no values; set 1 or more"),
+            );
+        }
         let Normalize { scale, mean, std } = self.normalize;
         check(
             [scale, mean, std].iter().all(|v| v.is_finite()) && scale != 0.0 && std != 0.0,

@@ -249,7 +249,7 @@ fn passing(arguments: &[Argument], context: &Context) -> Result<Passing> {
         arguments.iter().position(|argument| argument.name == **name).is_some_and(|other| other != at)
     });
     match swapped {
-        Some((at, name)) if context.spec.data.inputs.is_some() => Err(wrong(&format!(
+        Some((at, name)) if context.spec.data.named_inputs().is_some() => Err(wrong(&format!(
             "data.inputs gives `{name}` as argument {at}, and forward has an argument of this name in another place; \
              name the arguments: inputs = {{ {name} = \"{name}\", .. }}"
         ))),

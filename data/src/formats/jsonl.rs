@@ -1,0 +1,438 @@
+//! JSON Lines: each line is an object, and each object a record. Lines without text are skipped.
+//!
+//! | value in the first line | column |
+//! | --- | --- |
+//! | number | `f64`, `[]` |
+//! | `true`, `false` | `bool`, `[]` |
+//! | string | its bytes (UTF-8), ragged `u8` |
+//! | list of numbers, or empty | ragged `f64` |
+//! | `null`, object, other list | none |
+//!
+//! Numbers are f64 even if all of a file are integers, because those of another file may not be. An
+//! integer of 64 bits that f64 does not hold is refused. Columns are sorted by name, because the
+//! keys of an object have no order. A value that the job does not use may be anything.
+
+use std::fmt;
+
+use proto::column::{ColumnSpec, ElementType};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::cuts::Cuts;
+use crate::column::Column;
+use crate::error::{Error, Result, malformed, wrong};
+use crate::format::{Outline, Source};
+use crate::object::Object;
+
+/// Text that some editors write before the first line.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
+/// Opens a file.
+///
+/// # Errors
+/// There is no line, or the first one is no object with a column.
+pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+    let (path, text) = (object.path(), object.bytes());
+    let start = if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+    let mut cuts = Cuts::default();
+    let mut first = None;
+    for (begin, line) in lines(text, start) {
+        cuts.add(begin);
+        first = first.or(Some((begin, line)));
+    }
+    let Some((begin, line)) = first else {
+        return wrong(path, "no line, so that the columns are unknown; leave the file out");
+    };
+    let object_of_line: Map<String, Value> =
+        serde_json::from_slice(line).map_err(|error| broken(object, begin, &error))?;
+    let mut columns: Vec<_> = object_of_line.iter().filter_map(|(name, value)| column(name, value)).collect();
+    columns.sort_by(|a, b| a.name.cmp(&b.name));
+    if columns.is_empty() {
+        return wrong(
+            path,
+            "the first line has no number, no text and no list of numbers, so there are no columns",
+        );
+    }
+    let outline = Outline { columns, blocks: cuts.records().to_vec() };
+    Ok(Box::new(Jsonl { object: object.clone(), cuts, outline }))
+}
+
+/// Returns the lines with text from `start` on, each with its place in the file.
+fn lines(text: &[u8], start: usize) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = text[start..].split_inclusive(|&byte| byte == b'\n');
+    let placed = lines.scan(start, |begin, line| {
+        let end = *begin + line.len();
+        Some((std::mem::replace(begin, end), line))
+    });
+    placed.filter(|(_, line)| !line.trim_ascii().is_empty())
+}
+
+/// Returns the column of a value of the first line.
+fn column(name: &str, value: &Value) -> Option<ColumnSpec> {
+    match value {
+        Value::Number(_) => Some(ColumnSpec::fixed(name, ElementType::F64, [])),
+        Value::Bool(_) => Some(ColumnSpec::fixed(name, ElementType::Bool, [])),
+        Value::String(_) => Some(ColumnSpec::ragged(name, ElementType::U8, [])),
+        Value::Array(items) if items.iter().all(Value::is_number) => {
+            Some(ColumnSpec::ragged(name, ElementType::F64, []))
+        }
+        Value::Array(_) | Value::Object(_) | Value::Null => None,
+    }
+}
+
+struct Jsonl {
+    object: Object,
+    cuts: Cuts,
+    outline: Outline,
+}
+
+impl Source for Jsonl {
+    fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    /// Decodes columns.
+    ///
+    /// # Errors
+    /// A line is no object, lacks a column, or has another kind of value in it.
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let range = self.cuts.range(block, self.object.bytes().len());
+        let records = self.outline.blocks[block] as usize;
+        let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
+        let mut out: Vec<_> = columns.iter().map(column).collect();
+        let (mut seen, mut scratch) = (Vec::new(), Vec::new());
+        for (begin, line) in lines(&self.object.bytes()[..range.end], range.start) {
+            seen.clear();
+            seen.resize(out.len(), false);
+            let line_of = Line { columns: &mut out, seen: &mut seen, scratch: &mut scratch };
+            let mut json = serde_json::Deserializer::from_slice(line);
+            let read = line_of.deserialize(&mut json).and_then(|()| json.end());
+            read.map_err(|error| broken(&self.object, begin, &error))?;
+        }
+        match out.iter().find(|column| column.records() != records) {
+            Some(column) => wrong(
+                self.object.path(),
+                format!("a block of {records} lines has {} now; restore the file", column.records()),
+            ),
+            None => Ok(out),
+        }
+    }
+}
+
+/// Returns the error of the line that begins at `begin`.
+fn broken(object: &Object, begin: usize, error: &serde_json::Error) -> Error {
+    let line = 1 + object.bytes()[..begin].iter().filter(|&&byte| byte == b'\n').count();
+    let message = error.to_string();
+    // The parser's own position counts from the begin of the line.
+    let message = message.split(" at line ").next().unwrap_or_default();
+    malformed(object.path(), format!("line {line}, column {}: {message}; mend the line", error.column()))
+}
+
+/// Reads one line into the columns that are wanted.
+struct Line<'a> {
+    columns: &'a mut [Column],
+    /// Whether the line has a value of each column.
+    seen: &'a mut [bool],
+    scratch: &'a mut Vec<f64>,
+}
+
+impl<'de> DeserializeSeed<'de> for Line<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Line<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object, {\"column\": value, ..}")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(at) = map.next_key_seed(Key(self.columns))? {
+            let Some(at) = at else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            let column = &mut self.columns[at];
+            if std::mem::replace(&mut self.seen[at], true) {
+                return Err(A::Error::custom(format_args!("`{}` comes twice", column.spec().name)));
+            }
+            map.next_value_seed(Cell { column, scratch: self.scratch })?;
+        }
+        match self.seen.iter().position(|seen| !seen) {
+            Some(at) => {
+                let name = &self.columns[at].spec().name;
+                Err(A::Error::custom(format_args!("no `{name}`, which the first line has")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Finds a key among the wanted columns.
+struct Key<'a>(&'a [Column]);
+
+impl<'de> DeserializeSeed<'de> for Key<'_> {
+    type Value = Option<usize>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<usize>, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key<'_> {
+    type Value = Option<usize>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a column")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Option<usize>, E> {
+        Ok(self.0.iter().position(|column| column.spec().name == name))
+    }
+}
+
+/// Appends one value to a column.
+struct Cell<'a> {
+    column: &'a mut Column,
+    scratch: &'a mut Vec<f64>,
+}
+
+impl Cell<'_> {
+    /// Returns whether the column has values of this type.
+    fn takes(&self, dtype: ElementType, ragged: bool) -> bool {
+        (self.column.spec().dtype, self.column.spec().ragged) == (dtype, ragged)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Cell<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        if self.takes(ElementType::F64, false) {
+            let value = deserializer.deserialize_any(Number(&self.column.spec().name))?;
+            self.column.push(&value.to_le_bytes());
+            return Ok(());
+        }
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Cell<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.column.spec().name;
+        let kind = match self.column.spec().dtype {
+            ElementType::Bool => "true or false",
+            ElementType::U8 => "a text",
+            _ => "a list of numbers",
+        };
+        write!(f, "{kind} in `{name}`, as in the first line")
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        if !self.takes(ElementType::Bool, false) {
+            return Err(E::invalid_type(serde::de::Unexpected::Bool(value), &self));
+        }
+        self.column.push(&[u8::from(value)]);
+        Ok(())
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        if !self.takes(ElementType::U8, true) {
+            return Err(E::invalid_type(serde::de::Unexpected::Str(value), &self));
+        }
+        self.column.push(value.as_bytes());
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        if !self.takes(ElementType::F64, true) {
+            return Err(A::Error::invalid_type(serde::de::Unexpected::Seq, &self));
+        }
+        self.scratch.clear();
+        while let Some(value) = list.next_element_seed(Number(&self.column.spec().name))? {
+            self.scratch.push(value);
+        }
+        self.column.push(bytemuck::cast_slice(self.scratch));
+        Ok(())
+    }
+}
+
+/// Reads a number of the column of this name.
+struct Number<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Number<'_> {
+    type Value = f64;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<f64, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for Number<'_> {
+    type Value = f64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a number in `{}`, as in the first line", self.0)
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<f64, E> {
+        Ok(value)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<f64, E> {
+        exact(i128::from(value), self.0)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<f64, E> {
+        exact(i128::from(value), self.0)
+    }
+}
+
+/// Returns an integer as f64.
+///
+/// # Errors
+/// f64 has no such integer.
+fn exact<E: serde::de::Error>(value: i128, name: &str) -> Result<f64, E> {
+    let float = value as f64;
+    if float as i128 == value {
+        return Ok(float);
+    }
+    Err(E::custom(format_args!(
+        "`{name}` = {value} is an integer that 64-bit floats do not have; use a format with integers, such as Parquet"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn source(text: &[u8]) -> Result<Box<dyn Source>> {
+        open(&Object::copy(Path::new("a.jsonl"), text.to_vec()))
+    }
+
+    fn read(text: &[u8]) -> Result<Vec<Column>> {
+        let source = source(text)?;
+        let all: Vec<_> = (0..source.outline().columns.len()).collect();
+        let mut blocks = (0..source.outline().blocks.len()).map(|block| source.read(block, &all));
+        blocks.next().expect("a file has a line")
+    }
+
+    fn error(text: &str) -> String {
+        read(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_first_line_gives_the_columns_and_they_are_sorted_by_name() {
+        let text = r#"{"y": 1, "text": "né\n", "new": true, "x": [1, 2.5], "no": null, "deep": {"a": 1}}
+
+            {"x": [], "new": false, "text": "", "y": -2e3, "more": [[1]]}"#;
+        let columns = read(text.as_bytes()).unwrap();
+        let specs: Vec<_> = columns.iter().map(|column| column.spec().to_string()).collect();
+        assert_eq!(specs, ["`new` bool[]", "`text` u8[any]", "`x` f64[any]", "`y` f64[]"]);
+        assert_eq!(columns[0].bytes(), [1, 0]);
+        assert_eq!((columns[1].record(0), columns[1].record(1)), ("né\n".as_bytes(), &b""[..]));
+        assert_eq!((columns[2].values(), columns[2].ends()), (Some(&[1.0, 2.5][..]), Some(&[2, 2][..])));
+        assert_eq!(columns[3].values(), Some(&[1.0, -2000.0][..]));
+    }
+
+    #[test]
+    fn a_line_that_differs_has_its_number() {
+        let error = |second: &str| {
+            error(&format!("\n{{\"x\": 1, \"t\": \"a\", \"v\": [1], \"b\": true}}\n{second}\n"))
+        };
+        let good = r#"{"x": 2, "t": "", "v": [], "b": false}"#;
+        for (from, to, expected) in [
+            ("\"x\": 2, ", "", "line 3, column 30: no `x`, which the first line has"),
+            ("\"x\": 2", "\"x\": 2, \"x\": 3", "`x` comes twice"),
+            ("2", "\"2\"", "invalid type: string \"2\", expected a number in `x`, as in the first line"),
+            ("2", "null", "invalid type: null, expected a number in `x`"),
+            ("2", "9007199254740993", "`x` = 9007199254740993 is an integer that 64-bit floats do not have"),
+            ("\"t\": \"\"", "\"t\": 3", "invalid type: integer `3`, expected a text in `t`"),
+            ("\"t\": \"\"", "\"t\": [3]", "invalid type: sequence, expected a text in `t`"),
+            ("[]", "[true]", "invalid type: boolean `true`, expected a number in `v`"),
+            ("[]", "\"\"", "invalid type: string \"\", expected a list of numbers in `v`"),
+            ("false", "0", "invalid type: integer `0`, expected true or false in `b`"),
+            ("}", "} {}", "trailing characters"),
+            ("}", "", "line 3"),
+        ] {
+            let message = error(&good.replacen(from, to, 1));
+            assert!(message.contains("a.jsonl: line 3") && message.contains(expected), "{message}");
+        }
+        assert!(error("[1]").contains("expected an object, {\"column\": value, ..}"));
+    }
+
+    #[test]
+    fn a_value_that_nobody_uses_may_be_anything() {
+        let source = source(b"{\"a\": 1, \"b\": 2}\n{\"b\": 3}\n{\"b\": 4, \"a\": []}").unwrap();
+        assert_eq!(source.read(0, &[1]).unwrap()[0].values(), Some(&[2.0, 3.0, 4.0][..]));
+        assert!(source.read(0, &[0]).is_err());
+    }
+
+    #[test]
+    fn large_files_have_several_blocks() {
+        let line = format!("{{\"t\": \"{}\", \"n\": 1}}\n", "x".repeat(999_999));
+        let source = source(line.repeat(11).as_bytes()).unwrap();
+        assert_eq!(source.outline().blocks, [5, 5, 1]);
+        for (block, &records) in source.outline().blocks.iter().enumerate() {
+            assert_eq!(source.read(block, &[0]).unwrap()[0].records() as u64, records);
+        }
+        let broken = line.repeat(10) + "{}";
+        let source = self::source(broken.as_bytes()).unwrap();
+        let message = source.read(2, &[0]).unwrap_err().to_string();
+        assert!(message.contains("line 11, column 2: no `n`"), "{message}");
+    }
+
+    #[test]
+    fn files_without_columns_are_refused() {
+        assert!(error("").contains("a.jsonl: no line"));
+        assert!(error(" \n\t\r\n").contains("a.jsonl: no line"));
+        assert!(error("\n{}").contains("there are no columns"));
+        assert!(error("\n1\n").contains("line 2"));
+        assert!(error("{\"x\":").contains("line 1, column 5: EOF"));
+        assert_eq!(read(b"\xEF\xBB\xBF{\"x\":1}").unwrap()[0].records(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            rows in proptest::collection::vec(
+                (-1e300f64..1e300, ".{0,9}", any::<bool>(), proptest::collection::vec(any::<i32>(), 0..4)),
+                1..9,
+            ),
+        ) {
+            let line = |(n, t, b, v): &(f64, String, bool, Vec<i32>)| {
+                serde_json::json!({"n": n, "t": t, "b": b, "v": v}).to_string() + "\n"
+            };
+            let text: String = rows.iter().map(line).collect();
+            let columns = read(text.as_bytes()).unwrap();
+            for (at, (n, t, b, v)) in rows.iter().enumerate() {
+                let v: Vec<f64> = v.iter().map(|&value| f64::from(value)).collect();
+                prop_assert_eq!(columns[0].record(at), [u8::from(*b)]);
+                prop_assert_eq!(columns[1].record(at), n.to_le_bytes());
+                prop_assert_eq!(columns[2].record(at), t.as_bytes());
+                prop_assert_eq!(columns[3].record(at), bytemuck::cast_slice::<f64, u8>(&v));
+            }
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "(\\{\"[ab]\": ?[-0-9e.\"\\[\\],{}ab]{0,6}\\}?\n?){0,5}") {
+            let _ = read(text.as_bytes());
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = read(&bytes);
+        }
+    }
+}

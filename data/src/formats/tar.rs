@@ -1,0 +1,586 @@
+//! WebDataset: a tar archive whose members `KEY.EXTENSION` with one key, one after the other, are a
+//! record. An extension is a column.
+//!
+//! | extension | column |
+//! | --- | --- |
+//! | `cls` | `i64`, `[]`, from decimal text |
+//! | any other | the bytes of the member, ragged `u8` |
+//!
+//! The key ends at the first dot of the file's name: `a/1.seg.png` has the extension `seg.png`.
+//! Extensions are in lower case, and columns are sorted by name. The extensions of the first record
+//! are the columns. Others are left out, as are links, devices, and members without an extension.
+//! Members are read where they lie and never written to a disk.
+//!
+//! A member is a header of 512 bytes and its data, padded to a multiple of 512. Two headers of
+//! zeros are the end (POSIX.1-2001, "pax Interchange Format"; GNU tar, "Basic Tar Format").
+
+use std::ops::Range;
+
+use proto::column::{ColumnSpec, ElementType};
+
+use super::cuts::Cuts;
+use crate::column::Column;
+use crate::error::{Result, malformed, wrong};
+use crate::format::{Outline, Source};
+use crate::object::Object;
+
+/// Bytes of a header, and unit of a member's data.
+const UNIT: usize = 512;
+
+/// Extension of members with a class.
+const CLASS: &str = "cls";
+
+/// Opens a file.
+///
+/// # Errors
+/// The file is no tar archive, is cut off, or its first record has no members.
+pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+    let mut cuts = Cuts::default();
+    let mut key = None;
+    let mut columns: Vec<ColumnSpec> = Vec::new();
+    let mut members = Members { object, at: 0 };
+    while let Some(Member { begin, name, .. }) = members.next()? {
+        let Some((of_member, extension)) = split(&name) else { continue };
+        if key.as_deref() != Some(of_member) {
+            cuts.add(begin);
+            key = Some(of_member.to_owned());
+        }
+        if cuts.records() == [1] && !columns.iter().any(|column| column.name == extension) {
+            columns.push(column(&extension));
+        }
+    }
+    if columns.is_empty() {
+        return wrong(
+            object.path(),
+            "no members KEY.EXTENSION, so that the columns are unknown; leave the file out, or write it as a WebDataset",
+        );
+    }
+    columns.sort_by(|a, b| a.name.cmp(&b.name));
+    let outline = Outline { columns, blocks: cuts.records().to_vec() };
+    Ok(Box::new(Tar { object: object.clone(), cuts, outline }))
+}
+
+/// Returns the column of an extension.
+fn column(extension: &str) -> ColumnSpec {
+    match extension {
+        CLASS => ColumnSpec::fixed(extension, ElementType::I64, []),
+        _ => ColumnSpec::ragged(extension, ElementType::U8, []),
+    }
+}
+
+/// Splits a member's name into key and extension. `None`: it belongs to no record.
+fn split(name: &str) -> Option<(&str, String)> {
+    let file = name.rfind('/').map_or(0, |at| at + 1);
+    let dot = file + name[file..].find('.')?;
+    // Hidden files, such as those of macOS, have nothing before the dot.
+    (dot > file).then(|| (&name[..dot], name[dot + 1..].to_lowercase()))
+}
+
+struct Tar {
+    object: Object,
+    cuts: Cuts,
+    outline: Outline,
+}
+
+impl Source for Tar {
+    fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    /// Decodes columns.
+    ///
+    /// # Errors
+    /// A record lacks a member of the first one, has it twice, or a class is no integer.
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let bytes = self.object.bytes();
+        let records = self.outline.blocks[block] as usize;
+        let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
+        let mut out: Vec<_> = columns.iter().map(column).collect();
+        let Range { start, end } = self.cuts.range(block, bytes.len());
+        let mut members = Members { object: &self.object, at: start };
+        let (mut key, mut begun) = (String::new(), 0);
+        while let Some(Member { begin, name, data }) = members.next()? {
+            let Some((of_member, extension)) = split(&name) else { continue };
+            if begun == 0 || key != of_member {
+                if begin >= end {
+                    break;
+                }
+                self.complete(&out, begun, &key)?;
+                begun += 1;
+                of_member.clone_into(&mut key);
+            }
+            let Some(column) = out.iter_mut().find(|column| column.spec().name == extension) else {
+                continue;
+            };
+            if column.records() == begun {
+                return wrong(
+                    self.object.path(),
+                    format!("record `{key}`: a second `{extension}` at byte {begin}; remove it"),
+                );
+            }
+            if extension != CLASS {
+                column.push(&bytes[data]);
+                continue;
+            }
+            let text = String::from_utf8_lossy(&bytes[data]);
+            let class: i64 = text.trim().parse().map_err(|_| {
+                let text: String = text.trim().chars().take(40).collect();
+                malformed(
+                    self.object.path(),
+                    format!("member `{name}` at byte {begin}: `{text}` is no class; expected an integer in decimal text"),
+                )
+            })?;
+            column.push(&class.to_le_bytes());
+        }
+        self.complete(&out, begun, &key)?;
+        if begun != records {
+            return wrong(
+                self.object.path(),
+                format!("a block of {records} records has {begun} now; restore the file"),
+            );
+        }
+        Ok(out)
+    }
+}
+
+impl Tar {
+    /// Checks that each column has values of all `begun` records. The last one has the key `key`.
+    fn complete(&self, columns: &[Column], begun: usize, key: &str) -> Result<()> {
+        match columns.iter().find(|column| column.records() != begun) {
+            None => Ok(()),
+            Some(column) => wrong(
+                self.object.path(),
+                format!(
+                    "record `{key}` has no member `{key}.{}`, which the first record has; add it, or leave the record out",
+                    column.spec().name
+                ),
+            ),
+        }
+    }
+}
+
+/// A member that is a plain file.
+struct Member {
+    /// Place of its first header.
+    begin: usize,
+    name: String,
+    data: Range<usize>,
+}
+
+/// Reads an archive's members, one after the other.
+struct Members<'a> {
+    object: &'a Object,
+    /// Place of the next header.
+    at: usize,
+}
+
+impl Members<'_> {
+    /// Returns the next plain file. `None`: the end of the archive.
+    ///
+    /// # Errors
+    /// The archive is cut off, damaged, or has bytes behind its end.
+    fn next(&mut self) -> Result<Option<Member>> {
+        let bytes = self.object.bytes();
+        let mut begin = self.at;
+        // What special members say of the next one.
+        let (mut long_name, mut long_size) = (None, None);
+        loop {
+            let at = self.at;
+            let Some(header) = bytes.get(at..at + UNIT) else { return self.cut_off("header", at) };
+            if header.iter().all(|&byte| byte == 0) {
+                return self.end();
+            }
+            let (Some(size), true) = (number(&header[124..136]), is_whole(header)) else {
+                let what =
+                    if at == 0 { "no tar archive, or a damaged one" } else { "the archive is damaged" };
+                return wrong(
+                    self.object.path(),
+                    format!("byte {at}: the checksum of a header does not fit: {what}; copy it again"),
+                );
+            };
+            let kind = header[156];
+            let size = match kind {
+                // Links, devices and folders have no data, whatever their size says.
+                b'1'..=b'6' => 0,
+                b'x' | b'g' | b'L' | b'K' => size,
+                _ => long_size.unwrap_or(size),
+            };
+            let begin_of_data = at + UNIT;
+            let end = usize::try_from(size).ok().and_then(|size| begin_of_data.checked_add(size));
+            let data = begin_of_data..end.unwrap_or(usize::MAX);
+            let Some(content) = bytes.get(data.clone()) else { return self.cut_off("data", at) };
+            self.at = data.end.next_multiple_of(UNIT);
+            match kind {
+                b'x' => {
+                    let broken = || {
+                        malformed(
+                            self.object.path(),
+                            format!("byte {at}: a damaged pax header; copy the file again"),
+                        )
+                    };
+                    for (key, value) in records(content).ok_or_else(broken)? {
+                        match key {
+                            b"path" => long_name = Some(String::from_utf8_lossy(value).into_owned()),
+                            b"size" => {
+                                let size = std::str::from_utf8(value).ok().and_then(|size| size.parse().ok());
+                                long_size = Some(size.ok_or_else(broken)?);
+                            }
+                            _ if key.starts_with(b"GNU.sparse") => return self.sparse(at),
+                            _ => {}
+                        }
+                    }
+                }
+                b'L' => long_name = Some(text(content)),
+                b'S' => return self.sparse(at),
+                b'0' | b'7' | 0 => {
+                    let name = long_name.unwrap_or_else(|| short_name(header));
+                    return Ok(Some(Member { begin, name, data }));
+                }
+                b'g' | b'K' => {}
+                _ => {
+                    // What came before belongs to a member that is no plain file.
+                    (long_name, long_size, begin) = (None, None, self.at);
+                }
+            }
+        }
+    }
+
+    /// Checks that nothing follows the end of the archive, which is where the next header would be.
+    fn end(&self) -> Result<Option<Member>> {
+        let bytes = self.object.bytes();
+        match bytes[self.at..].iter().position(|&byte| byte != 0) {
+            None => Ok(None),
+            Some(after) => wrong(
+                self.object.path(),
+                format!(
+                    "the archive ends at byte {}, and more follows at byte {}; archives cannot be joined like this: give them as \
+                     several files",
+                    self.at,
+                    self.at + after
+                ),
+            ),
+        }
+    }
+
+    fn cut_off<T>(&self, what: &str, at: usize) -> Result<T> {
+        let length = self.object.bytes().len();
+        wrong(
+            self.object.path(),
+            format!(
+                "the file of {length} bytes ends within the {what} of the member at byte {at}, without an end of the archive; the \
+                 file is cut off or no tar archive, copy it again"
+            ),
+        )
+    }
+
+    fn sparse<T>(&self, at: usize) -> Result<T> {
+        wrong(self.object.path(), format!("byte {at}: a sparse member; write the archive without --sparse"))
+    }
+}
+
+/// Returns whether the checksum of a header fits. It is the sum of the header's bytes, with spaces
+/// in place of the checksum.
+fn is_whole(header: &[u8]) -> bool {
+    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    let found = sum(&header[..148]) + 8 * u64::from(b' ') + sum(&header[156..]);
+    number(&header[148..156]) == Some(found)
+}
+
+/// Reads a number of a header: octal digits, or big-endian bytes if the first bit is set.
+fn number(field: &[u8]) -> Option<u64> {
+    let (&first, rest) = field.split_first()?;
+    if first & 0x80 != 0 {
+        let high = u64::from(first & 0x7F);
+        return rest.iter().try_fold(high, |all, &byte| Some(all.checked_mul(256)? | u64::from(byte)));
+    }
+    let digits = field.split(|&byte| byte == 0).next()?.trim_ascii();
+    if digits.is_empty() {
+        return Some(0);
+    }
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
+}
+
+/// Returns a text that ends at its first zero.
+fn text(field: &[u8]) -> String {
+    String::from_utf8_lossy(field.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+}
+
+/// Returns the name in a header, with the folder that `ustar` archives put beside it.
+fn short_name(header: &[u8]) -> String {
+    let name = text(&header[..100]);
+    // GNU's own headers have other fields in that place.
+    let folder = if &header[257..263] == b"ustar\0" { text(&header[345..500]) } else { String::new() };
+    if folder.is_empty() { name } else { format!("{folder}/{name}") }
+}
+
+/// Reads the lines `LENGTH KEY=VALUE` of a pax header, where the length counts the whole line.
+/// `None`: one is damaged.
+fn records(mut content: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+    let mut records = Vec::new();
+    while !content.is_empty() {
+        let space = content.iter().position(|&byte| byte == b' ')?;
+        let length: usize = std::str::from_utf8(&content[..space]).ok()?.parse().ok()?;
+        let line = content.get(space + 1..length)?.strip_suffix(b"\n")?;
+        let equals = line.iter().position(|&byte| byte == b'=')?;
+        records.push((&line[..equals], &line[equals + 1..]));
+        content = &content[length..];
+    }
+    Some(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Writes a member of a kind.
+    fn member(kind: u8, name: &str, data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; UNIT];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        bytes[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+        bytes[156] = kind;
+        bytes[257..265].copy_from_slice(b"ustar\x0000");
+        signed(&mut bytes);
+        bytes.extend(data);
+        bytes.resize(bytes.len().next_multiple_of(UNIT), 0);
+        bytes
+    }
+
+    /// Writes the checksum of a header.
+    fn signed(header: &mut [u8]) {
+        header[148..156].fill(b' ');
+        let sum: u32 = header[..UNIT].iter().map(|&byte| u32::from(byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+
+    /// Writes a pax header.
+    fn pax(lines: &[(&str, &str)]) -> Vec<u8> {
+        let line = |(key, value): &(&str, &str)| {
+            let rest = format!(" {key}={value}\n");
+            let length =
+                (rest.len()..).find(|length| length.to_string().len() + rest.len() == *length).unwrap();
+            format!("{length}{rest}")
+        };
+        member(b'x', "PaxHeaders/x", lines.iter().map(line).collect::<String>().as_bytes())
+    }
+
+    fn archive(members: &[Vec<u8>]) -> Vec<u8> {
+        [&members.concat()[..], &[0; 2 * UNIT]].concat()
+    }
+
+    fn files(files: &[(&str, &[u8])]) -> Vec<u8> {
+        archive(&files.iter().map(|(name, data)| member(b'0', name, data)).collect::<Vec<_>>())
+    }
+
+    fn source(bytes: &[u8]) -> Result<Box<dyn Source>> {
+        open(&Object::copy(Path::new("a.tar"), bytes.to_vec()))
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<Column>> {
+        let source = source(bytes)?;
+        let all: Vec<_> = (0..source.outline().columns.len()).collect();
+        let mut blocks = (0..source.outline().blocks.len()).map(|block| source.read(block, &all));
+        blocks.next().expect("an archive has a record")
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        read(bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn members_of_one_key_are_a_record() {
+        let columns = read(&files(&[
+            ("a/1.jpg", b"JPG"),
+            ("a/1.cls", b" 7\n"),
+            ("a/1.seg.PNG", b""),
+            ("about", b"no extension"),
+            ("a/._2.jpg", b"hidden"),
+            ("a/2.seg.png", &[9; 600]),
+            ("a/2.txt", b"not in the first record"),
+            ("a/2.jpg", b"x"),
+            ("a/2.cls", b"-1"),
+        ]))
+        .unwrap();
+        let specs: Vec<_> = columns.iter().map(|column| column.spec().to_string()).collect();
+        assert_eq!(specs, ["`cls` i64[]", "`jpg` u8[any]", "`seg.png` u8[any]"]);
+        assert_eq!(columns[0].values(), Some(&[7i64, -1][..]));
+        assert_eq!((columns[1].record(0), columns[1].record(1)), (&b"JPG"[..], &b"x"[..]));
+        assert_eq!((columns[2].record(0), columns[2].record(1)), (&b""[..], &[9; 600][..]));
+    }
+
+    #[test]
+    fn long_names_and_sizes_are_those_of_special_members() {
+        let long = format!("{}/1", "d".repeat(150));
+        let name = |extension: &str| format!("{long}.{extension}");
+        let mut large = member(b'0', "cut", b"12");
+        large[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+        signed(&mut large);
+        let mut unsized_member = member(b'0', "cut", b"3");
+        unsized_member[124..136].copy_from_slice(b"00000000000\0");
+        signed(&mut unsized_member);
+        let mut folder = member(b'0', "1.d", b"4");
+        folder[345..495].copy_from_slice("d".repeat(150).as_bytes());
+        signed(&mut folder);
+        let columns = read(&archive(&[
+            member(b'g', "pax_global_header", b"16 comment=hello\n"),
+            member(b'L', "././@LongLink", format!("{}\0", name("a")).as_bytes()),
+            large,
+            pax(&[("mtime", "1.5"), ("path", &name("b")), ("size", "1")]),
+            unsized_member,
+            pax(&[("path", &name("c"))]),
+            member(b'2', "link", b""),
+            folder,
+        ]))
+        .unwrap();
+        let found: Vec<_> =
+            columns.iter().map(|column| (column.spec().name.as_str(), column.bytes())).collect();
+        assert_eq!(found, [("a", &b"12"[..]), ("b", b"3"), ("d", b"4")]);
+    }
+
+    #[test]
+    fn links_devices_and_folders_are_no_records() {
+        let others = [b'1', b'2', b'3', b'4', b'5', b'6'].map(|kind| {
+            let mut bytes = member(kind, "1.txt", b"");
+            // Some writers give a link the size of its file.
+            bytes[124..136].copy_from_slice(b"00000007777\0");
+            signed(&mut bytes);
+            bytes
+        });
+        let columns =
+            read(&archive(&[others.concat(), member(0, "2.a", b"old"), member(b'7', "3.a", b"new")]))
+                .unwrap();
+        assert_eq!((columns.len(), columns[0].records(), columns[0].bytes()), (1, 2, &b"oldnew"[..]));
+    }
+
+    #[test]
+    fn records_that_differ_are_named() {
+        let message = error(&files(&[("1.a", b""), ("1.b", b""), ("2.a", b""), ("3.a", b""), ("3.b", b"")]));
+        assert!(
+            message.contains("a.tar: record `2` has no member `2.b`, which the first record has"),
+            "{message}"
+        );
+        let message = error(&files(&[("1.a", b""), ("1.b", b""), ("2.a", b"")]));
+        assert!(message.contains("record `2` has no member `2.b`"), "{message}");
+        let message = error(&files(&[("1.a", b""), ("1.A", b"")]));
+        assert!(message.contains("record `1`: a second `a` at byte 512"), "{message}");
+        let message = error(&files(&[("1.cls", b"1"), ("2.cls", b"cat")]));
+        assert!(message.contains("member `2.cls` at byte 1024: `cat` is no class"), "{message}");
+    }
+
+    #[test]
+    fn a_member_that_nobody_uses_may_be_anything() {
+        let source =
+            source(&files(&[("1.a", b"x"), ("1.cls", b"1"), ("2.a", b"y"), ("3.a", b"z"), ("3.cls", b"c")]))
+                .unwrap();
+        assert_eq!(source.read(0, &[0]).unwrap()[0].bytes(), b"xyz");
+    }
+
+    #[test]
+    fn archives_that_are_cut_off_or_joined_say_where() {
+        let good = files(&[("1.a", &[1; 600]), ("2.a", &[2; 600])]);
+        for (length, expected) in [
+            (0, "a.tar: the file of 0 bytes ends within the header of the member at byte 0"),
+            (100, "the file of 100 bytes ends within the header of the member at byte 0"),
+            (1000, "ends within the data of the member at byte 0"),
+            (
+                1536,
+                "ends within the header of the member at byte 1536, without an end of the archive; the file is cut off",
+            ),
+            (2047, "ends within the header of the member at byte 1536"),
+            (3072, "ends within the header of the member at byte 3072"),
+        ] {
+            let message = error(&good[..length]);
+            assert!(message.contains(expected), "{message}");
+        }
+        let message = error(&good.repeat(2));
+        assert!(
+            message.contains("the archive ends at byte 3072, and more follows at byte 4096"),
+            "{message}"
+        );
+        // One header of zeros is an end, too.
+        assert_eq!(read(&good[..good.len() - UNIT]).unwrap()[0].records(), 2);
+    }
+
+    #[test]
+    fn files_that_are_no_archives_say_so() {
+        let error = |bytes: &[u8]| error(bytes);
+        assert!(
+            error(&[b'x'; 600]).contains("byte 0: the checksum of a header does not fit: no tar archive")
+        );
+        assert!(error(&[0; 1024]).contains("no members KEY.EXTENSION"));
+        assert!(error(&files(&[("a", b"")])).contains("no members KEY.EXTENSION"));
+        assert!(error(&archive(&[member(b'S', "1.a", b"")])).contains("byte 0: a sparse member"));
+        let sparse = [pax(&[("GNU.sparse.major", "1")]), member(b'0', "1.a", b"")];
+        assert!(error(&archive(&sparse)).contains("a sparse member"));
+        for damaged in [&b"9 path=1."[..], b"8 path=1\n", b"10 size=x\n", b"x"] {
+            let bad = [member(b'x', "p", damaged), member(b'0', "1.a", b"")];
+            assert!(error(&archive(&bad)).contains("byte 0: a damaged pax header"));
+        }
+        let mut bad = files(&[("1.a", b""), ("2.a", b"")]);
+        bad[UNIT] = b'3';
+        assert!(
+            error(&bad).contains("byte 512: the checksum of a header does not fit: the archive is damaged")
+        );
+    }
+
+    #[test]
+    fn large_archives_have_several_blocks() {
+        let pairs = (0..5).flat_map(|key| {
+            [
+                member(b'0', &format!("{key}.cls"), b"5"),
+                member(b'0', &format!("{key}.bin"), &vec![key; 3 << 20]),
+            ]
+        });
+        let source = source(&archive(&pairs.collect::<Vec<_>>())).unwrap();
+        assert_eq!(source.outline().blocks, [2, 2, 1]);
+        for (block, &records) in source.outline().blocks.iter().enumerate() {
+            let columns = source.read(block, &[1, 0]).unwrap();
+            assert_eq!((columns[0].records(), columns[1].records()), (records as usize, records as usize));
+            assert_eq!(columns[1].record(0), vec![2 * block as u8; 3 << 20]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            rows in proptest::collection::vec((any::<i64>(), proptest::collection::vec(any::<u8>(), 0..1200)), 1..6),
+        ) {
+            let record = |(key, (class, data)): (usize, &(i64, Vec<u8>))| {
+                [member(b'0', &format!("{key}.x"), data), member(b'0', &format!("{key}.cls"), class.to_string().as_bytes())]
+            };
+            let members: Vec<_> = rows.iter().enumerate().flat_map(record).collect();
+            let columns = read(&archive(&members)).unwrap();
+            for (at, (class, data)) in rows.iter().enumerate() {
+                prop_assert_eq!(columns[0].record(at), class.to_le_bytes());
+                prop_assert_eq!(columns[1].record(at), &data[..]);
+            }
+        }
+
+        #[test]
+        fn damaged_files_never_panic(
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+            signs in any::<bool>(),
+            cut in 0usize..6000,
+        ) {
+            let mut bytes = archive(&[
+                pax(&[("path", "1.a"), ("size", "3")]),
+                member(b'0', "x", b"abc"),
+                member(b'L', "long", b"1.cls"),
+                member(b'0', "x", b"12"),
+            ]);
+            for (at, value) in edits {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+                if signs && at % (2 * UNIT) < UNIT {
+                    let begin = at / UNIT * UNIT;
+                    signed(&mut bytes[begin..begin + UNIT]);
+                }
+            }
+            bytes.truncate(cut);
+            let _ = read(&bytes);
+        }
+    }
+}

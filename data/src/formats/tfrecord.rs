@@ -1,0 +1,432 @@
+//! TensorFlow's record files (`tf.io.TFRecordWriter`) of `tf.train.Example`. A feature is a column.
+//!
+//! ```text
+//! length, u64 | its checksum | data, Example | its checksum        all little-endian
+//! ```
+//!
+//! A checksum is the CRC-32C `c` of the bytes, as `c.rotate_right(15) + 0xa282ead8`. The data is an
+//! Example of Protocol Buffers (tensorflow/core/example/example.proto).
+//!
+//! | list in the first record | column |
+//! | --- | --- |
+//! | `int64_list` | ragged `i64` |
+//! | `float_list` | ragged `f32` |
+//! | `bytes_list` | ragged `u8`: one text or image; a list of several is refused |
+//! | none | none |
+//!
+//! A file does not say whether a feature has one length in all records, so every column is ragged.
+//! `data.lengths` gives it a fixed shape. A feature that a record lacks is an empty list, as in
+//! TensorFlow. Columns are sorted by name, because features have no order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use prost::Message;
+use proto::column::{ColumnSpec, ElementType};
+
+use super::cuts::Cuts;
+use crate::column::Column;
+use crate::error::{Result, malformed, wrong};
+use crate::format::{Outline, Source};
+use crate::object::Object;
+
+/// Bytes of a record before its data, and behind it.
+const HEADER_BYTES: usize = 12;
+const FOOTER_BYTES: usize = 4;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Example {
+    #[prost(message, optional, tag = "1")]
+    features: Option<Features>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Features {
+    #[prost(btree_map = "string, message", tag = "1")]
+    feature: BTreeMap<String, Feature>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Feature {
+    #[prost(oneof = "List", tags = "1, 2, 3")]
+    list: Option<List>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum List {
+    #[prost(message, tag = "1")]
+    Bytes(BytesList),
+    #[prost(message, tag = "2")]
+    Floats(FloatList),
+    #[prost(message, tag = "3")]
+    Integers(IntegerList),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct BytesList {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    value: Vec<Bytes>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct FloatList {
+    #[prost(float, repeated, tag = "1")]
+    value: Vec<f32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct IntegerList {
+    #[prost(int64, repeated, tag = "1")]
+    value: Vec<i64>,
+}
+
+impl List {
+    /// Returns the type of the column.
+    const fn dtype(&self) -> ElementType {
+        match self {
+            Self::Bytes(_) => ElementType::U8,
+            Self::Floats(_) => ElementType::F32,
+            Self::Integers(_) => ElementType::I64,
+        }
+    }
+}
+
+/// Opens a file.
+///
+/// # Errors
+/// A record's length is damaged, the file is cut off, or the first record is no Example.
+pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+    let file = File { object: object.clone(), buffer: object.buffer() };
+    let (mut cuts, mut at) = (Cuts::default(), 0);
+    while at < file.buffer.len() {
+        cuts.add(at);
+        at = file.frame(at)?.end + FOOTER_BYTES;
+    }
+    if cuts.records().is_empty() {
+        return wrong(object.path(), "no record, so that the columns are unknown; leave the file out");
+    }
+    let first = file.example(file.frame(0)?, 0)?;
+    let column =
+        |(name, feature): (String, Feature)| Some(ColumnSpec::ragged(name, feature.list?.dtype(), []));
+    let columns: Vec<_> = first.into_iter().filter_map(column).collect();
+    if columns.is_empty() {
+        return wrong(
+            object.path(),
+            "the first record has no features with values; expected records of tf.train.Example",
+        );
+    }
+    let outline = Outline { columns, blocks: cuts.records().to_vec() };
+    Ok(Box::new(Tfrecord { file, cuts, outline }))
+}
+
+struct Tfrecord {
+    file: File,
+    cuts: Cuts,
+    outline: Outline,
+}
+
+impl Source for Tfrecord {
+    fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    /// Decodes columns.
+    ///
+    /// # Errors
+    /// A record is damaged, or a feature has another type than in the first record.
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let records = self.outline.blocks[block];
+        let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records as usize);
+        let mut out: Vec<_> = columns.iter().map(column).collect();
+        let first = self.outline.blocks[..block].iter().sum::<u64>();
+        let mut at = self.cuts.range(block, self.file.buffer.len()).start;
+        for record in first..first + records {
+            let frame = self.file.frame(at)?;
+            at = frame.end + FOOTER_BYTES;
+            let features = self.file.example(frame, record)?;
+            for column in &mut out {
+                let list = features.get(&column.spec().name).and_then(|feature| feature.list.as_ref());
+                append(column, list).map_err(|reason| {
+                    let name = &column.spec().name;
+                    malformed(
+                        self.file.object.path(),
+                        format!("feature `{name}` of record {record}: {reason}"),
+                    )
+                })?;
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Appends the values of one record.
+fn append(column: &mut Column, list: Option<&List>) -> Result<(), String> {
+    let dtype = column.spec().dtype;
+    if let Some(other) = list.filter(|list| list.dtype() != dtype) {
+        let found = other.dtype();
+        return Err(format!(
+            "type {found}, in the first record {dtype}; all records must have one type: write the files anew"
+        ));
+    }
+    match list {
+        None => column.push(&[]),
+        Some(List::Floats(list)) => column.push(bytemuck::cast_slice(&list.value)),
+        Some(List::Integers(list)) => column.push(bytemuck::cast_slice(&list.value)),
+        Some(List::Bytes(list)) => match list.value.as_slice() {
+            [] => column.push(&[]),
+            [one] => column.push(one),
+            several => {
+                return Err(format!(
+                    "{} texts, a column has one in each record; write them as features of their own",
+                    several.len()
+                ));
+            }
+        },
+    }
+    Ok(())
+}
+
+struct File {
+    object: Object,
+    /// Bytes of the object.
+    buffer: Bytes,
+}
+
+impl File {
+    /// Returns the place of the data of the record that begins at byte `at`. Its length is checked,
+    /// its data is not.
+    ///
+    /// # Errors
+    /// The file is cut off, or the length is damaged.
+    fn frame(&self, at: usize) -> Result<Range<usize>> {
+        let bytes = &self.buffer;
+        let cut_off = |what: &str| {
+            malformed(
+                self.object.path(),
+                format!(
+                    "the file of {} bytes ends within the {what} of the record at byte {at}; the file is cut off, copy it \
+                         again",
+                    bytes.len()
+                ),
+            )
+        };
+        let header = bytes.get(at..).and_then(<[u8]>::first_chunk::<HEADER_BYTES>);
+        let header = header.ok_or_else(|| cut_off("length"))?;
+        let [l0, l1, l2, l3, l4, l5, l6, l7, checksum @ ..] = *header;
+        let length = [l0, l1, l2, l3, l4, l5, l6, l7];
+        if u32::from_le_bytes(checksum) != masked(&length) {
+            let what = if at == 0 { "no TFRecord file, or a damaged one" } else { "the file is damaged" };
+            return wrong(
+                self.object.path(),
+                format!("byte {at}: the checksum of a record's length does not fit: {what}; copy it again"),
+            );
+        }
+        let begin = at + HEADER_BYTES;
+        let end =
+            usize::try_from(u64::from_le_bytes(length)).ok().and_then(|length| begin.checked_add(length));
+        let fits = |end: &usize| end.checked_add(FOOTER_BYTES).is_some_and(|end| end <= bytes.len());
+        let end = end.filter(fits).ok_or_else(|| cut_off("data"))?;
+        Ok(begin..end)
+    }
+
+    /// Checks and decodes the data of a record.
+    ///
+    /// # Errors
+    /// The data is damaged, or no Example.
+    fn example(&self, frame: Range<usize>, record: u64) -> Result<BTreeMap<String, Feature>> {
+        let damaged = |at: usize, what: String| {
+            malformed(self.object.path(), format!("record {record} at byte {at}: {what}"))
+        };
+        let (begin, end) = (frame.start - HEADER_BYTES, frame.end);
+        let checksum = self.buffer[end..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+        if checksum != Some(masked(&self.buffer[frame.clone()])) {
+            return Err(damaged(
+                begin,
+                "the checksum of the data does not fit; copy the file again".to_owned(),
+            ));
+        }
+        let example = Example::decode(self.buffer.slice(frame)).map_err(|error| {
+            damaged(
+                begin,
+                format!("no tf.train.Example: {error}; write the file with one Example in each record"),
+            )
+        })?;
+        Ok(example.features.unwrap_or_default().feature)
+    }
+}
+
+/// Returns the checksum of bytes.
+fn masked(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A file of the Python package `tfrecord` 1.14.6: one Example with `a`, `int64_list` of 1.
+    const BY_ANOTHER_WRITER: &[u8] =
+        b"\x0e\0\0\0\0\0\0\0\xc5\xe5i?\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x019\xe8xP";
+
+    fn framed(data: &[u8]) -> Vec<u8> {
+        let length = (data.len() as u64).to_le_bytes();
+        let (of_length, of_data) = (masked(&length).to_le_bytes(), masked(data).to_le_bytes());
+        [&length[..], &of_length, data, &of_data].concat()
+    }
+
+    fn write(records: &[&[(&str, Option<List>)]]) -> Vec<u8> {
+        let example = |features: &&[(&str, Option<List>)]| {
+            let feature =
+                |(name, list): &(&str, Option<List>)| (name.to_string(), Feature { list: list.clone() });
+            let features = Features { feature: features.iter().map(feature).collect() };
+            framed(&Example { features: Some(features) }.encode_to_vec())
+        };
+        records.iter().flat_map(example).collect()
+    }
+
+    fn integers(value: &[i64]) -> Option<List> {
+        Some(List::Integers(IntegerList { value: value.to_vec() }))
+    }
+
+    fn floats(value: &[f32]) -> Option<List> {
+        Some(List::Floats(FloatList { value: value.to_vec() }))
+    }
+
+    fn texts(value: &[&'static [u8]]) -> Option<List> {
+        Some(List::Bytes(BytesList { value: value.iter().map(|text| Bytes::from_static(text)).collect() }))
+    }
+
+    fn source(bytes: &[u8]) -> Result<Box<dyn Source>> {
+        open(&Object::copy(Path::new("a.tfrecord"), bytes.to_vec()))
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<Column>> {
+        let source = source(bytes)?;
+        let all: Vec<_> = (0..source.outline().columns.len()).collect();
+        let mut blocks = (0..source.outline().blocks.len()).map(|block| source.read(block, &all));
+        blocks.next().expect("a file has a record")
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        read(bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn features_are_ragged_columns_sorted_by_name() {
+        let file = write(&[
+            &[("x", floats(&[0.5, 1.5])), ("label", integers(&[-3])), ("t", texts(&[b"Ann"])), ("no", None)],
+            &[("label", integers(&[])), ("t", texts(&[])), ("more", integers(&[1]))],
+        ]);
+        let columns = read(&file).unwrap();
+        let specs: Vec<_> = columns.iter().map(|column| column.spec().to_string()).collect();
+        assert_eq!(specs, ["`label` i64[any]", "`t` u8[any]", "`x` f32[any]"]);
+        assert_eq!((columns[0].values(), columns[0].ends()), (Some(&[-3i64][..]), Some(&[1, 1][..])));
+        assert_eq!((columns[1].bytes(), columns[1].ends()), (&b"Ann"[..], Some(&[3, 3][..])));
+        assert_eq!((columns[2].values(), columns[2].ends()), (Some(&[0.5f32, 1.5][..]), Some(&[2, 2][..])));
+    }
+
+    #[test]
+    fn files_of_another_writer_are_read() {
+        let columns = read(BY_ANOTHER_WRITER).unwrap();
+        assert_eq!((columns[0].spec().name.as_str(), columns[0].values()), ("a", Some(&[1i64][..])));
+    }
+
+    #[test]
+    fn damaged_records_are_refused_with_their_place() {
+        let first = write(&[&[("x", integers(&[1, 2]))]]);
+        let at = first.len();
+        let good = [first.clone(), first].concat();
+        let damaged = |place: usize| {
+            let mut bad = good.clone();
+            bad[place] ^= 1;
+            error(&bad)
+        };
+        assert!(
+            damaged(0)
+                .contains("a.tfrecord: byte 0: the checksum of a record's length does not fit: no TFRecord")
+        );
+        assert!(
+            damaged(at + 9)
+                .contains(&format!("byte {at}: the checksum of a record's length does not fit: the file"))
+        );
+        assert!(
+            damaged(at + 13)
+                .contains(&format!("record 1 at byte {at}: the checksum of the data does not fit"))
+        );
+        assert!(damaged(2 * at - 1).contains("record 1"));
+        assert!(
+            error(&good[..at + 3])
+                .contains(&format!("ends within the length of the record at byte {at}; the file is"))
+        );
+        assert!(
+            error(&good[..2 * at - 1]).contains(&format!("ends within the data of the record at byte {at}"))
+        );
+        assert!(error(&framed(b"\xFF")).contains("record 0 at byte 0: no tf.train.Example"));
+        assert!(error(b"").contains("a.tfrecord: no record"));
+        assert!(error(&framed(b"")).contains("the first record has no features"));
+    }
+
+    #[test]
+    fn a_feature_that_differs_names_its_record() {
+        let message = error(&write(&[&[("x", integers(&[1]))], &[("x", floats(&[1.0]))]]));
+        assert!(message.contains("feature `x` of record 1: type f32, in the first record i64"), "{message}");
+        let message = error(&write(&[&[("x", texts(&[b"a"]))], &[("x", texts(&[b"a", b"b"]))]]));
+        assert!(message.contains("feature `x` of record 1: 2 texts, a column has one"), "{message}");
+    }
+
+    #[test]
+    fn large_files_have_several_blocks() {
+        let record = write(&[&[("x", floats(&vec![1.0; 1 << 18])), ("n", integers(&[7]))]]);
+        let source = source(&record.repeat(9)).unwrap();
+        assert_eq!(source.outline().blocks, [4, 4, 1]);
+        for (block, &records) in source.outline().blocks.iter().enumerate() {
+            assert_eq!(
+                source.read(block, &[0]).unwrap()[0].values(),
+                Some(&vec![7i64; records as usize][..])
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            rows in proptest::collection::vec(
+                (proptest::collection::vec(any::<i64>(), 0..4), proptest::collection::vec(-1e9f32..1e9, 0..4)),
+                1..6,
+            ),
+        ) {
+            let records: Vec<_> = rows.iter().map(|(a, b)| [("a", integers(a)), ("b", floats(b))]).collect();
+            let records: Vec<_> = records.iter().map(|record| &record[..]).collect();
+            let columns = read(&write(&records)).unwrap();
+            for (at, (a, b)) in rows.iter().enumerate() {
+                prop_assert_eq!(columns[0].record(at), bytemuck::cast_slice::<i64, u8>(a));
+                prop_assert_eq!(columns[1].record(at), bytemuck::cast_slice::<f32, u8>(b));
+            }
+        }
+
+        #[test]
+        fn damaged_files_never_panic(
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+            cut in 0usize..200,
+        ) {
+            let mut bytes = write(&[&[("x", floats(&[1.0, 2.0])), ("t", texts(&[b"a"]))], &[("t", texts(&[b"b"]))]]);
+            for (at, value) in edits {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            bytes.truncate(cut);
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn data_with_fitting_checksums_never_panics(data in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let good = write(&[&[("x", floats(&[1.0])), ("t", texts(&[b"a"]))]]);
+            let _ = (read(&framed(&data)), read(&[good, framed(&data)].concat()));
+        }
+    }
+}
