@@ -86,7 +86,8 @@ impl PartialEq for Aligned {
 pub enum Memory {
     /// Memory of the column's own.
     Owned(Aligned),
-    /// A part of bytes that others share: a file's, in its alignment, or values that a decoder made.
+    /// A part of bytes that others share: a file's, in its alignment, or values that a decoder
+    /// made.
     File {
         /// Bytes of the file, or of the decoder.
         bytes: Arc<dyn FileBytes>,

@@ -174,8 +174,8 @@ impl Object {
         Bytes::from_owner(Owner(self.share()))
     }
 
-    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed or
-    /// replaced stays as it was for those who have it open.
+    /// Checks that nobody has written to a mapped file since it was opened. A file that was removed
+    /// or replaced stays as it was for those who have it open.
     ///
     /// # Errors
     /// Somebody has.

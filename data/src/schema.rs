@@ -1,7 +1,7 @@
 //! What a batch has of the columns of a table: the arguments of a model, and the label.
 //!
-//! Without `data.inputs` the model takes one argument, `features`, as f32: the column `features`, or
-//! all columns but the label side by side. A model of token files takes `tokens`, as if
+//! Without `data.inputs` the model takes one argument, `features`, as f32: the column `features`,
+//! or all columns but the label side by side. A model of token files takes `tokens`, as if
 //! `data.inputs` named it. With `data.inputs` each argument is a column in its own type and shape,
 //! except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another type.
 
