@@ -210,6 +210,7 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "each call makes its values")]
     fn batch(labels: Values, samples: usize) -> Batch {
         let records = (0..samples as u64).map(|record| 100 + record).collect();
         Batch { records, ..Batch::of(&[], &[0], &labels, samples) }

@@ -46,6 +46,7 @@ fn tensors(model: &str, label_max: Option<i64>) -> Vec<(String, Vec<usize>)> {
     tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "each call makes its values")]
 fn batch(features: Vec<f32>, samples: usize, labels: Values) -> Batch {
     Batch::of(&features, &[features.len() / samples], &labels, samples)
 }
