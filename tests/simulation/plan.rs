@@ -1,5 +1,6 @@
 //! One run in numbers: the job, the cluster, and the chances of faults. A function of the seed.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use ebbflow::random::Keyed;
@@ -35,6 +36,10 @@ pub(crate) struct Plan {
     pub(crate) micro: u64,
     pub(crate) microbatches_per_step: u64,
     pub(crate) epochs: u64,
+    /// Number of data files, each with about the same number of records.
+    pub(crate) files: u64,
+    /// The order `window` with this `(window, interleave)`. `None`: a permutation of all records.
+    pub(crate) windows: Option<(u64, u64)>,
     /// Mode: "sync", "pipelined", "bounded" or "async".
     pub(crate) mode: &'static str,
     pub(crate) delay: Option<u64>,
@@ -210,6 +215,11 @@ impl Plan {
         if plan.workers == 1 && plan.alone() > ALONE_MAX && !seed.is_multiple_of(50) {
             (plan.slow_compute_ms, plan.slow_links) = (plan.compute_ms, 0);
         }
+        let mut dice = Dice(Keyed::new(seed, "windows", 0));
+        plan.files = if dice.one_in(2) { 1 } else { dice.range(2, 6) };
+        let windows = (dice.range(1, 20), dice.range(1, 4));
+        // The order `window` leaves no records of a training file to an evaluation.
+        plan.windows = Some(windows).filter(|_| dice.one_in(3) && !plan.evaluates);
         plan
     }
 
@@ -291,6 +301,8 @@ impl Plan {
             micro: dice.range(1, 5),
             microbatches_per_step: dice.range(1, 7),
             epochs: dice.range(1, 4),
+            files: 1,
+            windows: None,
             mode,
             delay,
             optimizer: "sgd",
@@ -432,6 +444,16 @@ impl Plan {
         matches!(self.mode, "sync" | "pipelined")
     }
 
+    /// Returns the name of a data file.
+    pub(crate) fn file(file: u64) -> String {
+        format!("data{file}.csv")
+    }
+
+    /// Returns the records of a data file. No file is empty, because a run has 8 records or more.
+    pub(crate) const fn records_of(&self, file: u64) -> Range<u64> {
+        file * self.records / self.files..(file + 1) * self.records / self.files
+    }
+
     /// Returns the job file of this run.
     pub(crate) fn job(&self, seed: u64) -> String {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
@@ -445,6 +467,12 @@ impl Plan {
             format!("[checkpoint]\nurl = \"{CHECKPOINTS}\"\nevery_{every} = {count}\nkeep = {keep}")
         });
         let checkpoint = checkpoint.unwrap_or_default();
+        let shuffle = self.windows.map(|(window, interleave)| {
+            format!("shuffle = \"window\"\nwindow = {window}\ninterleave = {interleave}")
+        });
+        let shuffle = shuffle.unwrap_or_default();
+        let files: Vec<_> = (0..self.files).map(|file| format!("\"{}\"", Self::file(file))).collect();
+        let files = files.join(", ");
         format!(
             r#"
 name = "{JOB}"
@@ -457,8 +485,9 @@ loss = "mse"
 [data]
 format = "csv"
 header = false
-train = {{ features = ["data.csv"] }}
+train = {{ features = [{files}] }}
 {validation}
+{shuffle}
 [batch]
 micro = {micro}
 effective = {effective}

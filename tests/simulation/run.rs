@@ -55,8 +55,10 @@ pub(crate) fn run(seed: u64, log: bool) -> Outcome {
     // The name is drawn before the seed is entered, and never reaches the cluster.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let plan = Plan::of(seed);
-    let data: String = (0..plan.records).map(|record| format!("{record},0\n")).collect();
-    std::fs::write(folder.path().join("data.csv"), data).expect("the data can be written");
+    for file in 0..plan.files {
+        let data: String = plan.records_of(file).map(|record| format!("{record},0\n")).collect();
+        std::fs::write(folder.path().join(Plan::file(file)), data).expect("the data can be written");
+    }
     let job = spec::parse(&plan.job(seed), Path::new("/simulated/job.toml"), &[]).expect("a valid job");
     // A thread of its own, because a thread keeps what it once drew from the operating system.
     let beside = plan.beside(seed);
@@ -241,7 +243,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     let in_file = data.batch(0..data.len()).expect("all records").records;
     for id in 0..numbers.microbatches() {
         let microbatch = numbers.microbatch(MicrobatchId(id));
-        let order = proto::plan::RecordOrder::new(numbers.records, job.seed, microbatch.epoch, true);
+        let order = job.order(&data.shards(), microbatch.epoch);
         let share = job.optimizer.learning_rate * microbatch.samples() as f64
             / numbers.samples_of(microbatch.step) as f64;
         for position in microbatch.positions.0..microbatch.positions.1 {

@@ -4,12 +4,11 @@
 use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::{Model, OwnMemory};
 use ebbflow::random;
-use ebbflow::spec::{JobSpec, Shuffle};
+use ebbflow::spec::JobSpec;
 use ebbflow::tensor::{TensorRole, Values};
 use kernels::{Optimizer, Update, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
-use proto::plan::RecordOrder;
 use proto::tree::Node;
 
 use crate::model::Oracle;
@@ -33,8 +32,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
         let leaf = |model: &mut Oracle, index: u32| {
             let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
             let microbatch = plan.microbatch(id);
-            let shuffle = spec.data.shuffle == Shuffle::Records;
-            let order = RecordOrder::new(plan.records, spec.seed, microbatch.epoch, shuffle);
+            let order = spec.order(&data.shards(), microbatch.epoch);
             let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
             let batch: Batch = data.batch(records).expect("records");
             let key = random::key(spec.seed, "dropout", id.get());
