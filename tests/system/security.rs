@@ -588,7 +588,8 @@ fn client(fortress: &Fortress, name: &str) -> JobsClient<Channel> {
     JobsClient::new(dialer.channel(&fortress.url, Purpose::Control).unwrap())
 }
 
-/// Calls `Jobs/Submit` with exactly these parts.
+/// Calls `Jobs/Submit` with exactly these parts. It tries again while the master cannot write its
+/// journal, as `ebb submit` does: a disk may take seconds for the jobs that run.
 fn submit_parts(
     fortress: &Fortress,
     name: &str,
@@ -596,7 +597,24 @@ fn submit_parts(
 ) -> Result<(), tonic::Status> {
     let requests = parts.into_iter().map(|part| pb::SubmitRequest { part: Some(part), ..Default::default() });
     let requests: Vec<_> = requests.collect();
-    block_on(async { client(fortress, name).submit(futures::stream::iter(requests)).await.map(drop) })
+    let submit = || {
+        let requests = futures::stream::iter(requests.clone());
+        block_on(async { client(fortress, name).submit(requests).await.map(drop) })
+    };
+    let waits = |answer: &Result<_, tonic::Status>| {
+        answer
+            .as_ref()
+            .is_err_and(|status| status.message().contains("has not been able to write its journal"))
+    };
+    let mut answer = submit();
+    until("the journal is written", || {
+        let again = waits(&answer);
+        if again {
+            answer = submit();
+        }
+        !again
+    });
+    answer
 }
 
 /// Returns the message of a call that must fail.
