@@ -8,6 +8,7 @@ mod arrow_tests;
 pub(crate) mod csv;
 mod cuts;
 pub(crate) mod idx;
+pub(crate) mod images;
 pub(crate) mod jsonl;
 pub(crate) mod npy;
 pub(crate) mod npz;
@@ -23,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 ///
 /// # Errors
 /// The error of the decoder, or its panic.
-fn guarded<T, E: ToString>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+pub(crate) fn guarded<T, E: ToString>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(decode)) {
         Ok(decoded) => decoded.map_err(|error| error.to_string()),
         Err(panic) => {
