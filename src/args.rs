@@ -208,6 +208,27 @@ pub(crate) enum Data {
     /// Print the columns of a file with their types and shapes, the number of records, and the
     /// first ones
     Inspect(DataInspect),
+    /// Measure how fast the input pipeline of a job is without a model: reading, each transform,
+    /// and whole batches
+    Bench(DataBench),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataBench {
+    #[command(flatten)]
+    pub(crate) file: JobFile,
+    /// Folder below which the job's data paths are looked up [default: the job file's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_root: Option<PathBuf>,
+    /// Threads that make batches [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) data_threads: Option<u32>,
+    /// Time of the measurement, in seconds
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@
 //! Both are process-wide state, but harmless: what they hold never changes.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
@@ -114,6 +114,7 @@ pub(crate) fn open(
         header: spec.header,
         lengths: spec.lengths.clone(),
         tokens: spec.tokens,
+        first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
         files: stamps.collect::<Result<_>>()?,
     };
     get(key, || Table::open(spec, files, file, root, observer))
@@ -129,6 +130,8 @@ struct Opened {
     lengths: BTreeMap<String, usize>,
     /// How records are cut from token files.
     tokens: Option<TokensSpec>,
+    /// Folder that numbers the classes of folders of images.
+    first: Option<PathBuf>,
     /// Files by the name of their list.
     files: Vec<(String, Stamp)>,
 }

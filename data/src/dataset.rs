@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::column::ColumnSpec;
+use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec, Records};
 
 use crate::batch::Batch;
@@ -13,6 +15,7 @@ use crate::error::{Error, Result, wrong};
 use crate::observer::Observer;
 use crate::schema::Schema;
 use crate::table::Table;
+use crate::transform::Draws;
 
 /// The records of one data set of a job, for random access.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub struct Dataset {
     records: Records,
     /// What a batch has of the tables' columns.
     schema: Schema,
+    /// Seed of random transforms: the job's.
+    seed: u64,
 }
 
 impl Dataset {
@@ -53,9 +58,9 @@ impl Dataset {
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 
-        let schema = Schema::new(spec, first)?;
+        let schema = Schema::new(spec, set, first)?;
         for table in &tables[1..] {
-            let other = Schema::new(spec, table)?;
+            let other = Schema::new(spec, set, table)?;
             if let Some((found, expected)) = schema.differs(&other) {
                 return wrong(
                     table.path(),
@@ -74,6 +79,7 @@ impl Dataset {
             starts: starts.collect(),
             records: records.ok_or(Error::NoSuchSet(set))?,
             schema,
+            seed: spec.seed,
             tables,
         }))
     }
@@ -132,11 +138,13 @@ impl Dataset {
     }
 
     /// Returns the records with these numbers within this data set, in the order of `records`.
+    /// Random transforms draw from `epoch` and the record's number over all files.
     ///
     /// # Errors
-    /// There is no such record, a file is damaged or has changed, or a value does not fit the type
-    /// that the model gets.
-    pub fn batch(&self, records: impl IntoIterator<Item = u64>) -> Result<Batch> {
+    /// There is no such record, a file is damaged or has changed, or a value does not fit a
+    /// transform or the type that the model gets.
+    pub fn batch(&self, epoch: Epoch, records: impl IntoIterator<Item = u64>) -> Result<Batch> {
+        let of_epoch = Draws::epoch(self.seed, epoch.0);
         let in_files = |record| {
             let exists = record < self.len();
             exists
@@ -159,10 +167,23 @@ impl Dataset {
                     none.insert(self.schema.reader(table))
                 }
             };
-            let read = self.schema.read(reader, row, &mut inputs, &mut labels);
+            let read =
+                self.schema.read(reader, row, Draws { epoch: of_epoch, record }, &mut inputs, &mut labels);
             read.map_err(|value| value.at(table, row))?;
         }
         Ok(Batch { samples, inputs, labels, records })
+    }
+
+    /// Reads and transforms one record, and adds the time of each step to that of the same name.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch).
+    pub(crate) fn time(&self, epoch: Epoch, record: u64, steps: &mut Vec<(String, Duration)>) -> Result<()> {
+        let record = self.records.in_files(record);
+        let (at, row) = self.locate(record);
+        let draws = Draws { epoch: Draws::epoch(self.seed, epoch.0), record };
+        let mut reader = self.schema.reader(&self.tables[at]);
+        self.schema.time(&mut reader, row, draws, steps).map_err(|value| value.at(&self.tables[at], row))
     }
 
     /// Returns the index of the table that holds a record, and the record's number within it.

@@ -5,6 +5,8 @@
 //! of a block cost as much as all of them, so decoded blocks stay in memory for a while
 //! (`cache.rs`).
 
+use std::path::Path;
+
 use proto::column::ColumnSpec;
 use proto::spec::DataSpec;
 
@@ -12,7 +14,8 @@ use crate::column::Column;
 use crate::error::Result;
 use crate::formats;
 use crate::lengths;
-use crate::object::Object;
+use crate::object::{Content, Object};
+use crate::observer::Observer;
 
 /// The columns and blocks of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,13 +43,35 @@ pub(crate) trait Source: Send + Sync {
     /// # Errors
     /// The block is damaged, or has a value for which a column has no place.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>>;
+
+    /// Returns what a record is called in the file, for errors. Default: it has a number alone.
+    fn name(&self, _record: u64) -> Option<String> {
+        None
+    }
+
+    /// Returns the bytes of the content without compression. Default: those of the file.
+    fn bytes(&self, object: &Object) -> u64 {
+        object.bytes().len() as u64
+    }
+
+    /// Returns the identity of the content. Default: that of the file's bytes.
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Content {
+        object.hash(content, observer)
+    }
 }
 
 /// Opens a file of the job's format. `column` names the column of a format whose files have one.
+/// `first` is the first training folder of a format whose files are folders.
 ///
 /// # Errors
 /// The file is no file of this format.
-pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box<dyn Source>> {
+pub(crate) fn open(
+    spec: &DataSpec,
+    object: &Object,
+    column: &str,
+    first: &Path,
+    observer: &dyn Observer,
+) -> Result<Box<dyn Source>> {
     use proto::spec::Format;
     let source = match spec.format {
         Format::Idx => formats::idx::open(object, column),
@@ -60,6 +85,7 @@ pub(crate) fn open(spec: &DataSpec, object: &Object, column: &str) -> Result<Box
         Format::Jsonl => formats::jsonl::open(object),
         Format::Tfrecord => formats::tfrecord::open(object),
         Format::Tar => formats::tar::open(object),
+        Format::Images => formats::images::open(object.path(), first, observer),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

@@ -47,7 +47,7 @@ pub fn index_observed(
 ) -> Result<Indexed> {
     let files = spec.data.files(set).ok_or(Error::NoSuchSet(set))?;
     let table = cache::open(&spec.data, files, file, root, observer)?;
-    let schema = Schema::new(spec, &table)?;
+    let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table)?;
     let content = table.content(observer);
     Ok(Indexed { records: table.records(), inputs: schema.inputs(), labels, content })

@@ -36,7 +36,11 @@ pub struct Inspected {
 /// The file is missing, or no file of this format.
 pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Result<Inspected> {
     let spec = DataSpec { header, ..DataSpec::of(format, FilesSpec::default()) };
-    let source = format::open(&spec, &Object::open(path, &())?, "values")?;
+    let object = match format {
+        Format::Images => Object::copy(path, Vec::new()),
+        _ => Object::open(path, &())?,
+    };
+    let source = format::open(&spec, &object, "values", path, &())?;
     let outline = source.outline();
     let all: Vec<usize> = (0..outline.columns.len()).collect();
     let (mut first, mut left) = (Vec::new(), records);

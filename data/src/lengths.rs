@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Content, Object};
+use crate::observer::Observer;
 
 /// Gives columns of `source` these lengths.
 ///
@@ -74,6 +75,18 @@ impl Source for Fixed {
             })
         };
         columns.iter().zip(self.source.read(block, columns)?).map(fix).collect()
+    }
+
+    fn name(&self, record: u64) -> Option<String> {
+        self.source.name(record)
+    }
+
+    fn bytes(&self, object: &Object) -> u64 {
+        self.source.bytes(object)
+    }
+
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Content {
+        self.source.content(object, content, observer)
     }
 }
 

@@ -14,9 +14,12 @@
 //! | `table.rs` | the records of files that belong together |
 //! | `cache.rs` | open files and decoded blocks of the process |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
+//! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
+//! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `inspect.rs` | a look at one file, for people |
+//! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
 
 mod batch;
@@ -30,12 +33,15 @@ mod formats;
 mod index;
 mod inspect;
 mod lengths;
+mod measure;
 mod object;
 pub mod observer;
+mod pixels;
 mod schema;
 mod table;
 #[cfg(test)]
 mod tests;
+mod transform;
 
 pub use batch::Batch;
 pub use cache::{default_memory, limit_memory};
@@ -44,5 +50,6 @@ pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};
 pub use inspect::{Inspected, inspect};
+pub use measure::{Measured, measure};
 pub use object::Content;
 pub use observer::Observer;

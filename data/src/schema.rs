@@ -4,16 +4,21 @@
 //! or all columns but the label side by side. A model of token files takes `tokens`, as if
 //! `data.inputs` named it. With `data.inputs` each argument is a column in its own type and shape,
 //! except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another type.
+//!
+//! A column with transforms counts here as what they make of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{DataSpec, FEATURES, InputSpec, JobSpec, LABELS, Loss, Normalize};
+use proto::spec::{DataSet, DataSpec, FEATURES, InputSpec, JobSpec, LABELS, Loss, Normalize};
 
 use crate::cast::each_i64;
 use crate::column::{Column, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
+use crate::measure;
 use crate::table::{Place, Reader, Table};
+use crate::transform::{self, Draws, Pipeline};
 
 /// Columns of a batch, and where they come from.
 #[derive(Debug)]
@@ -26,8 +31,20 @@ pub(crate) struct Schema {
     classes: bool,
     /// Class that does not count.
     ignored: i64,
-    /// All columns that are read: those of the inputs, then the label.
+    /// All columns that are read: those of the inputs, then the label. Type and shape are those
+    /// that the transforms make.
     wanted: Vec<Place>,
+    /// Transforms of each column in `wanted` that has some.
+    pipelines: Vec<Option<Arc<Pipeline>>>,
+}
+
+/// The columns of a table, after their transforms.
+struct Columns<'a> {
+    data: &'a DataSpec,
+    table: &'a Table,
+    places: Vec<Place>,
+    /// Transforms of each column in `places` that has some.
+    pipelines: Vec<Option<Arc<Pipeline>>>,
 }
 
 /// An argument of a model.
@@ -49,6 +66,11 @@ pub(crate) enum Unfit {
         value: f64,
         dtype: ElementType,
     },
+    /// Values that a transform does not take.
+    Transform {
+        place: Place,
+        reason: String,
+    },
     Block(Error),
 }
 
@@ -63,6 +85,10 @@ impl Unfit {
     pub(crate) fn at(self, table: &Table, record: u64) -> Error {
         match self {
             Self::Block(error) => error,
+            Self::Transform { place, reason } => malformed(
+                table.path_of(&place),
+                format!("column `{}` of {}: {reason}", place.spec.name, table.record(&place, record)),
+            ),
             Self::Value { place, value, dtype } => malformed(
                 table.path_of(&place),
                 format!(
@@ -76,28 +102,30 @@ impl Unfit {
 }
 
 impl Schema {
-    /// Finds the job's columns in a table.
+    /// Finds the job's columns in a table of a data set.
     ///
     /// # Errors
-    /// A column is missing, or has a type or a shape that a batch cannot have.
-    pub(crate) fn new(spec: &JobSpec, table: &Table) -> Result<Self> {
-        let data = &spec.data;
-        let label = label(data, table)?;
+    /// A column is missing, or has a type or a shape that a batch cannot have, or a transform does
+    /// not fit its column.
+    pub(crate) fn new(spec: &JobSpec, set: DataSet, table: &Table) -> Result<Self> {
+        let columns = Columns::new(&spec.data, set, table)?;
+        let label = columns.label()?;
         let mut wanted = Vec::new();
-        let inputs = match data.named_inputs() {
-            None => vec![features(data, table, &label, &mut wanted)?],
+        let inputs = match spec.data.named_inputs() {
+            None => vec![columns.features(&label, &mut wanted)?],
             Some(inputs) => {
                 let arguments = inputs.arguments().into_iter();
                 arguments
-                    .map(|(name, input)| argument(data, table, name, &input, &mut wanted))
+                    .map(|(name, input)| columns.argument(name, &input, &mut wanted))
                     .collect::<Result<_>>()?
             }
         };
         let classes = spec.model.loss.wants_classes();
         let labels = labels(spec, table, &label)?;
         wanted.push(label.clone());
+        let pipelines = wanted.iter().map(|place| columns.pipeline(place)).collect();
         let ignored = spec.model.ignore_index;
-        Ok(Self { inputs, label, labels, classes, ignored, wanted })
+        Ok(Self { inputs, label, labels, classes, ignored, wanted, pipelines })
     }
 
     /// Returns the inputs of a batch.
@@ -114,11 +142,12 @@ impl Schema {
     pub(crate) fn differs(&self, other: &Self) -> Option<(String, String)> {
         let specs = |schema: &Self| {
             let inputs = schema.inputs().into_iter().chain([schema.labels()]);
-            let stored = schema.wanted.iter().map(|place| place.spec.dtype);
-            inputs
-                .map(|spec| spec.to_string())
-                .chain(stored.map(|dtype| dtype.to_string()))
-                .collect::<Vec<_>>()
+            let stored =
+                schema.wanted.iter().zip(&schema.pipelines).map(|(place, pipeline)| match pipeline {
+                    Some(pipeline) => pipeline.column().to_string(),
+                    None => place.spec.dtype.to_string(),
+                });
+            inputs.map(|spec| spec.to_string()).chain(stored).collect::<Vec<_>>()
         };
         let (own, others) = (specs(self), specs(other));
         own.into_iter().zip(others).find(|(own, other)| own != other).map(|(own, other)| (other, own))
@@ -138,16 +167,41 @@ impl Schema {
         &self,
         reader: &mut Reader,
         record: u64,
+        draws: Draws,
         inputs: &mut [Column],
         labels: &mut Column,
     ) -> std::result::Result<(), Unfit> {
-        let mut unfit = None;
+        let (mut unfit, mut result) = (None, Vec::new());
         // The input whose columns come now. They come in the order of `wanted`.
         let mut at = 0;
         reader.record(record, |wanted, column, row| {
-            let (raw, from) = (column.record(row), column.spec().dtype);
+            let (mut raw, mut from) = (column.record(row), column.spec().dtype);
             while self.inputs.get(at).is_some_and(|input| input.columns.end <= wanted) {
                 at += 1;
+            }
+            if let Some(pipeline) = &self.pipelines[wanted] {
+                let to = match self.inputs.get(at) {
+                    None => Some(&mut *labels),
+                    Some(Input { normalize: None, .. }) => Some(&mut inputs[at]),
+                    Some(Input { normalize: Some(_), .. }) => None,
+                };
+                // Values of the batch's own type are made where they stay.
+                let (room, is_in_place) = match to {
+                    Some(to) if to.spec().dtype == pipeline.spec().dtype => (to.grow(), true),
+                    _ => {
+                        result.resize(pipeline.bytes(), 0);
+                        (result.as_mut_slice(), false)
+                    }
+                };
+                if let Err(reason) = pipeline.apply(raw, draws, room) {
+                    let place = self.wanted[wanted].clone();
+                    unfit = unfit.take().or(Some(Unfit::Transform { place, reason }));
+                    room.fill(0);
+                }
+                if is_in_place {
+                    return;
+                }
+                (raw, from) = (&result, pipeline.spec().dtype);
             }
             let fitted = match self.inputs.get(at) {
                 None => labels.grow_as(from, raw),
@@ -167,6 +221,32 @@ impl Schema {
         unfit.map_or(Ok(()), Err)
     }
 
+    /// Reads a record and transforms it, and adds the time of each step to that of the same name.
+    ///
+    /// # Errors
+    /// A block is damaged, or a value does not fit a transform.
+    pub(crate) fn time(
+        &self,
+        reader: &mut Reader,
+        record: u64,
+        draws: Draws,
+        steps: &mut Vec<(String, Duration)>,
+    ) -> std::result::Result<(), Unfit> {
+        let (mut unfit, mut transforming) = (None, Duration::ZERO);
+        let began = measure::now();
+        reader.record(record, |wanted, column, row| {
+            let Some(pipeline) = &self.pipelines[wanted] else { return };
+            let begun = measure::now();
+            if let Err(reason) = pipeline.time(column.record(row), draws, steps) {
+                let place = self.wanted[wanted].clone();
+                unfit = unfit.take().or(Some(Unfit::Transform { place, reason }));
+            }
+            transforming += begun.elapsed();
+        })?;
+        transform::add(steps, "read", began.elapsed().saturating_sub(transforming));
+        unfit.map_or(Ok(()), Err)
+    }
+
     /// Returns the smallest and the largest label of a table, or `None` if labels are no classes or
     /// there are no records. It reads all labels.
     ///
@@ -177,11 +257,19 @@ impl Schema {
             return Ok(None);
         }
         let mut reader = table.reader(std::slice::from_ref(&self.label));
+        let pipeline = self.pipelines.last().and_then(Option::as_ref);
+        let mut result = vec![0; pipeline.map_or(0, |pipeline| pipeline.bytes())];
         let mut range: Option<(i64, i64)> = None;
         for record in 0..table.records() {
             let mut found = Ok(());
+            let mut transformed = Ok(());
             reader.record(record, |_, column, row| {
-                each_i64(column.spec().dtype, column.record(row), |class, value| match class {
+                let (mut raw, mut dtype) = (column.record(row), column.spec().dtype);
+                if let Some(pipeline) = pipeline {
+                    transformed = pipeline.apply(raw, Draws { epoch: 0, record }, &mut result);
+                    (raw, dtype) = (&result, pipeline.spec().dtype);
+                }
+                each_i64(dtype, raw, |class, value| match class {
                     Some(class) if class == self.ignored => {}
                     Some(class) => {
                         let (min, max) = range.unwrap_or((class, class));
@@ -190,6 +278,9 @@ impl Schema {
                     None => found = Err(value),
                 });
             })?;
+            if let Err(reason) = transformed {
+                return Err(Unfit::Transform { place: self.label.clone(), reason }.at(table, record));
+            }
             if let Err(value) = found {
                 return wrong(
                     table.path_of(&self.label),
@@ -203,21 +294,156 @@ impl Schema {
     }
 }
 
-/// Returns the column of the label.
-fn label(data: &DataSpec, table: &Table) -> Result<Place> {
-    let columns = table.columns();
-    let Some(label) = &data.label else {
-        let of_name = columns.iter().find(|place| place.spec.name == LABELS);
-        let last = columns.last().filter(|_| data.format.orders_columns());
-        return of_name
-            .or(last)
-            .cloned()
-            .ok_or_else(|| malformed(table.path(), no_column("data.label", LABELS, table)));
-    };
-    let named = columns.iter().find(|place| place.spec.name == *label);
-    let numbered = || label.parse::<usize>().ok().and_then(|at| columns.get(at));
-    let found = named.or_else(numbered).cloned();
-    found.ok_or_else(|| malformed(table.path(), no_column("data.label", label, table)))
+impl<'a> Columns<'a> {
+    fn new(data: &'a DataSpec, set: DataSet, table: &'a Table) -> Result<Self> {
+        let mut places = table.columns().to_vec();
+        let known = |name: &String| places.iter().any(|place| place.spec.name == *name);
+        let named = data.transforms.keys().map(|name| ("data.transforms", name));
+        let named =
+            named.chain(data.validation_transforms.keys().map(|name| ("data.validation_transforms", name)));
+        if let Some((key, name)) = named.clone().find(|(_, name)| !known(name)) {
+            return wrong(table.path(), no_column(key, name, table.columns()));
+        }
+        let mut pipelines = Vec::with_capacity(places.len());
+        for place in &mut places {
+            let transforms = data.transforms_of(set, &place.spec.name);
+            let pipeline =
+                (!transforms.is_empty()).then(|| Pipeline::new(&place.spec, transforms)).transpose();
+            let pipeline = pipeline.map_err(|reason| {
+                let key = match set {
+                    DataSet::Validation if data.validation_transforms.contains_key(&place.spec.name) => {
+                        "data.validation_transforms"
+                    }
+                    _ => "data.transforms",
+                };
+                malformed(table.path_of(place), format!("{key}.{}: {reason}", place.spec.name))
+            })?;
+            if let Some(pipeline) = &pipeline {
+                place.spec = pipeline.spec().clone();
+            }
+            pipelines.push(pipeline.map(Arc::new));
+        }
+        Ok(Self { data, table, places, pipelines })
+    }
+
+    fn pipeline(&self, wanted: &Place) -> Option<Arc<Pipeline>> {
+        let at = self.places.iter().position(|place| place.spec.name == wanted.spec.name)?;
+        self.pipelines[at].clone()
+    }
+
+    /// Returns the column of the label.
+    fn label(&self) -> Result<Place> {
+        let columns = &self.places;
+        let Some(label) = &self.data.label else {
+            let of_name = columns.iter().find(|place| place.spec.name == LABELS);
+            let last = columns.last().filter(|_| self.data.format.orders_columns());
+            return of_name
+                .or(last)
+                .cloned()
+                .ok_or_else(|| malformed(self.table.path(), no_column("data.label", LABELS, columns)));
+        };
+        let named = columns.iter().find(|place| place.spec.name == *label);
+        let numbered = || label.parse::<usize>().ok().and_then(|at| columns.get(at));
+        let found = named.or_else(numbered).cloned();
+        found.ok_or_else(|| malformed(self.table.path(), no_column("data.label", label, columns)))
+    }
+
+    /// Returns the only input of a job that names none.
+    fn features(&self, label: &Place, wanted: &mut Vec<Place>) -> Result<Input> {
+        let (data, table) = (self.data, self.table);
+        let is_label = |place: &Place| place.spec.name == label.spec.name;
+        let columns: Vec<Place> = self.places.iter().filter(|place| !is_label(place)).cloned().collect();
+        let found = match columns.as_slice() {
+            [] => {
+                return wrong(
+                    table.path(),
+                    "no column beside the label; a record needs at least one feature",
+                );
+            }
+            [one] if !one.spec.ragged => one.spec.shape.clone(),
+            [one] => return wrong(table.path(), not_fixed(&one.spec)),
+            several => {
+                if let Some(place) =
+                    several.iter().find(|place| place.spec.ragged || !place.spec.shape.is_empty())
+                {
+                    return wrong(
+                        table.path(),
+                        format!(
+                            "column {} is no single number, so it cannot lie beside others in `features`; name the columns \
+                             that the model takes in data.inputs",
+                            place.spec
+                        ),
+                    );
+                }
+                vec![several.len()]
+            }
+        };
+        let found = if found.is_empty() { vec![1] } else { found };
+        let width: usize = found.iter().product();
+        let shape = match &data.shape {
+            None => found,
+            Some(shape) => {
+                let values = shape.iter().try_fold(1usize, |values, &size| values.checked_mul(size));
+                if values != Some(width) {
+                    return wrong(
+                        table.path(),
+                        format!(
+                            "records of shape {found:?}, {width} values, cannot be given data.shape = {shape:?}"
+                        ),
+                    );
+                }
+                shape.clone()
+            }
+        };
+        let begin = wanted.len();
+        wanted.extend(columns);
+        Ok(Input {
+            spec: ColumnSpec::fixed(FEATURES, ElementType::F32, shape),
+            columns: begin..wanted.len(),
+            normalize: Some(data.normalize),
+        })
+    }
+
+    /// Returns an argument that the job names.
+    fn argument(&self, name: &str, input: &InputSpec, wanted: &mut Vec<Place>) -> Result<Input> {
+        let (data, table) = (self.data, self.table);
+        let begin = wanted.len();
+        for column in input.columns() {
+            let place = self.places.iter().find(|place| place.spec.name == *column);
+            let place = place
+                .ok_or_else(|| malformed(table.path(), no_column("data.inputs", column, &self.places)))?;
+            wanted.push(place.clone());
+        }
+        let columns = begin..wanted.len();
+        let places = &wanted[columns.clone()];
+        match input {
+            InputSpec::One(column) => {
+                let spec = &places[0].spec;
+                if spec.ragged {
+                    return wrong(table.path(), not_fixed(spec));
+                }
+                let own = if spec.dtype == ElementType::F64 { ElementType::F32 } else { spec.dtype };
+                let dtype = data.dtypes.get(column).copied().unwrap_or(own);
+                let spec = ColumnSpec { name: name.to_owned(), dtype, ..spec.clone() };
+                Ok(Input { spec, columns, normalize: None })
+            }
+            InputSpec::Several(_) => {
+                if let Some(place) =
+                    places.iter().find(|place| place.spec.ragged || !place.spec.shape.is_empty())
+                {
+                    return wrong(
+                        table.path(),
+                        format!(
+                            "column {} is no single number, so it cannot lie beside others in `{name}`",
+                            place.spec
+                        ),
+                    );
+                }
+                let spec = ColumnSpec::fixed(name, ElementType::F32, [places.len()]);
+                Ok(Input { spec, columns, normalize: Some(Normalize::default()) })
+            }
+        }
+    }
 }
 
 /// Returns the labels of a batch: classes as i64, values as f32. With `data.inputs` they keep their
@@ -245,8 +471,7 @@ fn labels(spec: &JobSpec, table: &Table, label: &Place) -> Result<ColumnSpec> {
     Ok(ColumnSpec::fixed(LABELS, dtype, shape))
 }
 
-fn no_column(key: &str, name: &str, table: &Table) -> String {
-    let columns = table.columns();
+fn no_column(key: &str, name: &str, columns: &[Place]) -> String {
     let known: Vec<_> = columns.iter().take(20).map(|place| place.spec.name.as_str()).collect();
     let more = if columns.len() > 20 { ", .." } else { "" };
     format!(
@@ -254,100 +479,6 @@ fn no_column(key: &str, name: &str, table: &Table) -> String {
         known.join(", "),
         columns.len().saturating_sub(1)
     )
-}
-
-/// Returns the only input of a job that names none.
-fn features(data: &DataSpec, table: &Table, label: &Place, wanted: &mut Vec<Place>) -> Result<Input> {
-    let is_label = |place: &Place| place.spec.name == label.spec.name;
-    let columns: Vec<Place> = table.columns().iter().filter(|place| !is_label(place)).cloned().collect();
-    let found = match columns.as_slice() {
-        [] => return wrong(table.path(), "no column beside the label; a record needs at least one feature"),
-        [one] if !one.spec.ragged => one.spec.shape.clone(),
-        [one] => return wrong(table.path(), not_fixed(&one.spec)),
-        several => {
-            if let Some(place) =
-                several.iter().find(|place| place.spec.ragged || !place.spec.shape.is_empty())
-            {
-                return wrong(
-                    table.path(),
-                    format!(
-                        "column {} is no single number, so it cannot lie beside others in `features`; name the columns \
-                         that the model takes in data.inputs",
-                        place.spec
-                    ),
-                );
-            }
-            vec![several.len()]
-        }
-    };
-    let found = if found.is_empty() { vec![1] } else { found };
-    let width: usize = found.iter().product();
-    let shape = match &data.shape {
-        None => found,
-        Some(shape) => {
-            let values = shape.iter().try_fold(1usize, |values, &size| values.checked_mul(size));
-            if values != Some(width) {
-                return wrong(
-                    table.path(),
-                    format!(
-                        "records of shape {found:?}, {width} values, cannot be given data.shape = {shape:?}"
-                    ),
-                );
-            }
-            shape.clone()
-        }
-    };
-    let begin = wanted.len();
-    wanted.extend(columns);
-    Ok(Input {
-        spec: ColumnSpec::fixed(FEATURES, ElementType::F32, shape),
-        columns: begin..wanted.len(),
-        normalize: Some(data.normalize),
-    })
-}
-
-/// Returns an argument that the job names.
-fn argument(
-    data: &DataSpec,
-    table: &Table,
-    name: &str,
-    input: &InputSpec,
-    wanted: &mut Vec<Place>,
-) -> Result<Input> {
-    let begin = wanted.len();
-    for column in input.columns() {
-        let place = table.columns().iter().find(|place| place.spec.name == *column);
-        let place = place.ok_or_else(|| malformed(table.path(), no_column("data.inputs", column, table)))?;
-        wanted.push(place.clone());
-    }
-    let columns = begin..wanted.len();
-    let places = &wanted[columns.clone()];
-    match input {
-        InputSpec::One(column) => {
-            let spec = &places[0].spec;
-            if spec.ragged {
-                return wrong(table.path(), not_fixed(spec));
-            }
-            let own = if spec.dtype == ElementType::F64 { ElementType::F32 } else { spec.dtype };
-            let dtype = data.dtypes.get(column).copied().unwrap_or(own);
-            let spec = ColumnSpec { name: name.to_owned(), dtype, ..spec.clone() };
-            Ok(Input { spec, columns, normalize: None })
-        }
-        InputSpec::Several(_) => {
-            if let Some(place) = places.iter().find(|place| place.spec.ragged || !place.spec.shape.is_empty())
-            {
-                return wrong(
-                    table.path(),
-                    format!(
-                        "column {} is no single number, so it cannot lie beside others in `{name}`",
-                        place.spec
-                    ),
-                );
-            }
-            let spec = ColumnSpec::fixed(name, ElementType::F32, [places.len()]);
-            Ok(Input { spec, columns, normalize: Some(Normalize::default()) })
-        }
-    }
 }
 
 fn not_fixed(spec: &ColumnSpec) -> String {

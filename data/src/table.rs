@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::column::ColumnSpec;
-use proto::spec::{DataSpec, FilesSpec};
+use proto::spec::{DataSpec, FilesSpec, Format};
 
 use crate::cache::{self, Blocks};
 use crate::column::Column;
@@ -59,8 +59,13 @@ impl Table {
     ) -> Result<Self> {
         let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
         for (key, name) in files.group(file) {
-            let object = Object::open(&spec.locate(name, root), observer)?;
-            let source = format::open(spec, &object, key)?;
+            let path = spec.locate(name, root);
+            let object = match spec.format {
+                Format::Images => Object::copy(&path, Vec::new()),
+                _ => Object::open(&path, observer)?,
+            };
+            let first = spec.locate(spec.train.name(0), root);
+            let source = format::open(spec, &object, key, &first, observer)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
                 Some(*end)
@@ -97,7 +102,7 @@ impl Table {
 
     /// Returns the bytes of all files without compression.
     pub(crate) fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.object.bytes().len() as u64).sum()
+        self.parts.iter().map(|part| part.source.bytes(&part.object)).sum()
     }
 
     /// Returns the columns, in the order of the lists' names and of the files.
@@ -115,9 +120,18 @@ impl Table {
         self.parts[column.part].object.path()
     }
 
+    /// Returns a record as errors name it: its number, and its name in a column's file.
+    pub(crate) fn record(&self, column: &Place, record: u64) -> String {
+        match self.parts[column.part].source.name(record) {
+            Some(name) => format!("record {record}, `{name}`"),
+            None => format!("record {record}"),
+        }
+    }
+
     /// Reads all bytes and returns their identity.
     pub(crate) fn content(&self, observer: &dyn Observer) -> Content {
-        self.parts.iter().fold(Content::default(), |content, part| part.object.hash(content, observer))
+        let add = |content, part: &Part| part.source.content(&part.object, content, observer);
+        self.parts.iter().fold(Content::default(), add)
     }
 
     /// Checks that no file has changed since it was opened.

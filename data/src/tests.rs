@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use flate2::{Compression, write::GzEncoder};
 use proto::column::{ColumnSpec, ElementType};
+use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec};
 use tempfile::TempDir;
 
@@ -99,11 +100,11 @@ fn a_batch_holds_the_asked_records_in_the_asked_order() {
         (data.len(), data.inputs(), data.label_range().unwrap()),
         (5, vec![features.clone()], Some((0, 2)))
     );
-    let batch = data.batch([4, 0]).unwrap();
+    let batch = data.batch(Epoch(0), [4, 0]).unwrap();
     assert_eq!((batch.samples, batch.inputs[0].spec(), &batch.records[..]), (2, &features, &[4, 0][..]));
     assert_eq!(batch.features(), [40.0, 41.0, 42.0, 43.0, 0.0, 1.0, 2.0, 3.0]);
     assert_eq!(batch.classes(), Some(&[1, 0][..]));
-    assert!(data.batch([5]).unwrap_err().to_string().contains("record 5: the data set has 5"));
+    assert!(data.batch(Epoch(0), [5]).unwrap_err().to_string().contains("record 5: the data set has 5"));
     let expected = Indexed {
         records: 5,
         inputs: vec![features],
@@ -122,7 +123,7 @@ fn features_are_scaled_in_the_documented_order() {
     let data = job.file("x", images(2)).file("y", labels(2)).train();
     let expected: Vec<f32> =
         [10.0f32, 11.0, 12.0, 13.0].iter().map(|raw| (raw / 255.0 - 0.1307) / 0.3081).collect();
-    assert_eq!(data.batch([1]).unwrap().features(), expected);
+    assert_eq!(data.batch(Epoch(0), [1]).unwrap().features(), expected);
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn records_are_counted_over_all_files() {
     // An empty file has no columns that could agree.
     assert!(job.error().contains("empty: 0 columns"));
     let job = job.file("empty", "9,9\n");
-    let batch = job.train().batch(0..4).unwrap();
+    let batch = job.train().batch(Epoch(0), 0..4).unwrap();
     assert_eq!((batch.features(), &batch.records[..]), (&[2.0, 9.0, 3.0, 4.0][..], &[1, 2, 3, 4][..]));
     assert_eq!(batch.values(), Some(&[-2.0, 9.0, -3.0, -4.0][..]));
     let inputs = vec![ColumnSpec::fixed("features", ElementType::F32, [1])];
@@ -154,8 +155,8 @@ fn a_fraction_validates_with_records_that_do_not_train() {
     let job = job.file("x", images(10)).file("y", labels(10));
     let (train, validation) = (job.train(), job.open(DataSet::Validation).unwrap());
     assert_eq!((train.len(), validation.len()), (7, 3));
-    let mut all = train.batch(0..7).unwrap().records;
-    all.extend(validation.batch(0..3).unwrap().records);
+    let mut all = train.batch(Epoch(0), 0..7).unwrap().records;
+    all.extend(validation.batch(Epoch(0), 0..3).unwrap().records);
     all.sort_unstable();
     assert_eq!(all, (0..10).collect::<Vec<_>>());
 }
@@ -189,7 +190,7 @@ fn one_process_holds_a_file_once_and_lets_it_go() {
 fn data_shape_gives_records_another_shape() {
     let job =
         Job::new(&format!("{IDX} shape = [1, 4]"), "cross_entropy").file("x", images(2)).file("y", labels(2));
-    assert_eq!(job.train().batch([0]).unwrap().inputs[0].spec().shape, [1, 4]);
+    assert_eq!(job.train().batch(Epoch(0), [0]).unwrap().inputs[0].spec().shape, [1, 4]);
     assert_eq!(job.index().unwrap().inputs[0].shape, [1, 4]);
     let job =
         Job::new(&format!("{IDX} shape = [3]"), "cross_entropy").file("x", images(2)).file("y", labels(2));
@@ -233,15 +234,15 @@ fn class_labels_must_be_whole_numbers() {
     let csv = r#"format = "csv"
         train = { features = ["a"] }"#;
     let job = Job::new(csv, "cross_entropy").file("a", "x,y\n1,0\n1,3.0\n");
-    assert_eq!(job.train().batch([1]).unwrap().classes(), Some(&[3][..]));
+    assert_eq!(job.train().batch(Epoch(0), [1]).unwrap().classes(), Some(&[3][..]));
     let job = job.file("a", "x,y\n1,0\n1,2.5\n");
     let message = job.index().unwrap_err().to_string();
     assert!(message.contains("label 2.5 of record 1 is no class number"), "{message}");
-    let message = job.train().batch([1]).unwrap_err().to_string();
+    let message = job.train().batch(Epoch(0), [1]).unwrap_err().to_string();
     assert!(message.contains("column `y`: 2.5 of record 1 is no value of type i64"), "{message}");
     let job = Job::new(csv, "mse").file("a", "x,y\n1,0\n1,2.5\n");
     assert_eq!(
-        (job.train().batch([1]).unwrap().values(), job.train().label_range().unwrap()),
+        (job.train().batch(Epoch(0), [1]).unwrap().values(), job.train().label_range().unwrap()),
         (Some(&[2.5][..]), None)
     );
 }
@@ -282,7 +283,7 @@ fn two_towers(data: &str, loss: &str) -> Job {
 #[test]
 fn named_inputs_keep_their_type_and_shape() {
     let job = two_towers(r#"inputs = { id = "user", past = "history" }"#, "bce_with_logits");
-    let batch = job.train().batch([2, 0]).unwrap();
+    let batch = job.train().batch(Epoch(0), [2, 0]).unwrap();
     let named = |name: &str| batch.inputs.iter().find(|input| input.spec().name == name).unwrap();
     assert_eq!(named("id").spec(), &ColumnSpec::fixed("id", ElementType::I64, []));
     assert_eq!(named("id").values(), Some(&[9i64, 7][..]));
@@ -297,9 +298,9 @@ fn a_type_of_the_job_wins_and_what_does_not_fit_it_is_named() {
     let inputs = r#"inputs = ["user"]
         "#;
     let job = two_towers(&format!("{inputs}dtypes = {{ user = \"f32\" }}"), "mse");
-    assert_eq!(job.train().batch([1]).unwrap().inputs[0].values(), Some(&[8f32][..]));
+    assert_eq!(job.train().batch(Epoch(0), [1]).unwrap().inputs[0].values(), Some(&[8f32][..]));
     let job = two_towers(&format!("{inputs}dtypes = {{ user = \"bool\" }}"), "mse");
-    let message = job.train().batch([1]).unwrap_err().to_string();
+    let message = job.train().batch(Epoch(0), [1]).unwrap_err().to_string();
     assert!(message.contains("/u: column `user`: 8 of record 1 is no value of type bool"), "{message}");
 }
 
@@ -312,7 +313,7 @@ fn columns_of_a_csv_file_make_several_inputs() {
         inputs = { id = "user", dense = ["age", "income"] }"#;
     let text = "name,age,user,income,clicked\nAnn,30,123456789012,1.5,1\nBob,40,7,2.5,0\n";
     let job = Job::new(data, "bce_with_logits").file("a", text);
-    let batch = job.train().batch([0, 1]).unwrap();
+    let batch = job.train().batch(Epoch(0), [0, 1]).unwrap();
     assert_eq!(
         batch.inputs.iter().map(|input| input.spec().to_string()).collect::<Vec<_>>(),
         ["`dense` f32[2]", "`id` i64[]"]
@@ -336,7 +337,7 @@ fn labels_of_several_classes_keep_their_shape() {
         "cross_entropy",
     );
     let job = job.file("t", npy(&[1, 2, 3, 4], 2)).file("l", npy(&[2, 3, 4, -100], 2));
-    let batch = job.train().batch([1]).unwrap();
+    let batch = job.train().batch(Epoch(0), [1]).unwrap();
     assert_eq!(batch.labels.spec(), &ColumnSpec::fixed("labels", ElementType::I64, [2]));
     assert_eq!(batch.classes(), Some(&[4, -100][..]));
 }
@@ -356,14 +357,14 @@ fn a_model_of_token_files_takes_tokens_as_integers() {
     let job = Job::new(TOKENS, "cross_entropy").file("t.bin", tokens(10..20));
     let data = job.train();
     assert_eq!((data.len(), data.label_range().unwrap()), (2, Some((11, 18))));
-    let batch = data.batch([1, 0]).unwrap();
+    let batch = data.batch(Epoch(0), [1, 0]).unwrap();
     assert_eq!(batch.inputs[0].spec(), &ColumnSpec::fixed("tokens", ElementType::I32, [4]));
     assert_eq!(batch.inputs[0].values(), Some(&[14i32, 15, 16, 17, 10, 11, 12, 13][..]));
     assert_eq!(batch.labels.spec(), &ColumnSpec::fixed("labels", ElementType::I64, [4]));
     assert_eq!(batch.classes(), Some(&[15, 16, 17, 18, 11, 12, 13, 14][..]));
     let job = Job::new(&format!("{TOKENS} dtypes = {{ tokens = \"i64\" }}"), "cross_entropy");
     let job = job.file("t.bin", tokens(10..20));
-    assert_eq!(job.train().batch([0]).unwrap().inputs[0].values(), Some(&[10i64, 11, 12, 13][..]));
+    assert_eq!(job.train().batch(Epoch(0), [0]).unwrap().inputs[0].values(), Some(&[10i64, 11, 12, 13][..]));
 }
 
 #[test]
@@ -373,7 +374,7 @@ fn jobs_that_cut_one_token_file_differently_have_their_own_records() {
     other.data.tokens.as_mut().unwrap().block = 9;
     let other = Dataset::open(&other, DataSet::Train, None).unwrap();
     assert_eq!((first.len(), other.len()), (24, 11));
-    assert_eq!(other.batch([1]).unwrap().classes(), Some(&(10..19).collect::<Vec<_>>()[..]));
+    assert_eq!(other.batch(Epoch(0), [1]).unwrap().classes(), Some(&(10..19).collect::<Vec<_>>()[..]));
 }
 
 const LISTS: &str = r#"format = "jsonl"
@@ -392,7 +393,7 @@ fn lists_of_one_length_reach_a_model_and_others_are_refused() {
     let fixed = Job::new(&format!("{LISTS} lengths = {{ x = 2 }}"), "cross_entropy").file("a.jsonl", text);
     // Stays open, so that a job with another length could find it.
     let data = fixed.train();
-    let batch = data.batch([1, 0]).unwrap();
+    let batch = data.batch(Epoch(0), [1, 0]).unwrap();
     assert_eq!(batch.inputs[0].spec(), &ColumnSpec::fixed("x", ElementType::F32, [2]));
     assert_eq!(
         (batch.inputs[0].values(), batch.classes()),
@@ -400,7 +401,8 @@ fn lists_of_one_length_reach_a_model_and_others_are_refused() {
     );
     let mut wrong = fixed.spec.clone();
     wrong.data.lengths.insert("x".to_owned(), 3);
-    let message = Dataset::open(&wrong, DataSet::Train, None).unwrap().batch([0]).unwrap_err().to_string();
+    let message =
+        Dataset::open(&wrong, DataSet::Train, None).unwrap().batch(Epoch(0), [0]).unwrap_err().to_string();
     assert!(message.contains("record 0 of the file has 2 elements, data.lengths.x is 3"), "{message}");
     drop(data);
 }
@@ -415,7 +417,7 @@ fn columns_without_an_order_need_the_name_of_the_label() {
         job.error()
     );
     let job = job.file("a", "{\"b\": 1, \"labels\": 2, \"a\": 3}\n");
-    let batch = job.train().batch([0]).unwrap();
+    let batch = job.train().batch(Epoch(0), [0]).unwrap();
     assert_eq!((batch.features(), batch.values()), (&[3.0, 1.0][..], Some(&[2.0][..])));
 }
 
@@ -423,9 +425,9 @@ fn columns_without_an_order_need_the_name_of_the_label() {
 fn a_file_that_changes_while_it_is_open_is_refused() {
     let job = Job::new(IDX, "cross_entropy").file("x", images(4)).file("y", labels(4));
     let data = job.train();
-    assert!(data.batch([1]).is_ok());
+    assert!(data.batch(Epoch(0), [1]).is_ok());
     let job = job.file("x", images(5));
-    let message = data.batch([1]).unwrap_err().to_string();
+    let message = data.batch(Epoch(0), [1]).unwrap_err().to_string();
     assert!(message.contains("/x: the file has changed since this worker opened it"), "{message}");
     drop(job);
 }

@@ -37,6 +37,11 @@ impl Keyed {
         (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
     }
 
+    /// Returns a uniform number in `[0, 1)` with 53 bits.
+    pub fn next_f64(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
     /// Returns a uniform number in `[low, high)`.
     pub fn uniform(&mut self, low: f32, high: f32) -> f32 {
         low + (high - low) * self.next_f32()
@@ -47,7 +52,7 @@ impl Keyed {
     /// versions and processors.
     pub fn normal(&mut self) -> f32 {
         let u = ((self.next_u64() >> 11) as f64 + 1.0) * (1.0 / (1u64 << 53) as f64);
-        let v = (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
+        let v = self.next_f64();
         ((-2.0 * libm::log(u)).sqrt() * libm::cos(std::f64::consts::TAU * v)) as f32
     }
 }

@@ -1,6 +1,9 @@
 //! `ebb data`: looks at data files.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
+use client::Submission;
 use data::Inspected;
 use proto::spec::Format;
 use serde_json::json;
@@ -14,6 +17,7 @@ use crate::terminal::report::count;
 pub(crate) async fn run(verb: args::Data, app: &App) -> Result<()> {
     match verb {
         args::Data::Inspect(args) => inspect(args, app).await,
+        args::Data::Bench(args) => bench(args, app).await,
     }
 }
 
@@ -32,6 +36,38 @@ async fn inspect(args: args::DataInspect, app: &App) -> Result<()> {
         return app.screen.print(&object.to_string());
     }
     app.screen.print(&text(&args, format, &found))
+}
+
+async fn bench(args: args::DataBench, app: &App) -> Result<()> {
+    let spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
+    let options = worker::Options::default();
+    let threads = args.data_threads.map_or(options.data_threads, |threads| threads as usize);
+    let time = Duration::from_secs(args.seconds);
+    let measure = move || data::measure(&spec, args.data_root.as_deref(), threads, time);
+    let found = tokio::task::spawn_blocking(measure).await.context("the reader panicked")??;
+    let steps: Vec<_> = found.steps.iter().map(|(name, time)| (name, time.as_secs_f64())).collect();
+    let all: f64 = steps.iter().map(|(_, time)| time).sum();
+    if args.json {
+        let steps: Vec<_> =
+            steps.iter().map(|(name, time)| json!({ "step": name, "seconds": time })).collect();
+        let object = json!({
+            "records": found.records, "opening_seconds": found.opening.as_secs_f64(), "steps": steps,
+            "threads": found.threads, "records_per_second": found.rate,
+        });
+        return app.screen.print(&object.to_string());
+    }
+    let mut lines = vec![format!(
+        "{}, opened in {:.3} s",
+        count(found.records, "record", "records"),
+        found.opening.as_secs_f64()
+    )];
+    lines.push(format!("{:40} {:>12} {:>7}", "one record in one thread", "us", "share"));
+    let line =
+        |name: &str, time: f64| format!("  {name:38} {:>12.1} {:>5.0} %", time * 1e6, 100.0 * time / all);
+    lines.extend(steps.iter().map(|(name, time)| line(name, *time)));
+    let threads = count(found.threads as u64, "thread", "threads");
+    lines.push(format!("batches in {threads}: {:.0} records/s", found.rate));
+    app.screen.print(&lines.join("\n"))
 }
 
 /// Returns the format that the user names, or that the file's name stands for.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use client::results::{Folder, Written};
 use client::{Client, Event, JobStatus, Local, Submission};
-use proto::spec::{DataSet, FleetSpec, JobSpec};
+use proto::spec::{DataSet, FleetSpec, Format, JobSpec};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
@@ -72,7 +72,9 @@ fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
     let files = sets.flat_map(|files| files.lists.values().flatten());
     let files: Vec<_> = files.map(|file| spec.data.locate(file, root)).collect();
+    let wants_folders = spec.data.format == Format::Images;
     let why = |path: &Path| match std::fs::metadata(path) {
+        Ok(found) if wants_folders => (!found.is_dir()).then(|| "it is no folder".to_owned()),
         Ok(found) => found.is_dir().then(|| "it is a folder".to_owned()),
         Err(error) => Some(error.to_string()),
     };

@@ -59,7 +59,11 @@ async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, micro
     let reports = vec![pb::MicrobatchReport::default(); microbatches as usize];
     let result = match microbatches {
         0 => pb::complete_request::Result::Initialized(pb::Initialized::default()),
-        _ => pb::complete_request::Result::Trained(pb::Trained { microbatches: reports, took_us: 1 }),
+        _ => pb::complete_request::Result::Trained(pb::Trained {
+            microbatches: reports,
+            took_us: 1,
+            ..pb::Trained::default()
+        }),
     };
     let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: false };
     let reply = fleet.complete(signed(shown, request)).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ebbflow::data::Dataset;
 use ebbflow::spec::{self, DataSet, JobSpec};
 use ebbflow::tensor::Values;
-use proto::ids::{MicrobatchId, Version};
+use proto::ids::{Epoch, MicrobatchId, Version};
 use proto::numerics::Since;
 use proto::pb::event::Kind;
 use serde::{Deserialize, Serialize};
@@ -240,7 +240,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     // Each epoch applies each record once, with its microbatch's share of its step.
     let mut expected = vec![0.0f64; plan.records as usize];
     // The validation part has records of the same file.
-    let in_file = data.batch(0..data.len()).expect("all records").records;
+    let in_file = data.batch(Epoch(0), 0..data.len()).expect("all records").records;
     for id in 0..numbers.microbatches() {
         let microbatch = numbers.microbatch(MicrobatchId(id));
         let order = job.order(&data.shards(), microbatch.epoch);

@@ -34,7 +34,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             let microbatch = plan.microbatch(id);
             let order = spec.order(&data.shards(), microbatch.epoch);
             let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
-            let batch: Batch = data.batch(records).expect("records");
+            let batch: Batch = data.batch(microbatch.epoch, records).expect("records");
             let key = random::key(spec.seed, "dropout", id.get());
             model.weighted_gradients(&batch, key, &OwnMemory).expect("gradients").values
         };

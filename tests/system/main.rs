@@ -18,6 +18,7 @@ mod custom_model;
 mod deploy;
 mod full_journal;
 mod hosts;
+mod images;
 mod leaving;
 mod master_loss;
 mod matches_pytorch;
