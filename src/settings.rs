@@ -483,7 +483,7 @@ mod tests {
                 assert!(line.contains(setting.kind.unit()), "{line}: {}", setting.kind.unit());
                 let default = setting.default(&defaults);
                 // What depends on the machine is described.
-                let of_machine = ["threads", "scratch", "data_memory"].contains(&setting.key);
+                let of_machine = ["threads", "scratch", "data_threads", "data_memory"].contains(&setting.key);
                 if let Some(default) = default.filter(|_| !of_machine) {
                     assert!(line.contains(&format!("`{default}`")), "{line}: default {default}");
                 }

@@ -415,6 +415,13 @@ impl Role for Worker {
             ),
             option("prefetch", Kind::Count, "N", LIMITS, "Number of microbatches that are read ahead"),
             option(
+                "data_threads",
+                Kind::Count,
+                "N",
+                LIMITS,
+                "Microbatches that are read and transformed at once. Without it one for each processor, at most 8",
+            ),
+            option(
                 "data_memory",
                 Kind::Bytes,
                 "BYTES",

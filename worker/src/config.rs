@@ -33,6 +33,9 @@ pub struct Options {
     pub drain: Duration,
     /// Number of microbatches read ahead of the one that is computed. Default 4.
     pub prefetch: usize,
+    /// Microbatches that all jobs of this process read and transform at once, each on a thread.
+    /// Default: one for each processor, at most 8.
+    pub data_threads: usize,
     /// Memory for decoded data of all jobs of this process, in bytes. Default: a quarter of the
     /// machine's memory, or of the limit of the process's control group.
     pub data_memory: u64,
@@ -88,12 +91,17 @@ impl Default for Options {
             master_timeout: Duration::from_secs(300),
             drain: Duration::from_secs(10),
             prefetch: 4,
+            data_threads: default_data_threads(),
             data_memory: data::default_memory(),
             pushes_in_flight_max: 4,
             scratch: std::env::temp_dir(),
             inline: None,
         }
     }
+}
+
+fn default_data_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8))
 }
 
 impl Options {
@@ -111,6 +119,7 @@ impl Options {
         check((1..=128).contains(&self.name.len()), "name: 1 to 128 bytes");
         check((1..=1024).contains(&self.threads), "threads: from 1 to 1024");
         check(self.prefetch > 0, "prefetch: at least 1");
+        check((1..=1024).contains(&self.data_threads), "data_threads: from 1 to 1024");
         check(self.pushes_in_flight_max > 0, "pushes_in_flight_max: at least 1");
         check(!self.master_timeout.is_zero(), "master_timeout: above 0");
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }

@@ -43,6 +43,9 @@ pub enum Error {
     /// A model cannot be built, or does not compute.
     #[error(transparent)]
     Model(#[from] model::Error),
+    /// What was counted of an evaluation cannot be reported.
+    #[error(transparent)]
+    Evaluation(#[from] proto::Error),
     /// This worker could not do a task. A retry may help.
     #[error("{what}: {reason}")]
     Task {
@@ -102,7 +105,7 @@ impl Error {
             Self::Data(error) => error.is_fatal(),
             Self::Model(error) => error.is_fatal(),
             Self::File { .. } | Self::NotHeld { .. } | Self::Task { .. } => false,
-            Self::Diverged { .. } | Self::Options(_) => true,
+            Self::Diverged { .. } | Self::Evaluation(_) | Self::Options(_) => true,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Fetches work ahead: always one request at the master, beside what comes with the answers to
 //! reports, and everything a lease needs made ready before the loop sees it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
 use proto::pb::lease::Work as Wire;
 use proto::pb::{self, Phase};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -50,6 +50,8 @@ pub(crate) struct Fetcher {
     known_master: Option<u64>,
     /// Read records ahead; ends with this fetcher.
     readers: JoinSet<()>,
+    /// One for each microbatch that may be read at a time.
+    reading: Arc<Semaphore>,
 }
 
 impl Fetcher {
@@ -69,6 +71,7 @@ impl Fetcher {
         arrivals: mpsc::Sender<Work>,
     ) -> Self {
         let (jobs, known_master, readers) = (BTreeMap::new(), None, JoinSet::new());
+        let reading = Arc::new(Semaphore::new(options.data_threads));
         let options = options.clone();
         Self {
             options,
@@ -83,6 +86,7 @@ impl Fetcher {
             jobs,
             known_master,
             readers,
+            reading,
         }
     }
 
@@ -218,10 +222,22 @@ impl Fetcher {
         }
         let batches = self.read_ahead(job.clone(), next, end);
         let (era, reports, pushes, began) = (Era(task.era), Vec::new(), JoinSet::new(), Instant::now());
-        Ok(Train { job, era, next, end, batches, reports, pushes, piece: None, began })
+        Ok(Train {
+            job,
+            era,
+            next,
+            end,
+            batches,
+            reports,
+            pushes,
+            piece: None,
+            began,
+            loading: Duration::ZERO,
+            computing: Duration::ZERO,
+        })
     }
 
-    /// Reads `next..end` on another thread, a few microbatches ahead of the computation.
+    /// Reads `next..end` on other threads, a few microbatches ahead of the computation.
     fn read_ahead(
         &mut self,
         job: Arc<Job>,
@@ -229,7 +245,7 @@ impl Fetcher {
         end: MicrobatchId,
     ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, data::Batch)>> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
-        let ids = (next.get()..end.get()).map(MicrobatchId);
+        let mut ids = (next.get()..end.get()).map(MicrobatchId);
         if let Some(inline) = self.options.inline.clone() {
             self.readers.spawn(async move {
                 for id in ids {
@@ -240,10 +256,25 @@ impl Fetcher {
                 }
             });
         } else {
-            self.readers.spawn_blocking(move || {
-                for id in ids {
+            let (reading, readers) = (self.reading.clone(), self.options.data_threads);
+            self.readers.spawn(async move {
+                let mut begun = VecDeque::new();
+                loop {
+                    while begun.len() < readers
+                        && let Some(id) = ids.next()
+                    {
+                        begun.push_back(AbortOnDropHandle::new(tokio::spawn(read(
+                            job.clone(),
+                            id,
+                            reading.clone(),
+                        ))));
+                    }
+                    let Some(first) = begun.pop_front() else { return };
+                    let read = first
+                        .await
+                        .unwrap_or_else(|panic| Err(Error::from_panic("a reading thread", &panic)));
                     // An error here means that the lease is over.
-                    if batches_tx.blocking_send(job.read(id)).is_err() {
+                    if batches_tx.send(read).await.is_err() {
                         return;
                     }
                 }
@@ -275,6 +306,16 @@ impl Fetcher {
         }
         Ok(job)
     }
+}
+
+/// Reads a microbatch on a thread that may block, in its turn.
+async fn read(
+    job: Arc<Job>,
+    id: MicrobatchId,
+    turn: Arc<Semaphore>,
+) -> Result<(proto::plan::Microbatch, data::Batch)> {
+    let _turn = turn.acquire_owned().await;
+    job::blocking(None, move || job.read(id)).await
 }
 
 /// What the timeline shows of a lease, from asking for it on.

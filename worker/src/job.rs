@@ -189,7 +189,8 @@ impl Job {
         let microbatch = self.plan.microbatch(id);
         let order = self.order(microbatch.epoch);
         let (begin, end) = microbatch.positions;
-        let batch = self.train.batch((begin..end).map(|position| order.record(position)))?;
+        let batch =
+            self.train.batch(microbatch.epoch, (begin..end).map(|position| order.record(position)))?;
         Ok((microbatch, batch))
     }
 }

@@ -107,7 +107,7 @@ impl MasterClient {
         done: Vec<pb::MicrobatchReport>,
     ) -> Result<()> {
         let (incarnation, lease) = (incarnation.get(), lease.get());
-        let trained = Some(pb::Trained { microbatches: done, took_us: 0 });
+        let trained = Some(pb::Trained { microbatches: done, ..pb::Trained::default() });
         self.release_as(pb::ReleaseRequest { incarnation, lease, trained, not_held: None }).await
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use model::export;
 use model::weights::{Spare, Weights};
-use proto::ids::{Era, IncarnationId, LeaseId, MicrobatchId, Version};
+use proto::ids::{Epoch, Era, IncarnationId, LeaseId, MicrobatchId, Version};
 use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
@@ -101,14 +101,14 @@ pub(crate) async fn init(
             let model = loaded.with(&values)?;
             model.gradients(&batch, 0)?;
             let measured = model.evaluate(&batch)?;
-            let missing =
-                spec.model.metrics.iter().find(|metric| !measured.metric_sums.contains_key(metric.name()));
-            if let Some(metric) = missing {
+            let metrics = &spec.model.metrics;
+            if let Some(metric) = metrics.iter().find(|metric| !measured.tallies.contains_key(*metric)) {
                 return Err(Error::Task {
-                    what: format!("metric `{}`", metric.name()),
+                    what: format!("metric `{metric}`"),
                     reason: "this model does not report it; remove it from model.metrics".to_owned(),
                 });
             }
+            measured.check(metrics)?;
             Ok((tensors, values, note))
         })
         .await?;
@@ -139,7 +139,7 @@ pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: 
         let starts = (begin..end).step_by(micro);
         let batches = starts.map(|at| {
             place.advance();
-            data.batch(at..end.min(at + micro as u64))
+            data.batch(Epoch(0), at..end.min(at + micro as u64))
         });
         trainer::evaluate(loaded.with(&weights)?, batches)
     });

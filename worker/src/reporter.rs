@@ -69,9 +69,16 @@ impl Reporter {
         };
         // A place that still has a handle is busy with the lease.
         drop(progress);
-        let took_us = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-        let result =
-            result.map(|took| Report::Trained(pb::Trained { microbatches: reports, took_us: took_us(took) }));
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (load_us, compute_us) = (us(train.loading), us(train.computing));
+        let result = result.map(|took| {
+            Report::Trained(pb::Trained {
+                microbatches: reports,
+                took_us: us(took).max(1),
+                load_us,
+                compute_us,
+            })
+        });
         self.report(incarnation, id, result).await
     }
 

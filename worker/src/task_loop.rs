@@ -452,13 +452,17 @@ impl TaskLoop {
             }
             let waiting = Instant::now();
             let Some((microbatch, batch)) = self.load(lease, train, shutdown).await? else { break };
-            let load_us = waiting.elapsed().as_micros() as u64;
+            let loading = waiting.elapsed();
+            train.loading += loading;
+            let load_us = loading.as_micros() as u64;
             lease.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
             let (computing, began) = (self.metrics.compute_nanos.time(), Instant::now());
             let adding = piece.add(&train.job, weights, microbatch, batch, &lease.progress);
             let (added, report) =
                 adding.instrument(part!("compute", "internal", lease.span, step, load_us)).await?;
-            self.held.computed(train.job.id, began.elapsed());
+            let computing_took = began.elapsed();
+            train.computing += computing_took;
+            self.held.computed(train.job.id, computing_took);
             drop(computing);
             self.metrics.microbatches.add(1);
             self.metrics.samples.add(report.samples);

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use data::Batch;
 use kernels::cpu::cast;
 use model::weights::Weights;
-use model::{Gradients, Model};
+use model::{Evaluation, Gradients, Model};
+use proto::convert;
 use proto::ids::{Step, Version};
 use proto::parameters::Want;
 use proto::pb;
@@ -160,16 +161,11 @@ pub(crate) fn evaluate(
     model: &mut dyn Model,
     batches: impl Iterator<Item = data::Result<Batch>>,
 ) -> Result<pb::Evaluated> {
-    let mut total = pb::Evaluated::default();
+    let mut total = Evaluation::default();
     for batch in batches {
-        let part = model.evaluate(&batch?)?;
-        total.samples += part.samples;
-        total.loss_sum += part.loss_sum;
-        for (name, sum) in part.metric_sums {
-            *total.metric_sums.entry(name).or_insert(0.0) += sum;
-        }
+        total.merge(model.evaluate(&batch?)?)?;
     }
-    Ok(total)
+    Ok(convert::evaluated(total)?)
 }
 
 #[cfg(test)]

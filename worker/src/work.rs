@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use data::Batch;
 use proto::ids::{Era, IncarnationId, LeaseId, MicrobatchId};
@@ -69,6 +70,10 @@ pub(crate) struct Train {
     /// Time from which this worker could compute: the job was open, and its first weights were
     /// pulled.
     pub(crate) began: Instant,
+    /// Time for which the computation waited for records.
+    pub(crate) loading: Duration,
+    /// Time of computing gradients.
+    pub(crate) computing: Duration,
 }
 
 impl Work {
