@@ -956,7 +956,8 @@ impl Books {
         let (mut jobs, mut bytes) = (Vec::new(), 0);
         for &id in ids.iter().take(limit) {
             let unreadable = self.unreadable.get(&id).map(unreadable_status);
-            let status = unreadable.unwrap_or_else(|| self.listed(now, id));
+            let mut status = unreadable.unwrap_or_else(|| self.listed(now, id));
+            status.confusion = None;
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.
             bytes += 1 + prost::length_delimiter_len(length) + length;

@@ -462,8 +462,9 @@ impl Job {
     }
 
     fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
-        let evaluations::Measured { epoch, version, metrics, samples } = measured;
+        let evaluations::Measured { epoch, version, metrics, confusion, samples } = measured;
         self.numbers.final_metrics.clone_from(&metrics);
+        self.numbers.confusion = confusion.as_ref().map(Into::into);
         self.epochs_measured = epoch.next();
         self.changed = true;
         let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };

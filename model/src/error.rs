@@ -1,5 +1,7 @@
 //! Errors of a model, and whether a retry may help.
 
+use proto::metrics::Metric;
+
 /// Result of building a model or computing with it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -78,6 +80,17 @@ pub enum Error {
         /// Defect, and what to do.
         reason: String,
     },
+    /// A metric does not fit the labels or the network.
+    #[error("metric `{metric}`: {reason}")]
+    Metric {
+        /// Metric of the job.
+        metric: Metric,
+        /// Reason why it does not fit, and what to do.
+        reason: String,
+    },
+    /// A network has too many classes for a metric.
+    #[error(transparent)]
+    Classes(#[from] proto::Error),
     /// The compute engine failed.
     #[error("{what}: {reason}")]
     Engine {

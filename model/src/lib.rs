@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `model.rs` | [`Model`], which a user's own network implements too, and its inputs |
 //! | [`engines`] | Ebbflow's networks, their engines, and the [`Registry`] of a job's choices |
+//! | [`metrics`] | what an evaluation counts of outputs and labels |
 //! | [`device`] | devices that compute gradients |
 //! | [`weights`] | weights in memory that the next pull uses again |
 //! | [`export`] | a model's tensors as one file that PyTorch reads |
@@ -12,6 +13,7 @@ pub mod device;
 pub mod engines;
 pub mod error;
 pub mod export;
+pub mod metrics;
 mod model;
 pub mod weights;
 

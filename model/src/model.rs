@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use data::Batch;
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{JobSpec, Metrics};
+pub use proto::metrics::Evaluation;
+use proto::spec::JobSpec;
 use proto::tensor::{TensorRole, TensorSpec, Values};
 
 use crate::device::Device;
@@ -140,17 +141,6 @@ pub struct Gradients {
     /// One entry for each tensor, in order: the gradient of the mean loss (parameters), or the new
     /// value (state, counters).
     pub values: Vec<Values>,
-}
-
-/// Measurements of records.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Evaluation {
-    /// Number of measured records.
-    pub samples: u64,
-    /// Sum of the records' losses.
-    pub loss_sum: f64,
-    /// Sums of the job's metrics over the records, by [`Metric::name`](proto::spec::Metric::name).
-    pub metric_sums: Metrics,
 }
 
 /// Inputs for building a model.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use data::Dataset;
 use model::Device;
 use model::{Context, Model, Registry};
-use proto::ids::Step;
+use proto::ids::{Epoch, Step};
 use proto::optimizer::Rule;
 use proto::plan::RecordOrder;
 use proto::spec::{DataSet, JobSpec, Shuffle};
@@ -54,7 +54,8 @@ fn train(spec: &JobSpec) -> f64 {
                 spec.data.shuffle == Shuffle::Records,
             );
             let (begin, end) = microbatch.positions;
-            let batch = train.batch((begin..end).map(|position| order.record(position))).unwrap();
+            let batch =
+                train.batch(microbatch.epoch, (begin..end).map(|position| order.record(position))).unwrap();
             let mut gradients = model.gradients(&batch, 0).unwrap();
             for (sum, values) in sums.iter_mut().zip(&mut gradients.values) {
                 values.as_f32_mut().unwrap().iter_mut().for_each(|value| *value *= batch.samples as f32);
@@ -68,8 +69,7 @@ fn train(spec: &JobSpec) -> f64 {
 
 fn accuracy(model: &mut dyn Model, weights: &[Values], data: &Dataset) -> f64 {
     model.load(weights).unwrap();
-    let evaluation = model.evaluate(&data.batch(0..data.len()).unwrap()).unwrap();
-    evaluation.metric_sums["accuracy"] / evaluation.samples as f64
+    model.evaluate(&data.batch(Epoch(0), 0..data.len()).unwrap()).unwrap().values()["accuracy"]
 }
 
 /// Adam as in the paper (Kingma and Ba, 2014), in f64.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use data::{Batch, Dataset};
 use model::Context;
-use proto::ids::Step;
+use proto::ids::{Epoch, Step};
 use proto::spec::DataSet;
 use proto::tensor::{TensorRole, Values};
 use serde_json::Value;
@@ -166,7 +166,7 @@ fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<Strin
         for index in 0..of {
             let microbatch = plan.microbatch((plan.first_of(step).get() + u64::from(index)).into());
             let (begin, end) = microbatch.positions;
-            let batch = data.batch(begin..end).unwrap();
+            let batch = data.batch(Epoch(0), begin..end).unwrap();
             let gradients = model.gradients(&batch, 0).unwrap();
             loss += f64::from(gradients.loss) * batch.samples as f64 / f64::from(samples);
             let mut values = gradients.values;

@@ -375,6 +375,6 @@ fn a_scripts_own_loss_is_measured_with_metrics_of_its_outputs() {
     let evaluation = model.evaluate(&batch).unwrap();
     assert_eq!(evaluation.samples, 6);
     // The loss is the mean absolute error and a penalty.
-    let (mae, loss) = (evaluation.metric_sums["mae"] / 6.0, evaluation.loss_sum / 6.0);
+    let (mae, loss) = (evaluation.values()["mae"], evaluation.loss_sum / 6.0);
     assert!(mae > 0.5 && loss > mae && loss < mae + 0.1, "mae {mae}, loss {loss}");
 }

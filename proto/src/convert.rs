@@ -5,11 +5,14 @@
 //! refuses a push or a pull with a wrong shape, or with a missing or foreign chunk, before the
 //! first value of that chunk is used.
 
+mod evaluation;
+
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use self::evaluation::evaluated;
 use crate::column::ColumnSpec;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};

@@ -1,5 +1,7 @@
 //! Errors of messages between processes, and of job files.
 
+use crate::metrics::Metric;
+
 /// Result of a check in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -73,6 +75,50 @@ pub enum Error {
         bytes_each: usize,
         /// Size that was sent.
         found_bytes: usize,
+    },
+    /// What a worker counted for a metric is missing, or does not belong to what others counted.
+    #[error(
+        "metric `{metric}`: expected {expected}, found {found}; the worker has another model, restart it with this job's"
+    )]
+    Tally {
+        /// Metric of the job.
+        metric: Metric,
+        /// Kind of what other workers counted.
+        expected: String,
+        /// Kind of what this worker counted.
+        found: String,
+    },
+    /// The outputs of an evaluation have too many distinct values.
+    #[error(
+        "metric `auc`: more than {max} distinct outputs; use fewer validation records, for example by data.validation.records, \
+         or remove \"auc\" from model.metrics"
+    )]
+    TooManyScores {
+        /// Largest number of distinct outputs.
+        max: usize,
+    },
+    /// The outputs of one data shard have too many distinct values for a message.
+    #[error(
+        "metric `auc`: {found} distinct outputs in one part of an evaluation, expected at most {max}; use a network with fewer \
+         outputs, or remove \"auc\" from model.metrics"
+    )]
+    ReportScores {
+        /// Number of distinct outputs.
+        found: usize,
+        /// Largest number of distinct outputs.
+        max: usize,
+    },
+    /// A network has too many classes for a metric.
+    #[error(
+        "metric `{metric}`: the network has {classes} classes, expected at most {max}; remove \"{metric}\" from model.metrics"
+    )]
+    TooManyClasses {
+        /// Metric of the job.
+        metric: Metric,
+        /// Number of classes of the network.
+        classes: usize,
+        /// Largest number of classes.
+        max: usize,
     },
     /// The job file cannot be read as TOML, has an unknown key or a wrong type.
     #[error("{0}")]

@@ -5,6 +5,7 @@
 //! | [`pb`], [`convert`] | the wire schema, and how its messages are checked |
 //! | [`spec`], [`optimizer`] | a job's specification |
 //! | [`column`] | the columns of records |
+//! | [`metrics`] | what an evaluation counts, and how counts merge |
 //! | [`plan`], [`random`] | the numbering of a job's work |
 //! | [`tree`], [`wire`] | the order and the rounding of sums |
 //! | [`placement`] | where parameters live |
@@ -21,6 +22,7 @@ pub mod duration;
 pub mod error;
 pub mod hint;
 pub mod ids;
+pub mod metrics;
 pub mod numerics;
 pub mod optimizer;
 pub mod parameters;

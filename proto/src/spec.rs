@@ -8,6 +8,7 @@
 mod checkpoint;
 mod file;
 mod records;
+pub mod transform;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -19,10 +20,12 @@ use serde::{Deserialize, Serialize};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::parse;
 pub use self::records::Records;
+pub use self::transform::Transform;
 use crate::column::ElementType;
 use crate::duration;
 use crate::error::{Error, Result};
 use crate::ids::Epoch;
+use crate::metrics::Metric;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{EpochOrder, Plan, RecordOrder, WindowOrder, Windows};
 use crate::wire::WireType;
@@ -140,27 +143,6 @@ impl Loss {
     }
 }
 
-/// Number that an evaluation reports beside the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Metric {
-    /// Share of records whose largest output is that of the label's class. With `bce_with_logits`:
-    /// on the label's side of 0.
-    Accuracy,
-    /// Mean absolute difference between outputs and labels.
-    Mae,
-}
-
-impl Metric {
-    /// Returns the metric's name in job files, events and summaries.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Accuracy => "accuracy",
-            Self::Mae => "mae",
-        }
-    }
-}
-
 /// The data set of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of [data]")]
@@ -199,6 +181,13 @@ pub struct DataSpec {
     /// as in the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dtypes: BTreeMap<String, ElementType>,
+    /// Transforms of columns, in order, by the column's name. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub transforms: BTreeMap<String, Vec<Transform>>,
+    /// Transforms of columns of validation records. Default for each column: `transforms`, which
+    /// must not be random then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_transforms: BTreeMap<String, Vec<Transform>>,
     /// Column that holds the label: its name, or its number from 0 in a format whose files have all
     /// columns. Default: `labels`, or the last column of a file whose columns have an order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -378,6 +367,8 @@ pub enum Format {
     Tfrecord,
     /// WebDataset: members `KEY.EXTENSION` of a tar archive.
     Tar,
+    /// Folders of images, one subfolder for each class.
+    Images,
 }
 
 impl Format {
@@ -682,6 +673,8 @@ impl DataSpec {
             normalize: Normalize::default(),
             inputs: None,
             dtypes: BTreeMap::new(),
+            transforms: BTreeMap::new(),
+            validation_transforms: BTreeMap::new(),
             label: None,
             header: true,
             lengths: BTreeMap::new(),
@@ -711,6 +704,12 @@ impl DataSpec {
         self.inputs.clone().or_else(tokens)
     }
 
+    /// Returns the transforms of a column in a data set.
+    pub fn transforms_of(&self, set: DataSet, column: &str) -> &[Transform] {
+        let own = self.validation_transforms.get(column).filter(|_| set == DataSet::Validation);
+        own.or_else(|| self.transforms.get(column)).map_or(&[], Vec::as_slice)
+    }
+
     /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job
     /// file's folder.
     pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
@@ -731,9 +730,6 @@ pub enum DataSet {
     /// The validation records.
     Validation,
 }
-
-/// Sums of metrics by name. Divided by the number of samples they are means.
-pub type Metrics = BTreeMap<String, f64>;
 
 const fn yes() -> bool {
     true

@@ -1,14 +1,14 @@
 //! Measuring the model at the end of each epoch, in data shards that any workers take. Pure.
 //!
-//! Sums are added in the order of the shards, in f64, and epochs are told in their order, so the
-//! numbers do not depend on who measured what when.
+//! A [`Merger`] adds up the shards, and epochs are told in their order, so the numbers do not
+//! depend on who measured what when.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use proto::ids::{Epoch, Step, Version};
+use proto::metrics::{Confusion, Evaluation, Merger, Metric};
 use proto::pb;
 use proto::plan::Plan;
-use proto::spec::Metric;
 
 use super::work::Shard;
 
@@ -31,7 +31,7 @@ pub(super) struct Evaluations {
 #[derive(Debug)]
 struct Running {
     epoch: Epoch,
-    shards: Vec<Option<pb::Evaluated>>,
+    merger: Merger,
 }
 
 /// The model was measured.
@@ -39,8 +39,9 @@ struct Running {
 pub(super) struct Measured {
     pub(super) epoch: Epoch,
     pub(super) version: Version,
-    /// Means, the loss included.
+    /// Values of the metrics, the loss included.
     pub(super) metrics: BTreeMap<String, f64>,
+    pub(super) confusion: Option<Confusion>,
     pub(super) samples: u64,
 }
 
@@ -85,73 +86,85 @@ impl Evaluations {
                 end: self.records.min(begin + SHARD_RECORDS),
             };
             let shards: Vec<_> = (0..self.records).step_by(SHARD_RECORDS as usize).map(shard).collect();
-            self.running.push_back(Running { epoch, shards: vec![None; shards.len()] });
+            self.running.push_back(Running { epoch, merger: Merger::new(shards.len()) });
             begun.extend(shards);
             self.next = epoch.next();
         }
         begun
     }
 
-    /// Checks whether a worker's answer is about this shard and has what the job asks for.
+    /// Reads a worker's answer, if it is about this shard and has what the job asks for.
     ///
     /// # Errors
     /// What is wrong.
-    pub(super) fn check(&self, shard: &Shard, found: &pb::Evaluated) -> Result<(), String> {
+    pub(super) fn check(&self, shard: &Shard, found: pb::Evaluated) -> Result<Evaluation, String> {
         let records = shard.end - shard.begin;
         if found.samples != records {
             return Err(format!("Evaluated.samples: expected {records}, found {}", found.samples));
         }
-        match self.metrics.iter().find(|metric| !found.metric_sums.contains_key(metric.name())) {
-            None => Ok(()),
-            Some(metric) => Err(format!("Evaluated.metric_sums: expected `{}`, found none", metric.name())),
+        let wrong = |error: proto::Error| format!("Evaluated.tallies: {error}");
+        let mut found = Evaluation::try_from(found).map_err(wrong)?;
+        found.check(&self.metrics).map_err(wrong)?;
+        found.tallies.retain(|metric, _| self.metrics.contains(metric));
+        if let Some(running) = self.running.iter().find(|running| running.epoch == shard.epoch) {
+            running.merger.check(&found).map_err(wrong)?;
         }
+        Ok(found)
     }
 
     /// Takes a worker's answer; the epochs that are measured whole by it.
-    pub(super) fn record(&mut self, shard: &Shard, found: pb::Evaluated) -> Vec<Measured> {
-        if let Some(running) = self.running.iter_mut().find(|running| running.epoch == shard.epoch) {
-            running.shards[shard.index] = Some(found);
+    ///
+    /// # Errors
+    /// Why the epoch cannot be measured: its outputs have too many distinct values.
+    pub(super) fn record(&mut self, shard: &Shard, found: Evaluation) -> Result<Vec<Measured>, String> {
+        let (epoch, mut measured) = (shard.epoch, Vec::new());
+        let failed = |epoch: Epoch, error: proto::Error| format!("the evaluation of epoch {epoch}: {error}");
+        if let Some(running) = self.running.iter_mut().find(|running| running.epoch == epoch) {
+            running.merger.add(shard.index, found).map_err(|error| failed(epoch, error))?;
         }
-        let mut measured = Vec::new();
-        while self.running.front().is_some_and(|running| running.shards.iter().all(Option::is_some)) {
-            let running = self.running.pop_front().expect("just seen");
-            measured.push(self.sum(running.epoch, running.shards.into_iter().flatten()));
+        while let Some(Running { epoch, merger }) =
+            self.running.pop_front_if(|running| running.merger.is_complete())
+        {
+            let whole = merger.finish().map_err(|error| failed(epoch, error))?;
+            measured.push(Measured {
+                epoch,
+                version: self.plan.version_after(epoch),
+                metrics: whole.values(),
+                confusion: whole.confusion().cloned(),
+                samples: whole.samples,
+            });
         }
-        measured
+        Ok(measured)
     }
 
     /// Returns whether all that is to be measured is measured.
     pub(super) fn is_done(&self) -> bool {
         self.records == 0 || (self.running.is_empty() && self.next.get() == self.plan.epochs)
     }
-
-    fn sum(&self, epoch: Epoch, shards: impl Iterator<Item = pb::Evaluated>) -> Measured {
-        let (mut loss, mut samples) = (0.0, 0);
-        let mut sums = vec![0.0; self.metrics.len()];
-        for shard in shards {
-            loss += shard.loss_sum;
-            samples += shard.samples;
-            for (sum, metric) in sums.iter_mut().zip(&self.metrics) {
-                *sum += shard.metric_sums.get(metric.name()).copied().unwrap_or_default();
-            }
-        }
-        let mean = |sum: f64| sum / samples as f64;
-        let named = self.metrics.iter().zip(sums).map(|(metric, sum)| (metric.name().to_owned(), mean(sum)));
-        let mut metrics: BTreeMap<_, _> = named.collect();
-        metrics.insert("loss".to_owned(), mean(loss));
-        Measured { epoch, version: self.plan.version_after(epoch), metrics, samples }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proto::metrics::{ClassCounts, REPORT_SCORES_MAX, SCORES_MAX, ScoreCounts, Scores, Tally};
+
     use super::*;
 
     const PLAN: Plan = Plan { records: 4, micro: 1, microbatches_per_step: 2, epochs: 2 };
 
     fn evaluated(shard: &Shard, loss_sum: f64, right: f64) -> pb::Evaluated {
-        let metric_sums = BTreeMap::from([("accuracy".to_owned(), right)]);
-        pb::Evaluated { loss_sum, samples: shard.end - shard.begin, metric_sums }
+        let samples = shard.end - shard.begin;
+        let tally = Tally::Mean { sum: right, count: samples };
+        encoded(Evaluation { samples, loss_sum, tallies: [(Metric::Accuracy, tally)].into() })
+    }
+
+    fn encoded(evaluation: Evaluation) -> pb::Evaluated {
+        proto::convert::evaluated(evaluation).unwrap()
+    }
+
+    /// Takes a worker's answer as the job does.
+    fn record(evaluations: &mut Evaluations, shard: &Shard, found: pb::Evaluated) -> Vec<Measured> {
+        let found = evaluations.check(shard, found).unwrap();
+        evaluations.record(shard, found).unwrap()
     }
 
     #[test]
@@ -163,8 +176,8 @@ mod tests {
             shards.iter().map(|shard| (shard.version.get(), shard.begin, shard.end)).collect();
         assert_eq!(ranges, [(2, 0, 1024), (2, 1024, 1500)]);
         assert!(evaluations.begin(Step(3)).is_empty());
-        assert_eq!(evaluations.record(&shards[1], evaluated(&shards[1], 50.0, 76.0)), []);
-        let measured = evaluations.record(&shards[0], evaluated(&shards[0], 100.0, 1024.0));
+        assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 50.0, 76.0)), []);
+        let measured = record(&mut evaluations, &shards[0], evaluated(&shards[0], 100.0, 1024.0));
         assert_eq!((measured.len(), measured[0].version, measured[0].samples), (1, Version(2), 1500));
         assert_eq!(measured[0].metrics["loss"], 0.1);
         assert_eq!(measured[0].metrics["accuracy"], 1100.0 / 1500.0);
@@ -176,8 +189,8 @@ mod tests {
         let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
-        assert_eq!(evaluations.record(&shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
-        let told = evaluations.record(&shards[0], evaluated(&shards[0], 1.0, 1.0));
+        assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
+        let told = record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0));
         assert_eq!(told.iter().map(|measured| measured.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert!(evaluations.is_done());
     }
@@ -187,7 +200,7 @@ mod tests {
         let begun = || {
             let mut evaluations = Evaluations::new(PLAN, 10, vec![], Epoch(0));
             let shards = evaluations.begin(Step(4));
-            assert_eq!(evaluations.record(&shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
+            assert_eq!(record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
         };
         let epochs = |shards: Vec<Shard>| shards.iter().map(|shard| shard.epoch.get()).collect::<Vec<_>>();
@@ -204,11 +217,93 @@ mod tests {
         let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
-        assert_eq!(evaluations.check(&shard, &good), Ok(()));
+        assert!(evaluations.check(&shard, good.clone()).is_ok());
+        let refused = |found| evaluations.check(&shard, found).unwrap_err();
         let short = pb::Evaluated { samples: 9, ..good.clone() };
-        assert!(evaluations.check(&shard, &short).unwrap_err().contains("expected 10, found 9"));
-        let bare = pb::Evaluated { metric_sums: BTreeMap::new(), ..good };
-        assert!(evaluations.check(&shard, &bare).unwrap_err().contains("`accuracy`"));
+        assert!(refused(short).contains("expected 10, found 9"));
+        let bare = pb::Evaluated { tallies: BTreeMap::new(), ..good.clone() };
+        assert!(refused(bare).contains("`accuracy`"));
+        let empty = pb::Evaluated { tallies: [("accuracy".to_owned(), pb::Tally::default())].into(), ..good };
+        assert!(refused(empty).contains("Tally.kind"));
+    }
+
+    #[test]
+    fn an_answer_of_a_worker_from_before_tallies_counts() {
+        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
+        let shard = evaluations.begin(Step(2))[0];
+        let metric_sums = [("accuracy".to_owned(), 4.0)].into();
+        let old = pb::Evaluated { loss_sum: 5.0, samples: 10, metric_sums, ..Default::default() };
+        let measured = record(&mut evaluations, &shard, old);
+        assert_eq!((measured[0].metrics["accuracy"], measured[0].metrics["loss"]), (0.4, 0.5));
+    }
+
+    #[test]
+    fn networks_with_different_numbers_of_classes_are_not_one_job() {
+        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::F1], Epoch(0));
+        let shards = evaluations.begin(Step(2));
+        let answer = |shard: &Shard, classes| {
+            let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
+            encoded(Evaluation { samples: shard.end - shard.begin, loss_sum: 0.0, tallies })
+        };
+        assert_eq!(record(&mut evaluations, &shards[1], answer(&shards[1], 3)), []);
+        let refused = evaluations.check(&shards[0], answer(&shards[0], 4)).unwrap_err();
+        assert!(refused.contains("expected counts of 3 classes, found counts of 4 classes"), "{refused}");
+        assert_eq!(record(&mut evaluations, &shards[0], answer(&shards[0], 3)).len(), 1);
+    }
+
+    #[test]
+    fn metrics_are_computed_from_what_all_shards_counted() {
+        let metrics = vec![Metric::Rmse, Metric::Auc, Metric::F1, Metric::ConfusionMatrix];
+        let mut evaluations = Evaluations::new(PLAN, 1500, metrics, Epoch(0));
+        let shards = evaluations.begin(Step(2));
+        let answer = |shard: &Shard, sum: f64, scores: &[(f32, bool)], class: usize| {
+            let samples = shard.end - shard.begin;
+            let mut matrix = Confusion::new(2).unwrap();
+            matrix.add(class, 0, samples);
+            let counts = |right, predicted, labelled| ClassCounts { right, predicted, labelled };
+            let classes = match class {
+                0 => vec![counts(samples, samples, samples), counts(0, 0, 0)],
+                _ => vec![counts(0, samples, 0), counts(0, 0, samples)],
+            };
+            let scores = Scores::count(scores.iter().copied()).unwrap();
+            let tallies = [
+                (Metric::Rmse, Tally::Mean { sum, count: samples }),
+                (Metric::Auc, Tally::Scores(scores)),
+                (Metric::F1, Tally::Classes(classes)),
+                (Metric::ConfusionMatrix, Tally::Confusion(matrix)),
+            ];
+            encoded(Evaluation { samples, loss_sum: 0.0, tallies: tallies.into() })
+        };
+        let found = answer(&shards[1], 3000.0, &[(0.4, false), (0.8, true)], 1);
+        assert_eq!(record(&mut evaluations, &shards[1], found), []);
+        let found = answer(&shards[0], 3000.0, &[(0.1, false), (0.35, true)], 0);
+        let measured = record(&mut evaluations, &shards[0], found).remove(0);
+        assert_eq!((measured.metrics["rmse"], measured.metrics["auc"]), (2.0, 0.75));
+        assert_eq!(measured.metrics["f1"], f64::midpoint(2.0 * 1024.0 / 2524.0, 0.0));
+        assert!(!measured.metrics.contains_key("confusion_matrix"));
+        let matrix = measured.confusion.unwrap();
+        assert_eq!(matrix.rows().collect::<Vec<_>>(), [[1024, 0], [476, 0]]);
+    }
+
+    #[test]
+    fn an_epoch_with_too_many_scores_fails_and_says_what_to_do() {
+        let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
+        let records = shards as u64 * SHARD_RECORDS;
+        let mut evaluations = Evaluations::new(PLAN, records, vec![Metric::Auc], Epoch(0));
+        let mut failed = None;
+        for (at, shard) in evaluations.begin(Step(2)).iter().enumerate() {
+            let first = at * REPORT_SCORES_MAX;
+            let row = |score: usize| ScoreCounts { score: score as f32, positives: 1, negatives: 0 };
+            let scores = Scores::from_table((first..first + REPORT_SCORES_MAX).map(row).collect()).unwrap();
+            let tallies = [(Metric::Auc, Tally::Scores(scores))].into();
+            let found = Evaluation { samples: SHARD_RECORDS, loss_sum: 0.0, tallies };
+            let found = evaluations.check(shard, encoded(found)).unwrap();
+            assert!(failed.is_none());
+            failed = evaluations.record(shard, found).err();
+        }
+        let said = failed.unwrap();
+        assert!(said.starts_with("the evaluation of epoch 0: metric `auc`: more than 4194304"), "{said}");
+        assert!(said.contains("use fewer validation records"), "{said}");
     }
 
     #[test]

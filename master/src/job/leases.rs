@@ -221,6 +221,7 @@ impl Job {
             let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
             let Report::Trained(trained) = report else { return Err(other_report("trained")) };
             let beaten = training.complete(now.since_start, worker, lease, &trained)?;
+            self.numbers.add_work(trained.load_us, trained.compute_us);
             self.effects.extend(beaten.into_iter().map(|(worker, lease)| Effect::Recall(worker, lease)));
             self.on_trained(now);
             return Ok(());
@@ -247,13 +248,19 @@ impl Job {
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {
                 let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
-                let measured = training
+                let found = training
                     .evaluations
-                    .check(shard, &found)
-                    .map(|()| training.evaluations.record(shard, found))
+                    .check(shard, found)
                     .map_err(|message| Failure::new(Kind::Malformed, message))?;
+                let measured = training.evaluations.record(shard, found);
                 self.task_done(worker, lease);
-                measured.into_iter().for_each(|measured| self.on_measured(now, measured));
+                match measured {
+                    Ok(measured) => measured.into_iter().for_each(|measured| self.on_measured(now, measured)),
+                    Err(reason) => {
+                        self.stop(now, failed(reason), Salvage::Newest);
+                        return Ok(());
+                    }
+                }
                 self.maybe_trained_out(now);
             }
             (Work::Export(_), Report::Exported(exported)) => {

@@ -70,6 +70,7 @@ impl Job {
             output: self.output.clone(),
             numerics: self.numerics.iter().map(Into::into).collect(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
+            confusion: self.numbers.confusion.clone(),
         }
     }
 
@@ -104,6 +105,7 @@ impl Job {
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
         job.numbers.samples_before = record.samples_before;
+        job.numbers.confusion = record.confusion;
         job.era = Era(record.era);
         job.epochs_measured = Epoch(record.epochs_measured);
         if let Some(end) = record.ending {

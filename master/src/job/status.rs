@@ -73,6 +73,12 @@ pub(super) struct Numbers {
     workers_seen_before: u64,
     pub(super) workers_seen: BTreeSet<IncarnationId>,
     pub(super) final_metrics: BTreeMap<String, f64>,
+    /// Time for which workers waited for records, and computed gradients, since this start of the
+    /// master, in microseconds.
+    load_us: u64,
+    compute_us: u64,
+    /// Confusion matrix of the last evaluation.
+    pub(super) confusion: Option<pb::ConfusionMatrix>,
     ledger: Option<Ledger>,
 }
 
@@ -100,6 +106,18 @@ impl Numbers {
     /// Returns distinct worker incarnations that held a lease.
     pub(super) fn workers_seen(&self) -> u64 {
         self.workers_seen_before + self.workers_seen.len() as u64
+    }
+
+    /// Adds what a worker says of its time on a lease.
+    pub(super) fn add_work(&mut self, load_us: u64, compute_us: u64) {
+        self.load_us = self.load_us.saturating_add(load_us);
+        self.compute_us = self.compute_us.saturating_add(compute_us);
+    }
+
+    /// Returns the share of the workers' time that they waited for records. `None`: nobody said.
+    fn data_wait(&self) -> Option<f64> {
+        let all = self.load_us as f64 + self.compute_us as f64;
+        (all > 0.0).then(|| self.load_us as f64 / all)
     }
 
     /// Takes the least progress of all partitions as applied, and the sum of dropped duplicates.
@@ -247,7 +265,9 @@ impl Job {
             hangs: Vec::new(),
             idle: Vec::new(),
             numerics: self.numerics.iter().map(Into::into).collect(),
+            data_wait: numbers.data_wait(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
+            confusion: numbers.confusion.clone(),
         }
     }
 

@@ -274,12 +274,13 @@ fn report(lease: &pb::Lease) -> Report {
         pb::lease::Work::Train(task) => {
             let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
             let ids = task.first..task.first + u64::from(task.count);
-            Report::Trained(pb::Trained { microbatches: ids.map(loss).collect(), took_us: 0 })
+            Report::Trained(pb::Trained { microbatches: ids.map(loss).collect(), ..pb::Trained::default() })
         }
         pb::lease::Work::Evaluate(task) => Report::Evaluated(pb::Evaluated {
             loss_sum: 3.0,
             samples: task.end - task.begin,
             metric_sums: BTreeMap::from([("accuracy".to_owned(), 1.0)]),
+            ..pb::Evaluated::default()
         }),
         other => panic!("{other:?}"),
     }
@@ -635,7 +636,7 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     let trained = |loss_sum, samples, count| {
         Report::Trained(pb::Trained {
             microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count],
-            took_us: 0,
+            ..pb::Trained::default()
         })
     };
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `trained`");
@@ -644,10 +645,13 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     refuse(&mut world, &lease, trained(f64::NAN, 1, 16), "expected a finite number");
     assert_eq!(world.status().samples_applied, 0);
     let (worker, id) = (world.workers[0], LeaseId(lease.id));
-    let too_much = pb::Trained { microbatches: vec![pb::MicrobatchReport::default(); 17], took_us: 0 };
+    let too_much =
+        pb::Trained { microbatches: vec![pb::MicrobatchReport::default(); 17], ..pb::Trained::default() };
     assert!(world.job.release(world.now, worker, id, &too_much).is_err());
-    let some =
-        pb::Trained { microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1 }; 5], took_us: 0 };
+    let some = pb::Trained {
+        microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1 }; 5],
+        ..pb::Trained::default()
+    };
     assert_eq!(world.job.release(world.now, worker, id, &some), Ok(true));
     assert_eq!(world.job.release(world.now, worker, id, &some), Ok(false), "it has ended");
     assert_eq!(

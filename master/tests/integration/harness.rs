@@ -452,6 +452,7 @@ impl Worker {
                 loss_sum: 3.0,
                 samples: task.end - task.begin,
                 metric_sums: BTreeMap::from([("accuracy".to_owned(), 1.0)]),
+                ..pb::Evaluated::default()
             }),
             Work::Export(_) => {
                 let files: [(&str, &[u8]); 1] = [("model.safetensors", b"weights")];
@@ -489,7 +490,7 @@ pub(crate) fn trained(first: u64, count: u32) -> Report {
     let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
     Report::Trained(pb::Trained {
         microbatches: (first..first + u64::from(count)).map(loss).collect(),
-        took_us: 0,
+        ..pb::Trained::default()
     })
 }
 

@@ -5,10 +5,11 @@
 //! (`torch.nn.functional`) with `reduction="mean"`.
 
 use data::Batch;
-use proto::spec::{Loss, Metric};
+use proto::metrics::{Evaluation, Metric};
+use proto::spec::Loss;
 
 use crate::error::{Error, Result};
-use crate::model::Evaluation;
+use crate::metrics::{ClassMeter, ValueMeter, largest};
 
 /// Labels for the outputs `[n, width]` of a batch, checked against loss and width.
 #[derive(Clone, Copy, Debug)]
@@ -65,32 +66,44 @@ impl<'a> Target<'a> {
         ((sum / samples) as f32, gradient)
     }
 
-    /// Sums the losses and metrics of the records.
+    /// Sums the losses of the records, and counts their metrics. `loss` is the job's.
     ///
     /// # Errors
-    /// A metric compares values and the labels are classes.
-    pub(super) fn evaluate(self, metrics: &[Metric], outputs: &[f32], width: usize) -> Result<Evaluation> {
-        let rows = || outputs.chunks_exact(width).enumerate();
-        let mut evaluation = Evaluation {
-            samples: (outputs.len() / width) as u64,
-            loss_sum: rows().map(|(record, outputs)| self.loss(record, outputs)).sum(),
-            ..Evaluation::default()
+    /// A metric does not fit the labels, or so many classes.
+    pub(super) fn evaluate(
+        self,
+        loss: Loss,
+        metrics: &[Metric],
+        outputs: &[f32],
+        width: usize,
+    ) -> Result<Evaluation> {
+        let rows = outputs.chunks_exact(width).enumerate();
+        let (samples, mut loss_sum) = ((outputs.len() / width) as u64, 0.0);
+        let tallies = match self {
+            Self::CrossEntropy(classes) | Self::Nll(classes) => {
+                let mut meter = ClassMeter::new(metrics, width)?;
+                for (record, outputs) in rows {
+                    let loss = self.loss(record, outputs);
+                    loss_sum += loss;
+                    meter.add(outputs, classes[record] as usize, || loss);
+                }
+                meter.finish()
+            }
+            Self::Mse(labels) | Self::BceWithLogits(labels) => {
+                let mut meter = ValueMeter::new(metrics, loss)?;
+                for (record, outputs) in rows {
+                    let loss = self.loss(record, outputs);
+                    loss_sum += loss;
+                    meter.add(outputs, of_record(labels, record, outputs), || loss);
+                }
+                meter.finish()
+            }
         };
-        for &metric in metrics {
-            let sum =
-                rows().map(|(record, outputs)| self.metric(metric, record, outputs)).sum::<Option<f64>>();
-            let sum = sum.ok_or_else(|| Error::Engine {
-                what: format!("metric `{}`", metric.name()),
-                reason: "it compares values and the labels are classes; remove it from model.metrics"
-                    .to_owned(),
-            })?;
-            evaluation.metric_sums.insert(metric.name().to_owned(), sum);
-        }
-        Ok(evaluation)
+        Ok(Evaluation { samples, loss_sum, tallies })
     }
 
     /// Returns the loss of one record.
-    fn loss(self, record: usize, outputs: &[f32]) -> f64 {
+    pub(super) fn loss(self, record: usize, outputs: &[f32]) -> f64 {
         let pairs = |labels: &'a [f32]| pairs(labels, record, outputs);
         let mean = 1.0 / outputs.len() as f64;
         match self {
@@ -135,42 +148,25 @@ impl<'a> Target<'a> {
             }
         }
     }
-
-    /// Returns one metric of one record, or `None` where it has no meaning.
-    fn metric(self, metric: Metric, record: usize, outputs: &[f32]) -> Option<f64> {
-        let mean = 1.0 / outputs.len() as f64;
-        match (metric, self) {
-            (Metric::Accuracy, Self::CrossEntropy(classes) | Self::Nll(classes)) => {
-                Some(f64::from(u8::from(largest(outputs) as i64 == classes[record])))
-            }
-            (Metric::Accuracy, Self::Mse(labels) | Self::BceWithLogits(labels)) => {
-                let same_side = |pair: &(f64, f64)| (pair.0 > 0.0) == (pair.1 > 0.5);
-                Some(mean * pairs(labels, record, outputs).filter(same_side).count() as f64)
-            }
-            (Metric::Mae, Self::Mse(labels) | Self::BceWithLogits(labels)) => {
-                let distances = pairs(labels, record, outputs).map(|(output, label)| (output - label).abs());
-                Some(mean * distances.sum::<f64>())
-            }
-            (Metric::Mae, Self::CrossEntropy(_) | Self::Nll(_)) => None,
-        }
-    }
 }
 
 /// Pairs a record's outputs with its labels.
 fn pairs<'a>(labels: &'a [f32], record: usize, outputs: &'a [f32]) -> impl Iterator<Item = (f64, f64)> + 'a {
-    let labels = &labels[record * outputs.len()..][..outputs.len()];
-    outputs.iter().zip(labels).map(|(&output, &label)| (f64::from(output), f64::from(label)))
+    outputs
+        .iter()
+        .zip(of_record(labels, record, outputs))
+        .map(|(&output, &label)| (f64::from(output), f64::from(label)))
+}
+
+/// Returns the labels of a record, as many as it has outputs.
+fn of_record<'a>(labels: &'a [f32], record: usize, outputs: &[f32]) -> &'a [f32] {
+    &labels[record * outputs.len()..][..outputs.len()]
 }
 
 /// Computes `ln(sum(exp(outputs)))` without overflow.
 fn log_sum_exp(outputs: &[f32]) -> f64 {
     let max = f64::from(outputs[largest(outputs)]);
     max + libm::log(outputs.iter().map(|&output| libm::exp(f64::from(output) - max)).sum::<f64>())
-}
-
-/// Returns the index of the largest output, the first of equals.
-fn largest(outputs: &[f32]) -> usize {
-    (1..outputs.len()).fold(0, |best, at| if outputs[at] > outputs[best] { at } else { best })
 }
 
 fn classes(loss: Loss, batch: &Batch, width: usize) -> Result<&[i64]> {
@@ -229,18 +225,18 @@ mod tests {
         let values = batch(Values::F32(vec![1.0, 0.0, 1.0, 0.0]), 2);
         let evaluate = |loss, metrics: &[Metric]| {
             let batch = if matches!(loss, Loss::CrossEntropy | Loss::Nll) { &classes } else { &values };
-            Target::new(loss, batch, 2).unwrap().evaluate(metrics, &outputs, 2).unwrap()
+            Target::new(loss, batch, 2).unwrap().evaluate(loss, metrics, &outputs, 2).unwrap()
         };
         let found = evaluate(Loss::CrossEntropy, &[Metric::Accuracy]);
         close(found.loss_sum, 2f64.ln() + (2f64.exp() + 1.0).ln());
-        assert_eq!((found.samples, found.metric_sums["accuracy"]), (2, 1.0));
+        assert_eq!((found.samples, found.values()["accuracy"]), (2, 0.5));
         close(evaluate(Loss::Nll, &[]).loss_sum, 0.0);
         let found = evaluate(Loss::Mse, &[Metric::Mae]);
         close(found.loss_sum, 1.0);
-        close(found.metric_sums["mae"], 1.0);
+        close(found.values()["mae"], 0.5);
         let found = evaluate(Loss::BceWithLogits, &[Metric::Accuracy, Metric::Mae]);
         close(found.loss_sum, 1.5 * 2f64.ln() + 0.5 * (-2f64).exp().ln_1p());
-        assert_eq!(found.metric_sums["accuracy"], 1.5);
+        assert_eq!(found.values()["accuracy"], 0.75);
     }
 
     #[test]
@@ -289,7 +285,8 @@ mod tests {
     fn a_metric_without_meaning_is_refused() {
         let classes = batch(Values::I64(vec![0]), 1);
         let target = Target::new(Loss::CrossEntropy, &classes, 2).unwrap();
-        assert!(target.evaluate(&[Metric::Mae], &[0.0, 1.0], 2).unwrap_err().to_string().contains("`mae`"));
+        let refused = target.evaluate(Loss::CrossEntropy, &[Metric::Mae], &[0.0, 1.0], 2);
+        assert!(refused.unwrap_err().to_string().contains("`mae`"));
     }
 
     proptest! {
@@ -305,7 +302,7 @@ mod tests {
             for loss in [Loss::CrossEntropy, Loss::Nll, Loss::Mse, Loss::BceWithLogits] {
                 let target = Target::new(loss, if loss.wants_classes() { &classes } else { &values }, 3).unwrap();
                 let (mean, gradient) = target.gradient(&outputs, 3);
-                let at = |outputs: &[f32]| target.evaluate(&[], outputs, 3).unwrap().loss_sum / 2.0;
+                let at = |outputs: &[f32]| target.evaluate(loss, &[], outputs, 3).unwrap().loss_sum / 2.0;
                 prop_assert!((f64::from(mean) - at(&outputs)).abs() < 1e-6);
                 for (index, slope) in gradient.iter().enumerate() {
                     let (mut low, mut high) = (outputs.clone(), outputs.clone());

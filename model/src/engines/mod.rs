@@ -1,6 +1,8 @@
 //! Compute engines behind [`Model`](crate::Model): pure Rust always, libtorch with the `torch`
 //! feature.
 
+#[cfg(test)]
+mod golden;
 mod loss;
 mod options;
 mod pure;

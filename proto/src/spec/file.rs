@@ -120,6 +120,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::metrics::Metric;
     use crate::spec::{Mode, Order};
     use crate::wire::WireType;
 
@@ -291,6 +292,45 @@ learning_rate = 1e-3
         }
         let message = error(&format!("{JOB}[exchange]\ntype = \"bf16\"\n"));
         assert!(message.contains("did you mean `dtype`?"), "{message}");
+    }
+
+    #[test]
+    fn metrics_fit_the_loss_or_are_refused_with_better_ones() {
+        let with = |loss: &str, metrics: &str| {
+            read(&JOB.replace(
+                "builtin = \"mlp\"",
+                &format!("builtin = \"mlp\"\nloss = \"{loss}\"\nmetrics = {metrics}"),
+            ))
+        };
+        let spec =
+            with("cross_entropy", r#"["accuracy", "top5", "log_loss", "f1", "confusion_matrix"]"#).unwrap();
+        assert_eq!(spec.model.metrics[1], Metric::TopK(5));
+        assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+        assert!(with("mse", r#"["mae", "mse", "rmse"]"#).is_ok());
+        assert!(with("bce_with_logits", r#"["accuracy", "log_loss", "auc", "f1", "mae"]"#).is_ok());
+        for (loss, metrics, expected) in [
+            (
+                "cross_entropy",
+                r#"["mae"]"#,
+                r#""mae" compares values; this loss has class labels, use "accuracy""#,
+            ),
+            ("mse", r#"["top5"]"#, r#""top5" needs classes; this loss compares values, use "mae""#),
+            (
+                "cross_entropy",
+                r#"["auc"]"#,
+                r#""auc" needs binary labels; this loss has class labels, use "f1""#,
+            ),
+            ("bce_with_logits", r#"["confusion_matrix"]"#, r#"this loss has binary labels, use "f1""#),
+            ("cross_entropy", r#"["acuracy"]"#, "did you mean `accuracy`?"),
+            ("cross_entropy", r#"["top_k"]"#, "metric `top_k`: expected `top` and a number from 1 to 1000"),
+            ("cross_entropy", r#"["top0"]"#, "such as `top5`"),
+            ("cross_entropy", "[5]", "invalid type: integer `5`"),
+        ] {
+            let message = with(loss, metrics).unwrap_err().to_string();
+            assert!(message.contains(expected), "{expected} missing in {message}");
+        }
+        let message = with("mse", r#"["accuracy", "auc"]"#).unwrap_err().to_string();
+        assert!(message.contains("\"accuracy\" needs") && message.contains("\"auc\" needs"), "{message}");
     }
 
     #[test]

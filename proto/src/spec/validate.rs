@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     BLOCK_MAX, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
-    LimitsSpec, Loss, Metric, Mode, Normalize, Order, Shuffle, WORKERS_MAX, WorkersSpec,
+    LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -49,14 +49,11 @@ impl JobSpec {
             self.model.loss != Loss::Module || self.model.script.is_some(),
             "model.loss: \"module\" needs a script that returns its loss".to_owned(),
         );
-        check(
-            !self.model.metrics.contains(&Metric::Mae) || !self.model.loss.wants_classes(),
-            "model.metrics: \"mae\" compares values; this loss has class labels, use \"accuracy\"".to_owned(),
-        );
-        check(
-            !self.model.metrics.contains(&Metric::Accuracy) || self.model.loss != Loss::Mse,
-            "model.metrics: \"accuracy\" needs classes; this loss compares values, use \"mae\"".to_owned(),
-        );
+        for metric in &self.model.metrics {
+            if let Some((reason, better)) = metric.misfit(self.model.loss) {
+                check(false, format!("model.metrics: \"{metric}\" {reason}, use \"{better}\""));
+            }
+        }
         self.data.validate(&mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
         let microbatches = effective.div_ceil(micro.max(1));
@@ -224,6 +221,7 @@ impl DataSpec {
                 "data.tokens.stride: 0 repeats one record; set 1 or more".to_owned(),
             );
         }
+        self.validate_transforms(check);
         for (column, &length) in &self.lengths {
             check(
                 length > 0,
@@ -241,6 +239,52 @@ impl DataSpec {
             self.shape.as_ref().is_none_or(|shape| !shape.is_empty() && !shape.contains(&0)),
             "data.shape: needs at least one dimension and none of size 0".to_owned(),
         );
+    }
+}
+
+impl DataSpec {
+    fn validate_transforms(&self, check: &mut impl FnMut(bool, String)) {
+        let validates = self.validation.is_some() || self.validation_fraction.is_some();
+        for (section, columns) in
+            [("transforms", &self.transforms), ("validation_transforms", &self.validation_transforms)]
+        {
+            for (column, transforms) in columns {
+                let key = format!("data.{section}.{column}");
+                check(
+                    !transforms.is_empty() || section == "validation_transforms",
+                    format!("{key}: an empty list changes nothing; remove it"),
+                );
+                for transform in transforms {
+                    transform.validate(&key, check);
+                }
+            }
+        }
+        check(
+            validates || self.validation_transforms.is_empty(),
+            "data.validation_transforms: the job has no validation records; give `validation`, or remove it"
+                .to_owned(),
+        );
+        for (column, transforms) in &self.transforms {
+            let random = transforms.iter().find(|transform| transform.is_random());
+            check(
+                !validates || random.is_none() || self.validation_transforms.contains_key(column),
+                format!(
+                    "data.transforms.{column}: `{}` is random, and validation would measure something else each time; say \
+                     in data.validation_transforms.{column} what it does instead",
+                    random.map_or("", Transform::name)
+                ),
+            );
+        }
+        for (column, transforms) in &self.validation_transforms {
+            let random = transforms.iter().find(|transform| transform.is_random());
+            check(
+                random.is_none(),
+                format!(
+                    "data.validation_transforms.{column}: `{}` is random; validation measures the same records each time",
+                    random.map_or("", Transform::name)
+                ),
+            );
+        }
     }
 }
 

@@ -5,6 +5,13 @@ use super::{Mutant, Test};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        what: "the means of an evaluation are added as they arrive",
+        file: "proto/src/metrics/evaluation.rs",
+        find: "partition(|(_, tally)| tally.is_ordered())",
+        replace: "partition(|_| false)",
+        test: Test::Lib("proto", "metrics"),
+    },
+    Mutant {
         what: "a ps drops a job whose end is not durable",
         file: "master/src/books.rs",
         find: "chain(self.jobs.keys()).map(|id| id.get())",

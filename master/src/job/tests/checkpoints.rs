@@ -168,6 +168,7 @@ fn a_checkpoint_waits_until_all_that_is_older_is_measured() {
             loss_sum: 3.0,
             samples: 2,
             metric_sums: BTreeMap::from([("accuracy".to_owned(), 1.0)]),
+            ..pb::Evaluated::default()
         }),
     );
     assert_eq!(world.manifest().map(|manifest| manifest.version), Some(Version(3)));

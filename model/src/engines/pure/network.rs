@@ -6,8 +6,9 @@
 //! weights only.
 
 use data::Batch;
+use proto::metrics::Metric;
 use proto::random::Keyed;
-use proto::spec::{Loss, Metric};
+use proto::spec::Loss;
 use proto::tensor::{TensorSpec, Values};
 
 use super::matrix;
@@ -184,6 +185,6 @@ impl Model for Network {
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
         let (_, outputs) = self.forward(batch)?;
         let width = self.outputs();
-        Target::new(self.loss, batch, width)?.evaluate(&self.metrics, &outputs, width)
+        Target::new(self.loss, batch, width)?.evaluate(self.loss, &self.metrics, &outputs, width)
     }
 }

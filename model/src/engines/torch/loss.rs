@@ -1,14 +1,15 @@
 //! Losses with gradients. Outputs and labels are checked before libtorch sees them.
 
 use data::Batch;
-use proto::spec::{Loss, Metric, ModelSpec};
+use proto::metrics::{Evaluation, Metric, Tallies};
+use proto::spec::{Loss, ModelSpec};
 use proto::tensor::Values;
 use tch::{Kind, Reduction, Tensor};
 
 use super::network::{Output, failed};
 use crate::engines::loss::{Target, mismatch};
 use crate::error::{Error, Result};
-use crate::model::Evaluation;
+use crate::metrics::ClassMeter;
 
 /// Computes the mean loss over the records, a scalar from which gradients flow. `labels` are the
 /// batch's, on the device.
@@ -37,19 +38,25 @@ pub(super) fn mean(spec: &ModelSpec, output: &Output, labels: &Tensor, batch: &B
     value.map_err(failed("loss"))
 }
 
-/// Sums losses and metrics over the records. `mean` is the mean loss.
+/// Sums losses over the records, and counts their metrics. `mean` is the mean loss.
 pub(super) fn evaluate(spec: &ModelSpec, mean: f64, outputs: &Tensor, batch: &Batch) -> Result<Evaluation> {
     let metrics = &spec.metrics;
-    if let Some(positions) = Positions::of(spec, batch) {
-        return positions.evaluate(mean, outputs, metrics);
-    }
-    let rows = read_rows(outputs)?;
-    let width = (rows.len() / batch.samples.max(1)).max(1);
-    if spec.loss != Loss::Module {
-        return Target::new(spec.loss, batch, width)?.evaluate(metrics, &rows, width);
-    }
     let samples = batch.samples as u64;
-    let mut evaluation = Evaluation { samples, loss_sum: mean * samples as f64, ..Evaluation::default() };
+    let evaluation = Evaluation { samples, loss_sum: mean * samples as f64, ..Evaluation::default() };
+    if let Some(positions) = Positions::of(spec, batch) {
+        if metrics.is_empty() {
+            return Ok(evaluation);
+        }
+        let rows = positions.rows(outputs)?;
+        let width = rows.size()[1] as usize;
+        let tallies = with_rows(&rows, |rows| positions.count(metrics, rows, width))?;
+        return Ok(Evaluation { tallies, ..evaluation });
+    }
+    let width = (outputs.numel() / batch.samples.max(1)).max(1);
+    if spec.loss != Loss::Module {
+        let target = Target::new(spec.loss, batch, width)?;
+        return with_rows(outputs, |rows| target.evaluate(spec.loss, metrics, rows, width));
+    }
     if metrics.is_empty() {
         return Ok(evaluation);
     }
@@ -67,15 +74,15 @@ pub(super) fn evaluate(spec: &ModelSpec, mean: f64, outputs: &Tensor, batch: &Ba
     };
     let like = if labels.as_f32().is_none() { Loss::CrossEntropy } else { Loss::Mse };
     let labelled = Batch { records: batch.records.clone(), ..Batch::of(&[], &[0], &labels, batch.samples) };
-    evaluation.metric_sums =
-        Target::new(like, &labelled, width)?.evaluate(metrics, &rows, width)?.metric_sums;
-    Ok(evaluation)
+    let target = Target::new(like, &labelled, width)?;
+    let counted = with_rows(outputs, |rows| target.evaluate(Loss::Module, metrics, rows, width))?;
+    Ok(Evaluation { tallies: counted.tallies, ..evaluation })
 }
 
-/// Returns all outputs, row-major.
-fn read_rows(outputs: &Tensor) -> Result<Vec<f32>> {
-    let rows = outputs.f_to_kind(Kind::Float).and_then(|outputs| super::model::read_f32(&outputs));
-    rows.map_err(failed("evaluation"))
+/// Calls `of` with all outputs, row-major. Outputs in host memory are not copied.
+fn with_rows<T>(outputs: &Tensor, of: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    let rows = outputs.f_to_kind(Kind::Float).and_then(|outputs| super::model::with_elements(&outputs, of));
+    rows.map_err(failed("evaluation"))?
 }
 
 /// Several classes in each record, such as one for each token of a text.
@@ -152,22 +159,20 @@ impl<'a> Positions<'a> {
         mean().map_err(failed("loss"))
     }
 
-    /// Sums the mean loss and the mean metrics of the positions that count over the records.
-    fn evaluate(&self, mean: f64, outputs: &Tensor, metrics: &[Metric]) -> Result<Evaluation> {
-        let (samples, counted) = (self.batch.samples as u64, self.counted());
-        let mut evaluation = Evaluation { samples, loss_sum: mean * samples as f64, ..Evaluation::default() };
-        let rows = self.rows(outputs)?;
-        let width = rows.size()[1] as usize;
-        let rows = read_rows(&rows)?;
-        let keep = || self.classes.iter().enumerate().filter(|(_, class)| **class != self.ignored);
-        let classes = Values::I64(keep().map(|(_, &class)| class).collect());
-        let kept: Vec<f32> =
-            keep().flat_map(|(at, _)| &rows[at * width..(at + 1) * width]).copied().collect();
-        let of_positions = Batch::of(&[], &[0], &classes, counted);
-        let sums = Target::new(self.loss, &of_positions, width)?.evaluate(metrics, &kept, width)?.metric_sums;
-        let scale = samples as f64 / counted.max(1) as f64;
-        evaluation.metric_sums = sums.into_iter().map(|(name, sum)| (name, sum * scale)).collect();
-        Ok(evaluation)
+    /// Counts the metrics of the positions that count, from all outputs `[positions, width]`.
+    fn count(&self, metrics: &[Metric], rows: &[f32], width: usize) -> Result<Tallies> {
+        let mut meter = ClassMeter::new(metrics, width)?;
+        let target = match self.loss {
+            Loss::Nll => Target::Nll(self.classes),
+            _ => Target::CrossEntropy(self.classes),
+        };
+        for (at, outputs) in rows.chunks_exact(width).enumerate() {
+            let class = self.classes[at];
+            if class != self.ignored {
+                meter.add(outputs, class as usize, || target.loss(at, outputs));
+            }
+        }
+        Ok(meter.finish())
     }
 }
 
@@ -193,4 +198,76 @@ fn width(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<usize> {
         return Err(mismatch(loss, &format!("outputs of shape [{n}, {rest}]"), format!("{size:?}")));
     }
     Ok(outputs.numel() / n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engines::golden;
+
+    fn spec(loss: Loss, ignore_index: i64, metrics: Vec<Metric>) -> ModelSpec {
+        let text = "name = \"x\"\nepochs = 1\nbatch = { micro = 1 }\noptimizer = { kind = \"sgd\", learning_rate = 1 }\n\
+             model = { script = \"x.pt\" }\ndata = { format = \"csv\", train = { files = [\"x\"] } }\n";
+        let job = proto::spec::parse(text, std::path::Path::new("x.toml"), &[]).unwrap();
+        ModelSpec { loss, ignore_index, metrics, ..job.model }
+    }
+
+    fn tensor(shape: &[usize], values: &[f32]) -> Tensor {
+        let shape: Vec<_> = shape.iter().map(|&size| size as i64).collect();
+        Tensor::from_slice(values).view(shape.as_slice())
+    }
+
+    #[test]
+    fn the_metrics_are_those_of_scikit_learn() {
+        for case in golden::cases() {
+            let spec = spec(case.loss, case.ignored.unwrap_or(-100), case.metrics());
+            let (batch, outputs) = case.part(0, case.shape[0]);
+            let outputs = tensor(&case.shape, outputs);
+            case.check(&evaluate(&spec, 0.5, &outputs, &batch).unwrap());
+            if case.shape.len() == 3 {
+                let first = outputs.movedim_int(-1, 1);
+                case.check(&evaluate(&spec, 0.5, &first, &batch).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_of_a_scripts_own_loss_have_metrics_by_their_labels() {
+        for case in golden::cases().into_iter().filter(|case| case.ignored.is_none()) {
+            let (batch, outputs) = case.part(0, case.shape[0]);
+            let outputs = tensor(&case.shape, outputs);
+            // Outputs of classes count as logits, and logits of values as values.
+            let is_loss = |metric: &Metric| matches!(metric, Metric::LogLoss | Metric::Perplexity);
+            let metrics = case.metrics().into_iter().filter(|metric| !is_loss(metric)).collect::<Vec<_>>();
+            let found = evaluate(&spec(Loss::Module, -100, metrics), 0.5, &outputs, &batch).unwrap();
+            assert_eq!(found.loss_sum, 0.5 * batch.samples as f64);
+            let mut case = case;
+            case.values.retain(|metric, _| found.tallies.contains_key(&metric.parse().unwrap()));
+            case.check(&found);
+        }
+    }
+
+    #[test]
+    fn outputs_that_are_nan_have_metrics_that_are() {
+        for mut case in golden::cases() {
+            *case.outputs.last_mut().unwrap() = f32::NAN;
+            let spec = spec(case.loss, case.ignored.unwrap_or(-100), case.metrics());
+            let (batch, outputs) = case.part(0, case.shape[0]);
+            let found = evaluate(&spec, f64::NAN, &tensor(&case.shape, outputs), &batch).unwrap();
+            for (name, value) in found.values().iter().filter(|(name, _)| *name != "loss") {
+                assert!(value.is_nan(), "{}: {name} is {value}", case.name);
+            }
+            assert!(found.confusion().is_none());
+        }
+    }
+
+    #[test]
+    fn a_position_that_does_not_count_may_have_any_outputs() {
+        let mut case = golden::cases().into_iter().find(|case| case.ignored.is_some()).unwrap();
+        case.outputs[0] = f32::NAN;
+        let spec = spec(case.loss, -100, case.metrics());
+        let (batch, outputs) = case.part(0, case.shape[0]);
+        assert_eq!(batch.classes().unwrap()[0], -100);
+        case.check(&evaluate(&spec, 0.5, &tensor(&case.shape, outputs), &batch).unwrap());
+    }
 }

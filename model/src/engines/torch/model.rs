@@ -313,7 +313,7 @@ pub(super) fn read_f32(tensor: &Tensor) -> tch::Result<Vec<f32>> {
 }
 
 /// Calls `of` with the elements of a tensor of floats, row-major.
-fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Result<T> {
+pub(super) fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) -> tch::Result<T> {
     let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
     let len = tensor.numel();
     if len == 0 {
