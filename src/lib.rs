@@ -45,7 +45,7 @@ pub use ::{client, data, model};
 pub use ::client::pipe;
 pub use ::model::{Error, Result, device, weights};
 pub use ::net::security;
-pub use ::proto::{column, random, spec, tensor};
+pub use ::proto::{column, metrics, random, spec, tensor};
 
 use crate::app::App;
 use crate::args::{Cli, Command};

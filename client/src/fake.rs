@@ -199,6 +199,7 @@ pub(crate) fn succeeded() -> pb::JobStatus {
         workers_seen: 3,
         wall_ms: 2500,
         training_ms: 2000,
+        data_wait: Some(0.25),
         loss: Some(0.5),
         final_metrics: [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into(),
         artifacts: vec![proto::artifact::describe(MODEL, b"weights")],

@@ -1,12 +1,16 @@
 //! A job in numbers: as JSON while it lives, as `summary.json` once it ended.
 
+mod layout;
+
 use std::collections::BTreeMap;
 
+use proto::metrics::Confusion;
 use proto::pb;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::JobStatus;
+use crate::results::metrics;
 
 /// Name of the file that holds every weight and state tensor.
 pub const MODEL: &str = "model.safetensors";
@@ -39,9 +43,19 @@ pub struct Summary {
     /// Records applied per second of training. Records of an earlier run that this job resumed do
     /// not count.
     samples_per_second: f64,
+    /// Share of the workers' time that they waited for records; the rest they computed. `null`: not
+    /// known.
+    data_wait: Option<f64>,
     /// Metrics of the last evaluation; without one, the training loss of the newest step.
     #[serde(rename = "final")]
     metrics: BTreeMap<String, f64>,
+    /// Confusion matrix of the last evaluation: a row for each class, with the number of its labels
+    /// by predicted class. Absent if it is no metric of the job or an output was NaN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confusion_matrix: Option<Vec<Vec<u64>>>,
+    /// Metrics of each evaluation, in the order of the epochs. Absent where events are not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    evaluations: Vec<Map<String, Value>>,
     /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.
     model_sha256: Option<String>,
     /// The numerics classes that computed the job, each with its facts and its first version: one,
@@ -70,15 +84,24 @@ impl Summary {
             } else {
                 0.0
             },
+            data_wait: status.data_wait,
             metrics: final_metrics(status),
+            confusion_matrix: confusion(status),
+            evaluations: Vec::new(),
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
         }
     }
 
+    /// Adds the metrics of each evaluation.
+    #[must_use]
+    pub fn with_evaluations<'a>(self, events: impl IntoIterator<Item = &'a pb::EvaluationEvent>) -> Self {
+        Self { evaluations: events.into_iter().map(metrics::evaluation).collect(), ..self }
+    }
+
     /// Returns the summary as a JSON object over several lines, for the file.
     pub fn to_text(&self) -> String {
-        serde_json::to_string_pretty(self).expect("plain fields") + "\n"
+        layout::to_text(self)
     }
 
     /// Returns the summary as a JSON object on one line.
@@ -93,6 +116,12 @@ pub fn final_metrics(status: &JobStatus) -> BTreeMap<String, f64> {
         return status.final_metrics.clone();
     }
     status.loss.into_iter().map(|loss| ("loss".to_owned(), loss)).collect()
+}
+
+/// Returns the rows of the confusion matrix of the last evaluation.
+fn confusion(status: &JobStatus) -> Option<Vec<Vec<u64>>> {
+    let matrix = Confusion::try_from(status.confusion.clone()?).ok()?;
+    Some(matrix.rows().map(<[u64]>::to_vec).collect())
 }
 
 /// SHA-256 of the trained model. `None` before there is a model.
@@ -136,8 +165,10 @@ pub fn json(status: &JobStatus) -> Value {
         "idle": status.idle.iter().map(idle).collect::<Vec<_>>(),
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
+        "data_wait": status.data_wait,
         "loss": status.loss,
         "final": final_metrics(status),
+        "confusion_matrix": confusion(status),
         "model_sha256": model_sha256(status),
         "artifacts": status.artifacts.iter().map(artifact).collect::<Vec<_>>(),
         "checkpoint": status.checkpoint,
@@ -179,7 +210,7 @@ fn numerics(status: &JobStatus) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::succeeded;
+    use crate::fake::{evaluation, succeeded};
 
     #[test]
     fn it_has_exactly_the_documented_fields_in_order() {
@@ -187,7 +218,7 @@ mod tests {
         assert_eq!(
             Summary::new(&succeeded()).to_line(),
             format!(
-                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}","numerics":[{{"version":0,"class":"pure-1","facts":"pure Rust"}}]}}"#
+                r#"{{"job":"line-3","status":"succeeded","reason":"all steps applied","epochs":2,"steps":4,"samples_applied":32,"microbatches_applied":8,"duplicates_dropped":0,"leases_expired":0,"workers_seen":3,"wall_seconds":2.5,"samples_per_second":16.0,"data_wait":0.25,"final":{{"accuracy":0.75,"loss":0.25}},"model_sha256":"{hash}","numerics":[{{"version":0,"class":"pure-1","facts":"pure Rust"}}]}}"#
             )
         );
     }
@@ -202,9 +233,34 @@ mod tests {
         };
         let line = Summary::new(&status).to_line();
         assert!(
-            line.contains(r#""samples_per_second":0.0,"final":{"loss":0.5},"model_sha256":null"#),
+            line.contains(
+                r#""samples_per_second":0.0,"data_wait":0.25,"final":{"loss":0.5},"model_sha256":null"#
+            ),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_matrix_has_its_rows_and_each_epoch_its_metrics() {
+        let confusion = pb::ConfusionMatrix { classes: 2, cells: vec![0, 2, 3], labels: vec![7, 1, 4] };
+        let status = JobStatus { confusion: Some(confusion), ..succeeded() };
+        let events: Vec<_> = [0, 1].map(|epoch| evaluation(epoch).kind).into();
+        let events = events.iter().filter_map(|kind| match kind {
+            crate::Kind::Evaluation(evaluation) => Some(evaluation),
+            _ => None,
+        });
+        let text = Summary::new(&status).with_evaluations(events).to_text();
+        assert!(text.contains("  \"confusion_matrix\": [\n    [7, 0],\n    [1, 4]\n  ],\n"), "{text}");
+        let summary: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(summary["confusion_matrix"], json!([[7, 0], [1, 4]]));
+        assert_eq!(
+            summary["evaluations"][1],
+            json!({ "epoch": 1, "step": 4, "loss": 0.25, "accuracy": 0.75 })
+        );
+        assert_eq!(json(&status)["confusion_matrix"], summary["confusion_matrix"]);
+        let damaged = pb::ConfusionMatrix { classes: 2, cells: vec![9], labels: vec![1] };
+        let line = Summary::new(&JobStatus { confusion: Some(damaged), ..succeeded() }).to_line();
+        assert!(!line.contains("confusion_matrix") && !line.contains("evaluations"), "{line}");
     }
 
     #[test]

@@ -12,17 +12,19 @@ mod file;
 pub mod metrics;
 mod tensorboard;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use proto::artifact::SCRIPT;
+use proto::pb;
 
 pub use self::file::write as write_whole;
 use self::file::{Whole, file_error};
 use crate::download::{Place, download};
 use crate::report::{MODEL, Summary};
-use crate::{Client, Error, Event, Followed, JobStatus, Notice, Notices, Result};
+use crate::{Client, Error, Event, Followed, JobStatus, Kind, Notice, Notices, Result};
 
 /// The files of a trained model.
 const MODELS: [&str; 2] = [MODEL, SCRIPT];
@@ -39,6 +41,8 @@ pub struct Folder {
     job: String,
     metrics: Option<File>,
     tensorboard: Option<(PathBuf, File)>,
+    /// Evaluations of this job, by epoch.
+    evaluations: BTreeMap<u64, pb::EvaluationEvent>,
     /// A line was lost, so everything is written anew at the end.
     broken: bool,
     /// Lines and TensorBoard files of an earlier run that the job resumes. The lines stay in front.
@@ -80,6 +84,7 @@ impl Folder {
             job: String::new(),
             metrics: None,
             tensorboard: None,
+            evaluations: BTreeMap::new(),
             broken: false,
             earlier: (Vec::new(), Vec::new()),
         })
@@ -130,6 +135,7 @@ impl Folder {
         file.write_all(lines).map_err(file_error("write", &metrics))?;
         self.metrics = Some(file);
         self.tensorboard = None;
+        self.evaluations.clear();
         self.broken = false;
         Ok(())
     }
@@ -162,6 +168,13 @@ impl Folder {
     }
 
     fn write_event(&mut self, event: &Event) -> Result<()> {
+        match &event.kind {
+            Kind::Evaluation(evaluation) => {
+                self.evaluations.insert(evaluation.epoch, evaluation.clone());
+            }
+            Kind::Rewind(rewind) => self.evaluations.retain(|_, measured| measured.step <= rewind.version),
+            _ => {}
+        }
         if let (Some(line), Some(file)) = (metrics::line(event), &mut self.metrics) {
             // Not buffered: one line is one write, which a reader that follows the file sees at
             // once.
@@ -210,7 +223,8 @@ impl Folder {
         {
             return Err(Error::EventsMissing { dir: self.dir, files, source: Box::new(error) });
         }
-        file::write(&self.dir, SUMMARY, Summary::new(status).to_text().as_bytes())?;
+        let summary = Summary::new(status).with_evaluations(self.evaluations.values());
+        file::write(&self.dir, SUMMARY, summary.to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
         Ok(Written { dir: self.dir, files })
     }

@@ -124,6 +124,10 @@ pub(crate) fn status(status: &JobStatus) -> String {
             duration(Duration::from_millis(status.training_ms))
         ),
     );
+    let waited = status
+        .data_wait
+        .map(|share| format!("workers waited for records {:.1} % of their time", 100.0 * share));
+    line("data", waited.unwrap_or_default());
     line("loss", status.loss.map(value).unwrap_or_default());
     line("validation", metrics(&status.final_metrics));
     let saved = status.checkpoint.map(|version| format!("version {version} in {}", status.checkpoints));

@@ -108,6 +108,7 @@ mod tests {
         let summary: serde_json::Value = serde_json::from_str(&read(out.join("summary.json"))).unwrap();
         assert_eq!(summary["model_sha256"], proto::artifact::sha256_hex(b"weights"));
         assert_eq!(summary["status"], "succeeded");
+        assert_eq!(summary["evaluations"].as_array().map(Vec::len), Some(1));
         assert_eq!(std::fs::read_dir(out.join("tensorboard")).unwrap().count(), 1);
         assert!(app.said().contains("the cable was pulled"), "{}", app.said());
         assert!(app.facts().contains("line-3 succeeded"), "{}", app.facts());

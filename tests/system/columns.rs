@@ -9,7 +9,8 @@ use crate::harness::{Cluster, fail, model, root, succeed, summary, text};
 /// The job of the example, as a network without libtorch can train it: all columns but the label,
 /// side by side.
 const BUILTIN: [&str; 5] = [
-    "model={ builtin = \"mlp\", loss = \"bce_with_logits\", metrics = [\"accuracy\"] }",
+    "model={ builtin = \"mlp\", loss = \"bce_with_logits\", metrics = \
+     [\"accuracy\", \"log_loss\", \"mae\", \"auc\", \"f1\"] }",
     "data={ format = \"parquet\", train = { files = [\"clicks.parquet\"] }, validation_fraction = 0.2, label = \"clicked\", \
      normalize = { scale = 24 } }",
     "epochs=2",
@@ -35,7 +36,19 @@ fn a_table_gives_the_same_bits_with_any_fleet() {
     let output = cluster.submit(&root().join("examples/tabular/job.toml"), &together, &sets(&BUILTIN));
     assert!(output.status.success(), "{}", text(&output));
     assert!(model(alone.path()) == model(&together), "3 workers: other bits than 1");
-    assert_eq!(summary(&together)["samples_applied"], 2 * 9600);
+    let (alone, together) = (summary(alone.path()), summary(&together));
+    assert_eq!(together["samples_applied"], 2 * 9600);
+    // 2400 validation records are three data shards.
+    assert_eq!(together["evaluations"].as_array().unwrap().len(), 2);
+    for key in ["final", "evaluations"] {
+        assert_eq!(alone[key], together[key], "3 workers: other metrics than 1");
+    }
+    let final_metrics = together["final"].as_object().unwrap();
+    assert_eq!(
+        final_metrics.keys().collect::<Vec<_>>(),
+        ["accuracy", "auc", "f1", "log_loss", "loss", "mae"]
+    );
+    assert!(final_metrics.values().all(serde_json::Value::is_f64), "{final_metrics:?}");
 }
 
 #[test]

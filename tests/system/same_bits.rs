@@ -27,17 +27,27 @@ fn job() -> std::path::PathBuf {
 
 #[test]
 fn workers_ps_and_processes_do_not_change_the_model() {
-    let (reference, summary) = run("1", "1", &[]);
-    assert_eq!(summary["status"], "succeeded");
+    let metrics = ["--set", "model.metrics=[\"accuracy\", \"top3\", \"f1\", \"confusion_matrix\"]"];
+    let (reference, measured) = run("1", "1", &metrics);
+    assert_eq!(measured["status"], "succeeded");
+    let matrix: Vec<Vec<u64>> = serde_json::from_value(measured["confusion_matrix"].clone()).unwrap();
+    let (all, right) =
+        (matrix.iter().flatten().sum::<u64>(), (0..10).map(|class| matrix[class][class]).sum::<u64>());
+    assert_eq!(measured["final"]["accuracy"], right as f64 / all as f64);
     for (workers, ps) in [("3", "1"), ("1", "3"), ("3", "2")] {
         assert!(run(workers, ps, &[]).0 == reference, "{workers} workers, {ps} ps: other bits");
     }
     let cluster = Cluster::start(3, 3);
     for ps in ["1", "3"] {
         let out = cluster.dir.path().join(format!("out-{ps}"));
-        let output = cluster.submit(&job(), &out, &["--set", "epochs=2", "--set", &format!("fleet.ps={ps}")]);
+        let ps_of_job = format!("fleet.ps={ps}");
+        let sets = [&["--set", "epochs=2", "--set", &ps_of_job], &metrics[..]].concat();
+        let output = cluster.submit(&job(), &out, &sets);
         assert!(output.status.success(), "{}", text(&output));
         assert!(model(&out) == reference, "3 worker processes, {ps} ps: other bits");
+        for key in ["final", "confusion_matrix", "evaluations"] {
+            assert_eq!(summary(&out)[key], measured[key], "3 worker processes, {ps} ps: other metrics");
+        }
     }
 }
 

@@ -425,9 +425,9 @@ const PLAIN_NOUNS: &str = "
     context count dataset device disk entry error evaluation failed failure file folder follow
     followed format found gradient guarded incoming indexed inspected io kind limit listener local
     location
-    loss member mode normalize observer optimizer pool pulled purpose pushed refused registered
-    reply report reported result retry rule saved script secret section set shown shuffle spec start
-    sum summary timer on until update upload use value weight whose written";
+    loss measured member mode normalize numbers observer optimizer pool pulled purpose pushed refused registered
+    reply report reported result retry rule saved script secret section set shown shuffle side size spec start
+    sum summary timer on until update upload use value weight whose word written";
 
 /// The last word of a type's name, in lower case.
 fn noun(name: &str) -> String {

@@ -1,6 +1,7 @@
 //! One event as one line of `metrics.jsonl`. A number that JSON lacks, such as a loss that is not
 //! finite, becomes `null`.
 
+use proto::pb;
 use serde_json::{Map, Value, json};
 
 use crate::{Event, Kind};
@@ -19,14 +20,8 @@ pub fn line(event: &Event) -> Option<String> {
             "learning_rate": train.learning_rate,
         }),
         Kind::Evaluation(evaluation) => {
-            let mut line = Map::new();
-            line.insert("event".to_owned(), "eval".into());
-            line.insert("epoch".to_owned(), evaluation.epoch.into());
-            line.insert("step".to_owned(), evaluation.step.into());
-            // The loss first, whatever the other metrics are called.
-            let loss = evaluation.metrics.get_key_value("loss");
-            let others = evaluation.metrics.iter().filter(|(name, _)| *name != "loss");
-            line.extend(loss.into_iter().chain(others).map(|(name, &value)| (name.clone(), json!(value))));
+            let mut line = Map::from_iter([("event".to_owned(), "eval".into())]);
+            line.extend(self::evaluation(evaluation));
             Value::Object(line)
         }
         Kind::Fleet(fleet) => json!({
@@ -50,6 +45,18 @@ pub fn line(event: &Event) -> Option<String> {
     Some(value.to_string())
 }
 
+/// Returns the epoch, the step and the metrics of an evaluation.
+pub(crate) fn evaluation(evaluation: &pb::EvaluationEvent) -> Map<String, Value> {
+    let mut values = Map::new();
+    values.insert("epoch".to_owned(), evaluation.epoch.into());
+    values.insert("step".to_owned(), evaluation.step.into());
+    // The loss first, whatever the other metrics are called.
+    let loss = evaluation.metrics.get_key_value("loss");
+    let others = evaluation.metrics.iter().filter(|(name, _)| *name != "loss");
+    values.extend(loss.into_iter().chain(others).map(|(name, &value)| (name.clone(), json!(value))));
+    values
+}
+
 /// Returns the line of any event with its number and time, as `ebb watch --json` prints it.
 pub fn full_line(event: &Event) -> Option<String> {
     let line = match &event.kind {
@@ -67,8 +74,6 @@ pub fn full_line(event: &Event) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use proto::pb;
-
     use super::*;
     use crate::fake::{evaluation, event, state, train};
 
