@@ -242,21 +242,12 @@ impl Pipeline {
     }
 
     fn begin(&self, raw: &[u8]) -> Result<Value, String> {
-        let is_decoded = |step: &Step| matches!(step.action, Action::Pixels(Transform::Decode { .. }));
-        // A decoder takes the bytes where they are.
         match self.steps.first() {
+            // A decoder takes the bytes where they are.
             Some(Step { action: Action::Pixels(Transform::Decode { channels }), .. }) => {
                 pixels::decode(raw, *channels).map(Value::Image)
             }
-            _ => {
-                debug_assert!(!self.steps.iter().any(is_decoded), "only the first transform decodes");
-                let is_image =
-                    self.steps.first().is_some_and(|step| matches!(step.action, Action::Pixels(_)));
-                Ok(match is_image {
-                    true => Value::Image(image::stored(&self.from, raw)),
-                    false => Value::Values(raw.to_vec()),
-                })
-            }
+            _ => Ok(Value::Values(raw.to_vec())),
         }
     }
 }
@@ -264,8 +255,18 @@ impl Pipeline {
 impl Step {
     fn apply(&self, value: Value, draws: Draws) -> Result<Value, String> {
         Ok(match (&self.action, value) {
-            (Action::Pixels(Transform::Decode { .. }), value) => value,
-            (Action::Pixels(transform), Value::Image(image)) => {
+            (Action::Pixels(Transform::Decode { .. }), value @ Value::Image(_)) => value,
+            (Action::Pixels(Transform::Decode { channels }), Value::Values(bytes)) => {
+                Value::Image(pixels::decode(&bytes, *channels)?)
+            }
+            (Action::Pixels(transform), value) => {
+                let image = match (value, &self.from) {
+                    (Value::Values(values), Kind::Values(spec)) => image::stored(spec, &values),
+                    (Value::Image(image), _) => image,
+                    (Value::Values(_), Kind::Image { .. }) => {
+                        return Err(format!("`{}` got no image", self.name));
+                    }
+                };
                 Value::Image(image::apply(transform, image, &mut draws.of(&self.purpose)))
             }
             (Action::Normalize { mean, std }, Value::Image(image)) => {

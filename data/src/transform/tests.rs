@@ -145,6 +145,22 @@ fn values_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn images_may_come_after_numbers() {
+    let values = |column: &ColumnSpec, raw: &[u8], transforms: &str| {
+        let transforms: Vec<Transform> = serde_json::from_str(transforms).unwrap();
+        Pipeline::new(column, &transforms).unwrap().values(raw, Draws { epoch: 0, record: 0 }).unwrap()
+    };
+    let stored = ColumnSpec::fixed("x", ElementType::U8, [1, 2]);
+    let flipped = r#"[{"op": "clip", "max": 5}, {"op": "horizontal_flip", "p": 1}]"#;
+    assert_eq!(values(&stored, &[9, 3], flipped), [3, 5]);
+    let file = ColumnSpec::ragged("x", ElementType::U8, []);
+    let decoded = r#"[{"op": "clip", "min": 0}, {"op": "decode"}, {"op": "center_crop", "size": 4}]"#;
+    let direct = r#"[{"op": "decode"}, {"op": "center_crop", "size": 4}]"#;
+    let png = include_bytes!("../pixels/golden/rgb.png");
+    assert_eq!(values(&file, png, decoded), values(&file, png, direct));
+}
+
+#[test]
 fn random_transforms_differ_between_epochs_and_records_alone() {
     let column = ColumnSpec::fixed("image", ElementType::U8, [16, 16, 3]);
     let transforms =
