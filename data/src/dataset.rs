@@ -61,6 +61,16 @@ impl Dataset {
         let schema = Schema::new(spec, set, first)?;
         for table in &tables[1..] {
             let other = Schema::new(spec, set, table)?;
+            if let Some((expected, found)) = schema.renamed(&other) {
+                return wrong(
+                    table.path(),
+                    format!(
+                        "its columns are {found}; those of {} are {expected}; all files of a set must have the same columns \
+                         in the same order: write them anew, or name the columns in data.inputs and data.label",
+                        first.path().display()
+                    ),
+                );
+            }
             if let Some((found, expected)) = schema.differs(&other) {
                 return wrong(
                     table.path(),

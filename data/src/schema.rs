@@ -20,6 +20,9 @@ use crate::measure;
 use crate::table::{Place, Reader, Table};
 use crate::transform::{self, Draws, Pipeline};
 
+/// Most names of columns in one list of a message.
+const NAMES_SHOWN: usize = 20;
+
 /// Columns of a batch, and where they come from.
 #[derive(Debug)]
 pub(crate) struct Schema {
@@ -151,6 +154,17 @@ impl Schema {
         };
         let (own, others) = (specs(self), specs(other));
         own.into_iter().zip(others).find(|(own, other)| own != other).map(|(own, other)| (other, own))
+    }
+
+    /// Returns the names of this schema's columns and those of `other`, for people, if they differ.
+    /// Inputs come first, the label last.
+    pub(crate) fn renamed(&self, other: &Self) -> Option<(String, String)> {
+        let names = |schema: &Self| -> Vec<String> {
+            schema.wanted.iter().map(|place| place.spec.name.clone()).collect()
+        };
+        let (own, others) = (names(self), names(other));
+        let equal = own.iter().zip(&others).take_while(|(own, other)| own == other).count();
+        (own != others).then(|| (listed(&own, equal), listed(&others, equal)))
     }
 
     /// Returns a reader of a table's columns.
@@ -479,6 +493,14 @@ fn no_column(key: &str, name: &str, columns: &[Place]) -> String {
         known.join(", "),
         columns.len().saturating_sub(1)
     )
+}
+
+/// Returns some names as text, among them number `shown`.
+fn listed(names: &[String], shown: usize) -> String {
+    let begin = if shown < NAMES_SHOWN { 0 } else { shown };
+    let some: Vec<_> = names.iter().skip(begin).take(NAMES_SHOWN).map(|name| format!("`{name}`")).collect();
+    let (before, after) = (begin > 0, begin + some.len() < names.len());
+    format!("{}{}{}", if before { ".., " } else { "" }, some.join(", "), if after { ", .." } else { "" })
 }
 
 fn not_fixed(spec: &ColumnSpec) -> String {

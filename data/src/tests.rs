@@ -230,6 +230,44 @@ fn partners_that_do_not_fit_are_both_named() {
 }
 
 #[test]
+fn files_whose_columns_have_other_names_are_refused_with_both() {
+    let files = r#"format = "csv"
+        train = { files = ["a", "b"] }
+        "#;
+    let rows =
+        |job: Job, second: &str| job.file("a", "x,y,price\n1,2,3\n").file("b", format!("{second}\n2,1,3\n"));
+    let job = rows(Job::new(files, "mse"), "y,x,price");
+    let message = job.error();
+    assert!(
+        message.contains("/b: its columns are `y`, `x`, `price`; those of")
+            && message.contains("/a are `x`, `y`, `price`"),
+        "{message}"
+    );
+    let job = rows(job, "x,y,cost");
+    let message = job.error();
+    assert!(message.contains("/b: its columns are `x`, `y`, `cost`"), "{message}");
+    let message = job.file("b", "x,price\n1,2\n").error();
+    assert!(message.contains("/b: its columns are `x`, `price`; those of"), "{message}");
+    // Columns that the job names are found wherever they stand.
+    let named = format!("{files} inputs = [\"x\", \"y\"]\n label = \"price\"");
+    let batch = rows(Job::new(&named, "mse"), "y,x,price").train().batch(Epoch(0), [0, 1]).unwrap();
+    assert_eq!(batch.inputs[0].values(), Some(&[1f32, 1.0][..]));
+    assert_eq!(batch.inputs[1].values(), Some(&[2f32, 2.0][..]));
+}
+
+#[test]
+fn a_long_list_of_names_shows_the_first_that_differs() {
+    let columns = |last: &str| {
+        let names: Vec<_> =
+            (0..50).map(|at| format!("c{at}")).chain([last.to_owned(), "z".to_owned()]).collect();
+        format!("{}\n{}\n", names.join(","), vec!["1"; 52].join(","))
+    };
+    let job = Job::new("format = \"csv\"\n train = { files = [\"a\", \"b\"] }", "mse");
+    let message = job.file("a", columns("here")).file("b", columns("there")).error();
+    assert!(message.contains("its columns are .., `there`, `z`;"), "{message}");
+}
+
+#[test]
 fn class_labels_must_be_whole_numbers() {
     let csv = r#"format = "csv"
         train = { features = ["a"] }"#;
