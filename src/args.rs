@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use client::Start;
 use model::device::Choice;
 use net::security::{self, TokenRole};
-use proto::spec::WORKERS_MAX;
+use proto::spec::{BLOCK_MAX, WORKERS_MAX};
 
 use crate::settings::{Flags, Role, roles};
 
@@ -231,20 +231,62 @@ pub(crate) struct DataBench {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct DataInspect {
-    /// Data file
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
-    /// Format of the file, as in a job file [default: what its name says]
+/// How files are read that no job file describes.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Reading {
+    /// Format of the files, as in a job file [default: what the name says; `images` for a folder,
+    /// `tokens` with --token-type]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
-    /// Number of records to print
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) records: u64,
     /// CSV: the first line is a record and does not name the columns
     #[arg(long)]
     pub(crate) no_header: bool,
+    /// Number of elements of each record of a ragged column, which then has a fixed shape. May be
+    /// repeated
+    #[arg(long = "length", value_name = "COLUMN=N", value_parser = length)]
+    pub(crate) lengths: Vec<(String, usize)>,
+    /// Token files: type of the values, u16 or u32
+    #[arg(long, value_name = "TYPE", requires = "block")]
+    pub(crate) token_type: Option<String>,
+    /// Token files: tokens of one record
+    #[arg(long, value_name = "N", requires = "token_type", value_parser = clap::value_parser!(u64).range(1..=BLOCK_MAX as u64))]
+    pub(crate) block: Option<u64>,
+    /// Token files: values from the begin of a record to the begin of the next one [default: the
+    /// block]
+    #[arg(long, value_name = "N", requires = "token_type", value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
+    pub(crate) stride: Option<u64>,
+}
+
+/// Parses `COLUMN=N`. A name may have the sign in it.
+fn length(text: &str) -> Result<(String, usize), String> {
+    let number = text.rsplit_once('=').map(|(column, number)| (column, number.parse::<usize>()));
+    match number {
+        Some((column, Ok(number))) if !column.is_empty() && number > 0 => Ok((column.to_owned(), number)),
+        _ => Err("expected COLUMN=N with a number of at least 1, e.g. image=784".to_owned()),
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataInspect {
+    /// Data file, or folder of images
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    /// Number of records to print
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) records: u64,
+    /// File for a picture (PNG) with images side by side and their classes. An existing file is
+    /// replaced
+    #[arg(long, value_name = "FILE.png")]
+    pub(crate) contact_sheet: Option<PathBuf>,
+    /// Images on the picture, evenly spread over the file, 1 to 1024
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "contact_sheet", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) images: u64,
+    /// Column whose values stand below the images [default: the class; `class`, `cls`, `label`,
+    /// `labels`, `target` or `y`]
+    #[arg(long, value_name = "COLUMN", requires = "contact_sheet")]
+    pub(crate) label: Option<String>,
     /// Print one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,

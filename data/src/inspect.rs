@@ -3,18 +3,25 @@
 use std::path::Path;
 
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, Format};
 
 use crate::column::each_f64;
 use crate::error::Result;
-use crate::format;
+use crate::format::{self, Source};
 use crate::object::Object;
+use crate::{pixels, sample, sheet};
 
 /// Values of one record that are shown.
 const VALUES_SHOWN: usize = 8;
 
 /// Characters of a text that are shown.
 const CHARACTERS_SHOWN: usize = 60;
+
+/// Records whose images are looked at.
+const IMAGES_SAMPLED: usize = 256;
+
+/// Most blocks that are decoded to look at images. In a folder of images each image is a block.
+const BLOCKS_SAMPLED: usize = 8;
 
 /// What a file has.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,20 +34,35 @@ pub struct Inspected {
     pub columns: Vec<ColumnSpec>,
     /// The first records, each with one text for each column.
     pub first: Vec<Vec<String>>,
+    /// Sizes of the images of each column that has encoded images.
+    pub images: Vec<ImageSizes>,
 }
 
-/// Looks at the file at `path`. It decodes the blocks of its first `records` records. `header` says
-/// whether the first line of a CSV file names the columns. The call blocks.
+/// Sizes of the encoded images of a column, in a sample of the records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSizes {
+    /// Name of the column.
+    pub column: String,
+    /// Number of records in the sample.
+    pub sampled: usize,
+    /// Number of records in the sample whose image cannot be read.
+    pub damaged: usize,
+    /// Width and height, in pixels, of the image with the fewest pixels. `None`: all are damaged.
+    pub smallest: Option<(usize, usize)>,
+    /// Width and height of the image in the middle, sorted by their number of pixels.
+    pub median: Option<(usize, usize)>,
+    /// Width and height of the image with the most pixels.
+    pub largest: Option<(usize, usize)>,
+}
+
+/// Looks at the file at `path`. It decodes the blocks of its first `records` records, and a sample
+/// of the records if a column has images. `spec` says how the file is read; it needs no training
+/// files. The call blocks.
 ///
 /// # Errors
 /// The file is missing, or no file of this format.
-pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Result<Inspected> {
-    let spec = DataSpec { header, ..DataSpec::of(format, FilesSpec::default()) };
-    let object = match format {
-        Format::Images => Object::copy(path, Vec::new()),
-        _ => Object::open(path, &())?,
-    };
-    let source = format::open(&spec, &object, "values", path, &())?;
+pub fn inspect(path: &Path, spec: &DataSpec, records: u64) -> Result<Inspected> {
+    let source = open(path, spec)?;
     let outline = source.outline();
     let all: Vec<usize> = (0..outline.columns.len()).collect();
     let (mut first, mut left) = (Vec::new(), records);
@@ -59,11 +81,56 @@ pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Resul
         blocks: outline.blocks.len(),
         columns: outline.columns.clone(),
         first,
+        images: images(source.as_ref(), spec)?,
     })
 }
 
+/// Opens a file that no job describes.
+///
+/// # Errors
+/// The file is missing, or no file of this format.
+pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
+    let object = match spec.format {
+        Format::Images => Object::copy(path, Vec::new()),
+        _ => Object::open(path, &())?,
+    };
+    format::open(spec, &object, "values", path, &())
+}
+
+/// Returns the sizes of the images of each column that has some.
+fn images(source: &dyn Source, spec: &DataSpec) -> Result<Vec<ImageSizes>> {
+    let outline = source.outline();
+    let blocks_max = if spec.format == Format::Images { usize::MAX } else { BLOCKS_SAMPLED };
+    let places = sample::spread(&outline.blocks, IMAGES_SAMPLED, blocks_max);
+    let Some(&first) = places.first() else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for (at, column) in outline.columns.iter().enumerate() {
+        if !sheet::is_bytes(column) || !sheet::is_encoded(source, at, first)? {
+            continue;
+        }
+        let (mut sizes, mut damaged) = (Vec::with_capacity(places.len()), 0);
+        sample::visit(source, &places, &[at], |_, columns, row| {
+            match pixels::size(columns[0].record(row)) {
+                Ok((height, width)) => sizes.push((width, height)),
+                Err(_) => damaged += 1,
+            }
+            Ok(())
+        })?;
+        sizes.sort_by_key(|&(width, height)| (width.saturating_mul(height), width));
+        found.push(ImageSizes {
+            column: column.name.clone(),
+            sampled: places.len(),
+            damaged,
+            smallest: sizes.first().copied(),
+            median: sizes.get(sizes.len() / 2).copied(),
+            largest: sizes.last().copied(),
+        });
+    }
+    Ok(found)
+}
+
 /// Returns one record's values as text.
-fn shown(spec: &ColumnSpec, values: &[u8]) -> String {
+pub(crate) fn shown(spec: &ColumnSpec, values: &[u8]) -> String {
     let count = values.len() / spec.dtype.size();
     if spec.ragged && spec.dtype == ElementType::U8 {
         let text = std::str::from_utf8(values).ok();
@@ -93,18 +160,65 @@ fn shown(spec: &ColumnSpec, values: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::spec::{FilesSpec, TokenType, TokensSpec};
+
     use super::*;
+
+    fn spec(format: Format) -> DataSpec {
+        DataSpec::of(format, FilesSpec::default())
+    }
 
     #[test]
     fn a_file_shows_its_columns_and_first_records() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");
         std::fs::write(&path, "age,income\n30,1.5\n40,2\n50,3\n").unwrap();
-        let found = inspect(&path, Format::Csv, true, 2).unwrap();
-        assert_eq!((found.records, found.blocks), (3, 1));
+        let found = inspect(&path, &spec(Format::Csv), 2).unwrap();
+        assert_eq!((found.records, found.blocks, found.images.len()), (3, 1, 0));
         assert_eq!(found.columns[1].to_string(), "`income` f64[]");
         assert_eq!(found.first, [["30", "1.5"], ["40", "2"]]);
-        assert!(inspect(&path, Format::Npy, true, 2).is_err());
+        assert!(inspect(&path, &spec(Format::Npy), 2).is_err());
+    }
+
+    #[test]
+    fn a_token_file_is_cut_into_the_records_that_the_caller_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.bin");
+        let values: Vec<u8> = (0..9u16).flat_map(u16::to_le_bytes).collect();
+        std::fs::write(&path, values).unwrap();
+        let tokens = TokensSpec { dtype: TokenType::U16, block: 4, stride: None };
+        let found = inspect(&path, &DataSpec { tokens: Some(tokens), ..spec(Format::Tokens) }, 1).unwrap();
+        assert_eq!(
+            (found.records, &found.first[0][..]),
+            (2, &["[0, 1, 2, 3]".to_owned(), "[1, 2, 3, 4]".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn images_show_the_smallest_the_median_and_the_largest_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let class = folder.path().join("a");
+        std::fs::create_dir(&class).unwrap();
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pixels/golden");
+        for name in ["1x1.jpg", "3x33.jpg", "9x1.jpg"] {
+            std::fs::copy(golden.join(name), class.join(name)).unwrap();
+        }
+        std::fs::write(class.join("broken.png"), b"\x89PNG").unwrap();
+        let found = inspect(folder.path(), &spec(Format::Images), 0).unwrap().images;
+        let size = |name: &str| {
+            let bytes = std::fs::read(golden.join(name)).unwrap();
+            let (height, width) = pixels::size(&bytes).unwrap();
+            Some((width, height))
+        };
+        let expected = ImageSizes {
+            column: "image".to_owned(),
+            sampled: 4,
+            damaged: 1,
+            smallest: Some((1, 1)),
+            median: size("9x1.jpg"),
+            largest: size("3x33.jpg"),
+        };
+        assert_eq!(found, [expected]);
     }
 
     #[test]

@@ -19,6 +19,8 @@
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `inspect.rs` | a look at one file, for people |
+//! | `sheet.rs`, `sheet/` | a picture with some images of a file |
+//! | `sample.rs` | some records of a file |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
 
@@ -37,7 +39,9 @@ mod measure;
 mod object;
 pub mod observer;
 mod pixels;
+mod sample;
 mod schema;
+mod sheet;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -49,7 +53,8 @@ pub use column::Column;
 pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};
-pub use inspect::{Inspected, inspect};
+pub use inspect::{ImageSizes, Inspected, inspect};
 pub use measure::{Measured, measure};
 pub use object::Content;
 pub use observer::Observer;
+pub use sheet::{ContactSheet, contact_sheet};

@@ -15,6 +15,7 @@ mod columns;
 mod compose;
 mod crashes;
 mod custom_model;
+mod data_files;
 mod deploy;
 mod full_journal;
 mod hosts;

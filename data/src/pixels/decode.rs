@@ -15,26 +15,79 @@ pub(super) const PIXELS_MAX: usize = 1 << 26;
 /// Most bytes of memory that a decoder may take beside the pixels.
 const DECODER_BYTES_MAX: usize = 8 * PIXELS_MAX;
 
+/// Encoding of an image in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Jpeg,
+    Png,
+    WebP,
+}
+
+impl Encoding {
+    /// Returns the encoding that the first bytes of a file show, if they are those of an image.
+    pub(crate) const fn of(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
+            [0x89, b'P', b'N', b'G', ..] => Some(Self::Png),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::WebP),
+            _ => None,
+        }
+    }
+
+    /// Returns the usual ending of a file's name.
+    pub(crate) const fn ending(self) -> &'static str {
+        match self {
+            Self::Jpeg => "jpg",
+            Self::Png => "png",
+            Self::WebP => "webp",
+        }
+    }
+}
+
+/// Returns the encoding of a file with an image.
+///
+/// # Errors
+/// The bytes are no JPEG, PNG or WebP.
+fn encoding(bytes: &[u8]) -> Result<Encoding, String> {
+    Encoding::of(bytes).ok_or_else(|| match bytes {
+        [] => "the image has no bytes".to_owned(),
+        _ => format!("no JPEG, PNG or WebP: the first bytes are {:02x?}", &bytes[..bytes.len().min(8)]),
+    })
+}
+
 /// Decodes a file with an image. `channels` is 1 (grey) or 3 (red, green, blue).
 ///
 /// # Errors
 /// The bytes are no JPEG, PNG or WebP, are damaged, or the image has more than 2^26 pixels.
 pub(crate) fn decode(bytes: &[u8], channels: usize) -> Result<Image, String> {
-    let image = match bytes {
-        [0xff, 0xd8, 0xff, ..] => jpeg::decode(bytes)?,
-        [0x89, b'P', b'N', b'G', ..] => {
-            guarded(|| png(bytes)).map_err(|error| format!("the PNG is damaged: {error}"))?
-        }
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => {
-            guarded(|| webp(bytes)).map_err(|error| format!("the WebP is damaged: {error}"))?
-        }
-        [] => return Err("the image has no bytes".to_owned()),
-        _ => {
-            let first = &bytes[..bytes.len().min(8)];
-            return Err(format!("no JPEG, PNG or WebP: the first bytes are {first:02x?}"));
-        }
+    let image = match encoding(bytes)? {
+        Encoding::Jpeg => jpeg::decode(bytes)?,
+        Encoding::Png => guarded(|| png(bytes)).map_err(|error| format!("the PNG is damaged: {error}"))?,
+        Encoding::WebP => guarded(|| webp(bytes)).map_err(|error| format!("the WebP is damaged: {error}"))?,
     };
     Ok(if channels == 1 { grey(image) } else { rgb(image) })
+}
+
+/// Returns height and width of an image from the header of its file.
+///
+/// # Errors
+/// The bytes are no JPEG, PNG or WebP, or the header is damaged.
+pub(crate) fn size(bytes: &[u8]) -> Result<(usize, usize), String> {
+    match encoding(bytes)? {
+        Encoding::Jpeg => jpeg::size(bytes),
+        Encoding::Png => guarded(|| {
+            let limits = png::Limits { bytes: DECODER_BYTES_MAX };
+            let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
+            decoder.read_header_info().map(|info| (info.height as usize, info.width as usize))
+        })
+        .map_err(|error| format!("the PNG is damaged: {error}")),
+        Encoding::WebP => guarded(|| {
+            let decoder = image_webp::WebPDecoder::new(Cursor::new(bytes))?;
+            let (width, height) = decoder.dimensions();
+            Ok::<_, image_webp::DecodingError>((height as usize, width as usize))
+        })
+        .map_err(|error| format!("the WebP is damaged: {error}")),
+    }
 }
 
 /// Refuses images with too many pixels, or none.
@@ -100,7 +153,7 @@ fn grey(image: Image) -> Image {
 }
 
 /// Returns the image with three channels.
-fn rgb(image: Image) -> Image {
+pub(crate) fn rgb(image: Image) -> Image {
     if image.channels == 3 {
         return image;
     }
@@ -139,6 +192,18 @@ mod tests {
     }
 
     #[test]
+    fn the_size_in_the_header_is_that_of_the_pixels() {
+        for file in FILES {
+            let image = decode(file, 3).unwrap();
+            assert_eq!(size(file), Ok((image.height, image.width)));
+        }
+        assert!(size(b"GIF89a").unwrap_err().contains("no JPEG, PNG or WebP"));
+        for file in FILES {
+            assert!(size(&file[..16]).is_err(), "{:?}", Encoding::of(file));
+        }
+    }
+
+    #[test]
     fn a_large_image_is_refused_before_memory_is_taken() {
         let mut jpeg = FILES[0].to_vec();
         let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
@@ -172,6 +237,7 @@ mod tests {
             if let Some(length) = length {
                 bytes.truncate(length.index(bytes.len()));
             }
+            let _ = size(&bytes);
             for channels in [1, 3] {
                 if let Ok(image) = decode(&bytes, channels) {
                     prop_assert_eq!(image.values.len(), image.height * image.width * channels);

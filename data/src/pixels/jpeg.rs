@@ -22,6 +22,19 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
     decoded.unwrap_or_else(|panic| Err(damaged(&text(&*panic))))
 }
 
+/// Returns height and width from the header of a JPEG.
+///
+/// # Errors
+/// The header is damaged.
+pub(super) fn size(bytes: &[u8]) -> Result<(usize, usize), String> {
+    let read = || {
+        let decoder = Decompress::new_mem(bytes).map_err(|error| damaged(&error.to_string()))?;
+        let (width, height) = decoder.size();
+        Ok((height, width))
+    };
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(damaged(&text(&*panic))))
+}
+
 fn read(bytes: &[u8]) -> Result<Image, String> {
     let failed = |error: io::Error| damaged(&error.to_string());
     let decoder = Decompress::new_mem(bytes).map_err(failed)?;
