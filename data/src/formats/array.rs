@@ -32,7 +32,7 @@ impl Stored {
     }
 
     /// Returns the type of the column.
-    const fn dtype(self) -> ElementType {
+    pub(super) const fn dtype(self) -> ElementType {
         match self {
             Self::As(dtype) => dtype,
             Self::U16 => ElementType::I32,

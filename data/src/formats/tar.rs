@@ -4,9 +4,11 @@
 //! | extension | column |
 //! | --- | --- |
 //! | `cls` | `i64`, `[]`, from decimal text |
+//! | `npy` | a NumPy array: one value, or ragged in the first dimension |
 //! | any other | the bytes of the member, ragged `u8` |
 //!
-//! The key ends at the first dot of the file's name: `a/1.seg.png` has the extension `seg.png`.
+//! The key ends at the first dot of the file's name: `a/1.seg.png` has the extension `seg.png`. The
+//! last part of an extension says what it is: `mask.npy` is an array, too.
 //! Extensions are in lower case, and columns are sorted by name. The extensions of the first record
 //! are the columns. Others are left out, as are links, devices, and members without an extension.
 //! Members are read where they lie and never written to a disk.
@@ -18,7 +20,9 @@ use std::ops::Range;
 
 use proto::column::{ColumnSpec, ElementType};
 
+use super::array::Array;
 use super::cuts::Cuts;
+use super::npy;
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
@@ -27,8 +31,17 @@ use crate::object::Object;
 /// Bytes of a header, and unit of a member's data.
 const UNIT: usize = 512;
 
-/// Extension of members with a class.
+/// Last part of the extension of members with a class, and with an array.
 const CLASS: &str = "cls";
+const ARRAY: &str = "npy";
+
+/// What the members of a column are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Class,
+    Array,
+    Bytes,
+}
 
 /// Opens a file.
 ///
@@ -37,16 +50,16 @@ const CLASS: &str = "cls";
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
     let mut cuts = Cuts::default();
     let mut key = None;
-    let mut columns: Vec<ColumnSpec> = Vec::new();
+    let mut columns: Vec<(ColumnSpec, Kind)> = Vec::new();
     let mut members = Members { object, at: 0 };
-    while let Some(Member { begin, name, .. }) = members.next()? {
+    while let Some(Member { begin, name, data }) = members.next()? {
         let Some((of_member, extension)) = split(&name) else { continue };
         if key.as_deref() != Some(of_member) {
             cuts.add(begin);
             key = Some(of_member.to_owned());
         }
-        if cuts.records() == [1] && !columns.iter().any(|column| column.name == extension) {
-            columns.push(column(&extension));
+        if cuts.records() == [1] && !columns.iter().any(|(column, _)| column.name == extension) {
+            columns.push(column(&extension, &object.bytes()[data]));
         }
     }
     if columns.is_empty() {
@@ -55,17 +68,33 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
             "no members KEY.EXTENSION, so that the columns are unknown; leave the file out, or write it as a WebDataset",
         );
     }
-    columns.sort_by(|a, b| a.name.cmp(&b.name));
+    columns.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    let (columns, kinds) = columns.into_iter().unzip();
     let outline = Outline { columns, blocks: cuts.records().to_vec() };
-    Ok(Box::new(Tar { object: object.clone(), cuts, outline }))
+    Ok(Box::new(Tar { object: object.clone(), cuts, kinds, outline }))
 }
 
-/// Returns the column of an extension.
-fn column(extension: &str) -> ColumnSpec {
-    match extension {
-        CLASS => ColumnSpec::fixed(extension, ElementType::I64, []),
-        _ => ColumnSpec::ragged(extension, ElementType::U8, []),
+/// Returns the column of an extension. `data` is its member in the first record.
+fn column(extension: &str, data: &[u8]) -> (ColumnSpec, Kind) {
+    let last = extension.rsplit('.').next().unwrap_or_default();
+    if last == CLASS {
+        return (ColumnSpec::fixed(extension, ElementType::I64, []), Kind::Class);
     }
+    let array = npy::array(data).ok().filter(|_| last == ARRAY);
+    match array.and_then(|array| column_of(extension, &array.shape, array.stored.dtype())) {
+        Some(column) => (column, Kind::Array),
+        None => (ColumnSpec::ragged(extension, ElementType::U8, []), Kind::Bytes),
+    }
+}
+
+/// Returns the column of arrays of a shape. It does not depend on the size of the first dimension,
+/// which may differ between records. `None`: no column holds them.
+fn column_of(name: &str, shape: &[usize], dtype: ElementType) -> Option<ColumnSpec> {
+    let column = match shape.split_first() {
+        None => ColumnSpec::fixed(name, dtype, []),
+        Some((_, rest)) => ColumnSpec::ragged(name, dtype, rest),
+    };
+    Some(column).filter(|column| column.width().is_some_and(|width| width > 0))
 }
 
 /// Splits a member's name into key and extension. `None`: it belongs to no record.
@@ -79,6 +108,8 @@ fn split(name: &str) -> Option<(&str, String)> {
 struct Tar {
     object: Object,
     cuts: Cuts,
+    /// What the members of each column are.
+    kinds: Vec<Kind>,
     outline: Outline,
 }
 
@@ -90,7 +121,8 @@ impl Source for Tar {
     /// Decodes columns.
     ///
     /// # Errors
-    /// A record lacks a member of the first one, has it twice, or a class is no integer.
+    /// A record lacks a member of the first one, has it twice, a class is no integer, or an array
+    /// has another type than in the first record.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let bytes = self.object.bytes();
         let records = self.outline.blocks[block] as usize;
@@ -109,18 +141,29 @@ impl Source for Tar {
                 begun += 1;
                 of_member.clone_into(&mut key);
             }
-            let Some(column) = out.iter_mut().find(|column| column.spec().name == extension) else {
+            let Some(at) = out.iter().position(|column| column.spec().name == extension) else {
                 continue;
             };
+            let column = &mut out[at];
             if column.records() == begun {
                 return wrong(
                     self.object.path(),
                     format!("record `{key}`: a second `{extension}` at byte {begin}; remove it"),
                 );
             }
-            if extension != CLASS {
-                column.push(&bytes[data]);
-                continue;
+            match self.kinds[columns[at]] {
+                Kind::Class => {}
+                Kind::Bytes => {
+                    column.push(&bytes[data]);
+                    continue;
+                }
+                Kind::Array => {
+                    self.array(column, data).map_err(|reason| {
+                        let what = format!("member `{name}` at byte {begin}: {reason}");
+                        malformed(self.object.path(), what)
+                    })?;
+                    continue;
+                }
             }
             let text = String::from_utf8_lossy(&bytes[data]);
             let class: i64 = text.trim().parse().map_err(|_| {
@@ -144,6 +187,32 @@ impl Source for Tar {
 }
 
 impl Tar {
+    /// Appends an array to its column.
+    ///
+    /// # Errors
+    /// The bytes are no array, or one of another column.
+    fn array(&self, column: &mut Column, data: Range<usize>) -> Result<(), String> {
+        let array = npy::array(&self.object.bytes()[data.clone()])?;
+        let Array { shape, stored, endian, range } = array;
+        let dtype = stored.dtype();
+        if column_of(&column.spec().name, &shape, dtype).as_ref() != Some(column.spec()) {
+            return Err(format!(
+                "an array {dtype}{shape:?}, and the first record makes the column {}; all records must have one type and \
+                 one shape after the first dimension",
+                column.spec()
+            ));
+        }
+        if shape.contains(&0) && range.is_empty() {
+            column.push(&[]);
+            return Ok(());
+        }
+        let range = data.start + range.start..data.start + range.end;
+        let shape = [1].into_iter().chain(shape).collect();
+        let values = Array { shape, stored, endian, range }.column(&self.object, "array")?;
+        column.push(values.bytes());
+        Ok(())
+    }
+
     /// Checks that each column has values of all `begun` records. The last one has the key `key`.
     fn complete(&self, columns: &[Column], begun: usize, key: &str) -> Result<()> {
         match columns.iter().find(|column| column.records() != begun) {
@@ -409,6 +478,49 @@ mod tests {
         assert_eq!(columns[0].values(), Some(&[7i64, -1][..]));
         assert_eq!((columns[1].record(0), columns[1].record(1)), (&b"JPG"[..], &b"x"[..]));
         assert_eq!((columns[2].record(0), columns[2].record(1)), (&b""[..], &[9; 600][..]));
+    }
+
+    /// Returns a NumPy file.
+    fn array(descr: &str, shape: &str, values: &[u8]) -> Vec<u8> {
+        npy::tests::write(1, &npy::tests::header(descr, "False", shape), values)
+    }
+
+    #[test]
+    fn arrays_are_values_or_ragged_in_their_first_dimension() {
+        let one = |key: usize, value: u8, box_: &[u8], rows: &str, values: &[u8]| {
+            vec![
+                member(b'0', &format!("{key}.age.npy"), &array("|u1", "()", &[value])),
+                member(b'0', &format!("{key}.box.npy"), &array(">i2", "(2,)", box_)),
+                member(b'0', &format!("{key}.npy"), &array("|i1", rows, values)),
+            ]
+        };
+        let members = [one(1, 7, &[0, 1, 0, 2], "(1, 2)", &[5, 6]), one(2, 9, &[0, 3, 0, 4], "(0, 2)", &[])];
+        let columns = read(&archive(&members.concat())).unwrap();
+        let specs: Vec<_> = columns.iter().map(|column| column.spec().to_string()).collect();
+        assert_eq!(specs, ["`age.npy` u8[]", "`box.npy` i16[any]", "`npy` i8[any, 2]"]);
+        assert_eq!(columns[0].bytes(), [7, 9]);
+        assert_eq!(columns[1].values(), Some(&[1i16, 2, 3, 4][..]));
+        assert_eq!((columns[2].bytes(), columns[2].ends()), (&[5, 6][..], Some(&[1, 1][..])));
+    }
+
+    #[test]
+    fn an_array_that_differs_from_the_first_is_named() {
+        let error = |second: Vec<u8>| {
+            let first = array("<f4", "(1, 2)", &[0; 8]);
+            error(&files(&[("1.x.npy", &first), ("2.x.npy", &second)]))
+        };
+        let message = error(array("<f4", "(1, 3)", &[0; 12]));
+        assert!(
+            message.contains("member `2.x.npy` at byte 1024: an array f32[1, 3], and the first"),
+            "{message}"
+        );
+        assert!(error(array("<i4", "(1, 2)", &[0; 8])).contains("an array i32[1, 2]"));
+        assert!(error(b"x".to_vec()).contains("member `2.x.npy` at byte 1024: no npy file"));
+        assert!(error(array("<f4", "(1, 2)", &[0; 7])).contains("needs 8 bytes of values, found 7"));
+        assert!(error(array("<f4", "(0, 2)", &[0; 4])).contains("found 4"));
+        // What is no array in the first record is bytes in all.
+        let columns = read(&files(&[("1.npy", b"x"), ("2.npy", b"yz")])).unwrap();
+        assert_eq!(columns[0].spec(), &ColumnSpec::ragged("npy", ElementType::U8, []));
     }
 
     #[test]

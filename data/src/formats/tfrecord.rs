@@ -54,7 +54,7 @@ struct Feature {
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-enum List {
+pub(crate) enum List {
     #[prost(message, tag = "1")]
     Bytes(BytesList),
     #[prost(message, tag = "2")]
@@ -64,21 +64,21 @@ enum List {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct BytesList {
+pub(crate) struct BytesList {
     #[prost(bytes = "bytes", repeated, tag = "1")]
-    value: Vec<Bytes>,
+    pub(crate) value: Vec<Bytes>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct FloatList {
+pub(crate) struct FloatList {
     #[prost(float, repeated, tag = "1")]
-    value: Vec<f32>,
+    pub(crate) value: Vec<f32>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct IntegerList {
+pub(crate) struct IntegerList {
     #[prost(int64, repeated, tag = "1")]
-    value: Vec<i64>,
+    pub(crate) value: Vec<i64>,
 }
 
 impl List {
@@ -256,6 +256,20 @@ impl File {
     }
 }
 
+/// Returns a record of these features, as it lies in a file.
+pub(crate) fn record(features: impl IntoIterator<Item = (String, List)>) -> Vec<u8> {
+    let feature = |(name, list)| (name, Feature { list: Some(list) });
+    let features = Features { feature: features.into_iter().map(feature).collect() };
+    framed(&Example { features: Some(features) }.encode_to_vec())
+}
+
+/// Returns data between its length and its checksum, as it lies in a file.
+pub(crate) fn framed(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let (of_length, of_data) = (masked(&length).to_le_bytes(), masked(data).to_le_bytes());
+    [&length[..], &of_length, data, &of_data].concat()
+}
+
 /// Returns the checksum of bytes.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
@@ -272,12 +286,6 @@ mod tests {
     /// A file of the Python package `tfrecord` 1.14.6: one Example with `a`, `int64_list` of 1.
     const BY_ANOTHER_WRITER: &[u8] =
         b"\x0e\0\0\0\0\0\0\0\xc5\xe5i?\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x019\xe8xP";
-
-    fn framed(data: &[u8]) -> Vec<u8> {
-        let length = (data.len() as u64).to_le_bytes();
-        let (of_length, of_data) = (masked(&length).to_le_bytes(), masked(data).to_le_bytes());
-        [&length[..], &of_length, data, &of_data].concat()
-    }
 
     fn write(records: &[&[(&str, Option<List>)]]) -> Vec<u8> {
         let example = |features: &&[(&str, Option<List>)]| {
