@@ -208,6 +208,8 @@ pub(crate) enum Data {
     /// Print the columns of a file with their types and shapes, the number of records, and the
     /// first ones
     Inspect(DataInspect),
+    /// Write data files in another format, as shards that a job reads
+    Convert(DataConvert),
     /// Measure how fast the input pipeline of a job is without a model: reading, each transform,
     /// and whole batches
     Bench(DataBench),
@@ -290,6 +292,59 @@ pub(crate) struct DataInspect {
     /// Print one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataConvert {
+    /// Data files with the same columns, or folders of images. Files of one array each (idx, npy)
+    /// are given as COLUMN=FILE, e.g. `features=x.npy labels=y.npy`; a repeated column has several
+    /// files
+    #[arg(value_name = "SOURCE", required = true)]
+    pub(crate) sources: Vec<String>,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    /// Format of the shards: parquet, arrow, npy, tar, tfrecord, jsonl or safetensors
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) to: String,
+    /// Folder for the shards and for `data.toml`, the section of a job file that reads them. It is
+    /// created if missing
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Number of records of a shard, at least 1. The last shard may have fewer
+    #[arg(long, value_name = "N", conflicts_with = "shard_bytes", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) records_per_shard: Option<u64>,
+    /// Bytes of the values of a shard, about, e.g. `64MiB` [default: 128MiB]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) shard_bytes: Option<u64>,
+    /// Threads that read and write [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Replace the shards of an earlier conversion in the folder
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Parses a number of bytes: `4096`, `64MiB`, `1GB`.
+fn bytes(text: &str) -> Result<u64, String> {
+    let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let units = [
+        ("", 1),
+        ("B", 1),
+        ("kB", 1000),
+        ("MB", 1000 * 1000),
+        ("GB", 1000 * 1000 * 1000),
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+    ];
+    let factor = units.into_iter().find(|(name, _)| *name == unit.trim()).map(|(_, factor)| factor);
+    let bytes = factor.and_then(|factor: u64| number.parse::<u64>().ok()?.checked_mul(factor));
+    let wrong = "expected a number of bytes of at least 1, such as 4096, 64MiB or 1GB; units are kB, MB, GB, KiB, MiB, GiB";
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| wrong.to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -688,6 +743,29 @@ mod tests {
         assert!(parse("ebb checkpoint export --job digits --version 7 --out m.safetensors").is_ok());
         assert!(parse("ebb checkpoint verify").is_err());
         assert!(parse("ebb checkpoint verify here --job digits").is_err());
+    }
+
+    #[test]
+    fn sizes_have_units_and_lengths_have_columns() {
+        assert_eq!((bytes("4096"), bytes("64MiB"), bytes("3 kB")), (Ok(4096), Ok(64 << 20), Ok(3000)));
+        for wrong in ["", "MiB", "0", "1.5GB", "1TB", "-1", "99999999999999999999", "20000000000GiB"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(
+            (length("x=784"), length("a=b=1")),
+            (Ok(("x".to_owned(), 784)), Ok(("a=b".to_owned(), 1)))
+        );
+        for wrong in ["x", "x=", "=3", "x=0", "x=-1", "x=y"] {
+            assert!(length(wrong).is_err(), "{wrong}");
+        }
+        let parse = |line: &str| Cli::try_parse_from(line.split(' '));
+        assert!(parse("ebb data convert a.csv b.csv --to parquet --out o --records-per-shard 5").is_ok());
+        assert!(parse("ebb data convert --to parquet --out o").is_err());
+        assert!(
+            parse("ebb data convert a --to tar --out o --records-per-shard 5 --shard-bytes 1MB").is_err()
+        );
+        assert!(parse("ebb data inspect t.bin --block 8").is_err());
+        assert!(parse("ebb data inspect d --images 8").is_err());
     }
 
     #[test]

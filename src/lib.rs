@@ -139,7 +139,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Submit(args) => return verbs::submit::run(args, app).await,
         Command::Watch(args) => return verbs::watch::run(args, app).await,
         Command::Checkpoint(verb) => return verbs::checkpoint::run(verb, app).await,
-        Command::Data(verb) => verbs::data::run(verb, app).await,
+        Command::Data(verb) => return verbs::data::run(verb, app).await,
         Command::Master(args) => roles::master::run(args, app).await,
         Command::Ps(args) => roles::ps::run(args, app).await,
         Command::Worker(args) => roles::worker::run(args, app).await,

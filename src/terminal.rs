@@ -1,5 +1,6 @@
 //! The user's terminal, and the words on it.
 
+pub(crate) mod bar;
 pub(crate) mod follow;
 pub(crate) mod progress;
 pub(crate) mod report;

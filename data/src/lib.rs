@@ -21,6 +21,7 @@
 //! | `inspect.rs` | a look at one file, for people |
 //! | `sheet.rs`, `sheet/` | a picture with some images of a file |
 //! | `sample.rs` | some records of a file |
+//! | `convert.rs`, `convert/` | the records of files in another format |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
 
@@ -28,6 +29,7 @@ mod batch;
 mod cache;
 mod cast;
 pub mod column;
+mod convert;
 mod dataset;
 pub mod error;
 mod format;
@@ -50,6 +52,7 @@ mod transform;
 pub use batch::Batch;
 pub use cache::{default_memory, limit_memory};
 pub use column::Column;
+pub use convert::{Conversion, Converted, ShardSize, convert};
 pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};

@@ -67,12 +67,14 @@ pub fn measure(spec: &JobSpec, root: Option<&Path>, threads: usize, time: Durati
     let (next, samples, began) = (AtomicU64::new(0), AtomicU64::new(0), now());
     thread::scope(|scope| {
         let read = || -> Result<()> {
-            while began.elapsed() < time / 2 {
+            loop {
                 let microbatch = next.fetch_add(1, Ordering::Relaxed);
                 let batch = data.batch(Epoch(0), positions(microbatch))?;
                 samples.fetch_add(batch.samples as u64, Ordering::Relaxed);
+                if began.elapsed() >= time / 2 {
+                    return Ok(());
+                }
             }
-            Ok(())
         };
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
         readers

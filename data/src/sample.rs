@@ -26,7 +26,7 @@ pub(crate) fn spread(blocks: &[u64], count: usize, blocks_max: usize) -> Vec<Pla
 }
 
 /// Returns up to `count` numbers below `all`, evenly spread. The first one is 0.
-fn evenly(all: usize, count: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn evenly(all: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(all);
     (0..count).map(move |at| (at as u128 * all as u128 / count as u128) as usize)
 }

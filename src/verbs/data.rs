@@ -1,4 +1,6 @@
-//! `ebb data`: looks at data files.
+//! `ebb data`: looks at data files, measures them, and writes them in another format.
+
+mod convert;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,13 +16,17 @@ use crate::app::App;
 use crate::args;
 use crate::terminal::report::count;
 
+/// Returns whether the verb came to its end. The user may have stopped it.
+///
 /// # Errors
 /// The file cannot be read, or its format is unknown.
-pub(crate) async fn run(verb: args::Data, app: &App) -> Result<()> {
+pub(crate) async fn run(verb: args::Data, app: &App) -> Result<bool> {
     match verb {
-        args::Data::Inspect(args) => inspect(args, app).await,
-        args::Data::Bench(args) => bench(args, app).await,
+        args::Data::Inspect(args) => inspect(args, app).await?,
+        args::Data::Convert(args) => return convert::run(args, app).await,
+        args::Data::Bench(args) => bench(args, app).await?,
     }
+    Ok(true)
 }
 
 async fn inspect(args: args::DataInspect, app: &App) -> Result<()> {
@@ -156,9 +162,14 @@ fn format(args: &args::Reading, file: &Path) -> Result<Format> {
         return Format::of_name(&name)
             .with_context(|| format!("{name}: its name does not say which format it has; add --format"));
     };
-    match serde_json::from_value(name.as_str().into()) {
+    named("--format", name)
+}
+
+/// Returns the format of this name. `flag` names it in errors.
+fn named(flag: &str, name: &str) -> Result<Format> {
+    match serde_json::from_value(name.into()) {
         Ok(format) => Ok(format),
-        Err(error) => bail!("--format {name}: {error}"),
+        Err(error) => bail!("{flag} {name}: {error}"),
     }
 }
 

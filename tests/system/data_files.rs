@@ -6,7 +6,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::{fail, root, succeed};
+use crate::harness::{fail, model, root, succeed};
+
+/// A job on the table of an example, without its section `[data]`.
+const JOB: &str = r#"
+name = "clicks"
+epochs = 1
+model = { builtin = "mlp", loss = "bce_with_logits" }
+batch = { micro = 64, effective = 128 }
+optimizer = { kind = "sgd", learning_rate = 1e-4 }
+"#;
 
 /// Runs `ebb` and reads the JSON object that it prints.
 fn object(args: &[&str]) -> Value {
@@ -63,4 +72,82 @@ fn a_token_file_needs_to_know_how_it_is_cut() {
     let said = succeed(["data", "inspect", &file, "--token-type", "u16", "--block", "4", "--records", "1"]);
     assert!(said.contains("tokens, 2 records") && said.contains("`labels` i32[4]"), "{said}");
     assert!(said.contains("record 0: tokens [0, 1, 2, 3], labels [1, 2, 3, 4]"), "{said}");
+}
+
+/// Trains a job, and returns the bits of its model.
+fn trained(folder: &Path, name: &str, data: &str) -> Vec<u8> {
+    let (job, out) = (folder.join(format!("{name}.toml")), folder.join(name));
+    fs::write(&job, format!("{JOB}{data}")).unwrap();
+    succeed(["run", &job.display().to_string(), "--out", &out.display().to_string()]);
+    model(&out)
+}
+
+#[test]
+fn a_job_trains_the_same_bits_from_the_shards_as_from_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = root().join("examples/tabular/clicks.parquet").display().to_string();
+    let label = "label = \"clicked\"\nnormalize = { scale = 24 }\n";
+    let source = format!("[data]\nformat = \"parquet\"\ntrain = {{ files = [{table:?}] }}\n{label}");
+    let expected = trained(dir.path(), "source", &source);
+    for to in ["arrow", "parquet"] {
+        let out = dir.path().join(to).display().to_string();
+        let more = ["--to", to, "--out", &out, "--records-per-shard", "5000", "--threads", "3"];
+        let said = succeed([&["data", "convert", &table][..], &more].concat());
+        assert!(said.contains("12000 records in 3 shards"), "{said}");
+        assert!(said.contains("12000 of 12000 records"), "no progress: {said}");
+        let section = fs::read_to_string(dir.path().join(to).join("data.toml")).unwrap();
+        assert!(said.contains(section.trim()), "{said}");
+        assert!(
+            trained(dir.path(), &format!("from-{to}"), &(section + label)) == expected,
+            "{to}: other bits"
+        );
+        let said = fail([&["data", "convert", &table][..], &more].concat());
+        assert!(said.contains("4 files of an earlier conversion are there"), "{said}");
+    }
+}
+
+#[test]
+fn a_conversion_says_what_a_format_cannot_hold_and_what_it_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, out) = (dir.path().join("train"), dir.path().join("out"));
+    images(&folder);
+    let (folder, shown) = (folder.display().to_string(), out.display().to_string());
+    let refuse = |to: &str| fail(["data", "convert", &folder, "--to", to, "--out", &shown]);
+    assert!(refuse("npy").contains("column `image` u8[any]: npy has no ragged columns"), "{}", refuse("npy"));
+    assert!(refuse("idx").contains("idx cannot be written; choose parquet"), "{}", refuse("idx"));
+    assert!(refuse("jpeg").contains("--to jpeg: unknown variant"), "{}", refuse("jpeg"));
+    assert!(!out.exists(), "something was written");
+    let found = object(&["data", "convert", &folder, "--to", "tar", "--out", &shown, "--json"]);
+    assert_eq!((&found["records"], &found["shards"]), (&json!(4), &json!(1)));
+    assert_eq!((&found["data"]["format"], &found["data"]["label"]), (&json!("tar"), &json!("cls")));
+    let shard = found["data"]["train"]["files"][0].as_str().unwrap();
+    let said = succeed(["data", "inspect", shard, "--records", "1"]);
+    assert!(said.contains("tar, 4 records") && said.contains("4 images of `jpg` looked at"), "{said}");
+}
+
+#[test]
+fn a_bench_of_the_data_shows_each_step_with_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    images(&dir.path().join("train"));
+    let job = dir.path().join("job.toml");
+    let data = "[data]\nformat = \"images\"\ntrain = { files = [\"train\"] }\ninputs = [\"image\"]\nlabel = \"class\"\n\
+                [data.transforms]\nimage = [{ op = \"decode\" }, { op = \"resize\", size = [4, 4] }, { op = \"normalize\" }]\n";
+    let spec = JOB.replace("\"mlp\", loss = \"bce_with_logits\"", "\"softmax\"");
+    fs::write(&job, format!("{spec}{data}")).unwrap();
+    let job = job.display().to_string();
+    let bench = ["data", "bench", &job, "--seconds", "1", "--data-threads", "2"];
+    let said = succeed(bench);
+    let steps = ["read", "image/0 decode", "image/1 resize", "image/2 normalize"];
+    for step in steps.into_iter().chain(["4 records, opened in", "batches in 2 threads: "]) {
+        assert!(said.contains(step), "{step} is missing in {said}");
+    }
+    let found = object(&[&bench[..], &["--json"]].concat());
+    let names = found["steps"].as_array().unwrap().iter().map(|step| step["step"].as_str().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort_unstable();
+    assert_eq!(names, ["image/0 decode", "image/1 resize", "image/2 normalize", "read"]);
+    let is_time = |step: &Value| step["seconds"].as_f64().is_some_and(|seconds| seconds >= 0.0);
+    assert!(found["steps"].as_array().unwrap().iter().all(is_time), "{found}");
+    assert!(found["records_per_second"].as_f64().unwrap() > 0.0, "{found}");
+    assert_eq!((&found["records"], &found["threads"]), (&json!(4), &json!(2)));
 }

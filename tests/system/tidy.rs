@@ -422,7 +422,8 @@ fn prose_has_lines_of_100_columns_at_most() {
 /// result of the verb.
 const PLAIN_NOUNS: &str = "
     accepted address allowed batch channel check choice client clock consistency constant content
-    context count dataset device disk entry error evaluation failed failure file folder follow
+    context conversion converted count dataset device disk entry error evaluation failed failure file
+    folder follow
     followed format found gradient guarded incoming indexed inspected io kind limit listener local
     location
     loss measured member mode normalize numbers observer optimizer pool pulled purpose pushed refused registered

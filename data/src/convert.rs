@@ -1,0 +1,513 @@
+//! Conversion: the records of any files, in their order, as shards of another format.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `written.rs` | how columns lie in a format |
+//! | `sink.rs` | a shard on its way, and the names of its files |
+//! | `arrow.rs` to `tfrecord.rs` | one file for each format that can be written |
+//! | `folder.rs`, `whole.rs` | the folder of the shards; files that are whole or not there |
+//!
+//! Each thread takes the next shard, reads its records one after the other, and writes them. So
+//! memory holds for each thread the block at hand, a batch of records, and what the format collects
+//! (a row group of Parquet), however large the data is. A source is opened twice: once to count its
+//! records, and again when its turn comes.
+
+mod arrow;
+mod folder;
+mod jsonl;
+mod npy;
+mod safetensors;
+mod sink;
+mod tar;
+#[cfg(test)]
+mod tests;
+mod tfrecord;
+mod whole;
+mod written;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use proto::column::{ColumnSpec, ElementType};
+use proto::spec::{DataSpec, FILES, FilesSpec, Format, LABELS};
+
+use self::sink::Shard;
+use self::whole::Whole;
+use self::written::Written;
+use crate::cache;
+use crate::cast::cast;
+use crate::column::Column;
+use crate::error::{Error, Result, malformed, wrong};
+use crate::pixels::Encoding;
+use crate::sample;
+use crate::table::{Place, Reader, Table};
+
+/// Bytes of values that are collected before a sink gets them, about.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Most records that are collected before a sink gets them.
+const BATCH_RECORDS: usize = 8192;
+
+/// Most shards of a conversion.
+const SHARDS_MAX: u64 = 100_000;
+
+/// Files and records of each that show how large a record is.
+const FILES_SAMPLED: usize = 16;
+const RECORDS_SAMPLED: u64 = 256;
+
+/// Order to write files in another format.
+#[derive(Clone, Debug)]
+pub struct Conversion {
+    /// Files to be read, as `train`, and how. All files have the same columns.
+    pub source: DataSpec,
+    /// Format of the shards.
+    pub format: Format,
+    /// Folder of the shards. It is created if missing.
+    pub folder: PathBuf,
+    /// Size of a shard.
+    pub size: ShardSize,
+    /// Number of threads, at least 1.
+    pub threads: usize,
+    /// Whether files of an earlier conversion in the folder are replaced.
+    pub overwrite: bool,
+}
+
+/// Size of a shard. The last shard may be smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardSize {
+    /// Number of records, at least 1.
+    Records(u64),
+    /// Bytes of the records' values, about. A file may be smaller by its encoding, or larger.
+    Bytes(u64),
+}
+
+/// Result of a conversion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Converted {
+    /// Number of records.
+    pub records: u64,
+    /// Number of shards.
+    pub shards: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Columns of a job that reads the shards.
+    pub columns: Vec<ColumnSpec>,
+    /// Section of a job that reads the shards.
+    pub data: DataSpec,
+}
+
+/// Writes the files of a source in another format. It calls `watch` with the number of records that
+/// are written, and that of all; the latter is 0 while records are counted. The conversion stops
+/// when `watch` returns false, and returns `None`. Then, and after an error, whole shards stay. The
+/// call blocks.
+///
+/// # Errors
+/// A file is missing or damaged, files have different columns, the format cannot hold a column, or
+/// the folder is not empty or cannot be written.
+pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Option<Converted>> {
+    let Some(survey) = survey(order, watch)? else { return Ok(None) };
+    let Survey { columns, starts, records, image, first: _first } = &survey;
+    let written = written::all(order.format, columns, *image);
+    let written = written.map_err(|reason| malformed(&order.folder, reason))?;
+    let each = match order.size {
+        ShardSize::Records(records) => records.max(1),
+        ShardSize::Bytes(bytes) => even(*records, bytes / record_bytes(order, columns, starts)?.max(1)),
+    };
+    let shards = records.div_ceil(each);
+    if shards > SHARDS_MAX {
+        return wrong(
+            &order.folder,
+            format!(
+                "{records} records would be {shards} shards, at most {SHARDS_MAX}; give shards a larger size"
+            ),
+        );
+    }
+    let source = order.source.train.lists.values().flatten();
+    let source: Vec<_> = source.map(|file| order.source.locate(file, None)).collect();
+    folder::prepare(&order.folder, order.overwrite, &source)?;
+
+    let work = Work {
+        order,
+        columns,
+        starts,
+        written: &written,
+        watch,
+        all: *records,
+        done: AtomicU64::new(0),
+        next: AtomicUsize::new(0),
+        stopped: AtomicBool::new(false),
+    };
+    let bytes = AtomicU64::new(0);
+    let write = || -> Result<()> {
+        let mut reader = Records { work: &work, open: None };
+        while let Some((number, range)) = work.next_shard(each) {
+            match reader.shard(number, range) {
+                Ok(Some(written)) => {
+                    bytes.fetch_add(written, Ordering::Relaxed);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    work.stopped.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    };
+    in_threads(order.threads, write)?;
+    if work.stopped.into_inner() {
+        return Ok(None);
+    }
+    let converted = Converted {
+        records: *records,
+        shards: shards as usize,
+        bytes: bytes.into_inner(),
+        columns: written.iter().map(Written::column).collect(),
+        data: section(order, &written, shards as usize),
+    };
+    let mut file = Whole::create(&order.folder, folder::SECTION)?;
+    file.append(converted.section().as_bytes())?;
+    whole::keep(vec![file])?;
+    Ok(Some(converted))
+}
+
+impl Converted {
+    /// Returns the section of a job file that reads the shards, as text.
+    pub fn section(&self) -> String {
+        // A text of JSON is one of TOML.
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let mut text = "[data]\n".to_owned();
+        let columns = self.columns.iter().map(|column| format!("#     {column}\n"));
+        text += &format!("# {} records of these columns:\n{}", self.records, columns.collect::<String>());
+        text += &format!("format = {}\n", quoted(&self.data.format.name()));
+        let lists: Vec<_> = self
+            .data
+            .train
+            .lists
+            .iter()
+            .map(|(key, files)| {
+                let files: String = files.iter().map(|file| format!("    {},\n", quoted(file))).collect();
+                format!("{} = [\n{files}]", quoted(key))
+            })
+            .collect();
+        text += &format!("train = {{ {} }}\n", lists.join(", "));
+        let lengths = &self.data.lengths;
+        if !lengths.is_empty() {
+            let lengths: Vec<_> =
+                lengths.iter().map(|(name, length)| format!("{} = {length}", quoted(name))).collect();
+            text += &format!("lengths = {{ {} }}\n", lengths.join(", "));
+        }
+        match &self.data.label {
+            Some(label) => text += &format!("label = {}\n", quoted(label)),
+            None if self.columns.iter().any(|column| column.name == LABELS) => {}
+            None => text += "# label = \"..\"      the column that the model learns\n",
+        }
+        text
+    }
+}
+
+/// Returns the number of records of a shard so that all shards have about as many, at most `each`.
+const fn even(records: u64, each: u64) -> u64 {
+    let each = if each == 0 { 1 } else { each };
+    let shards = records.div_ceil(each);
+    records.div_ceil(if shards == 0 { 1 } else { shards })
+}
+
+/// Returns the section of a job that reads the shards.
+fn section(order: &Conversion, written: &[Written], shards: usize) -> DataSpec {
+    let folder = std::path::absolute(&order.folder).unwrap_or_else(|_| order.folder.clone());
+    let mut lists: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for number in 0..shards {
+        let names = order.shard(written, number, 0, 0).names();
+        let path = |name: &String| folder.join(name).display().to_string();
+        if order.format.has_one_column() {
+            for (column, name) in written.iter().zip(&names) {
+                lists.entry(column.found.name.clone()).or_default().push(path(name));
+            }
+        } else {
+            lists.entry(FILES.to_owned()).or_default().extend(names.iter().map(path));
+        }
+    }
+    let lengths = written.iter().filter_map(|column| Some((column.found.name.clone(), column.length?)));
+    // A folder of images has its classes in its second column.
+    let label = written.get(1).filter(|_| order.source.format == Format::Images);
+    DataSpec {
+        lengths: lengths.collect(),
+        label: label.map(|column| column.found.name.clone()),
+        ..DataSpec::of(order.format, FilesSpec { records: None, lists })
+    }
+}
+
+impl Conversion {
+    fn shard<'a>(&'a self, columns: &'a [Written], number: usize, first: u64, records: u64) -> Shard<'a> {
+        Shard { folder: &self.folder, format: self.format, columns, number, first, records }
+    }
+
+    /// Opens a file of the source, or finds it open.
+    fn open(&self, file: usize) -> Result<Arc<Table>> {
+        cache::open(&self.source, &self.source.train, file, None, &())
+    }
+}
+
+/// What the files of a source have.
+struct Survey {
+    /// Columns, in the order of the first file.
+    columns: Vec<ColumnSpec>,
+    /// Number of each file's first record over all files.
+    starts: Vec<u64>,
+    /// Number of all records.
+    records: u64,
+    /// Encoding of the first image of a column `image`.
+    image: Option<Encoding>,
+    /// The first file, so that a source of one file is opened once.
+    first: Arc<Table>,
+}
+
+/// Opens each file once. `None`: the caller stopped it.
+///
+/// # Errors
+/// A file is missing or malformed, there is no record, or files have different columns.
+fn survey(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Option<Survey>> {
+    let files = order.source.train.len();
+    let first = order.open(0)?;
+    let columns: Vec<ColumnSpec> = first.columns().iter().map(|place| place.spec.clone()).collect();
+    let counts = Mutex::new(vec![0; files]);
+    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let count = || -> Result<()> {
+        loop {
+            let file = next.fetch_add(1, Ordering::Relaxed);
+            if file >= files || stopped.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if !watch(0, 0) {
+                stopped.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            let table = order.open(file)?;
+            places(&table, &first, &columns)?;
+            counts.lock().unwrap_or_else(PoisonError::into_inner)[file] = table.records();
+        }
+    };
+    in_threads(order.threads, count)?;
+    if stopped.into_inner() {
+        return Ok(None);
+    }
+    let counts: Vec<u64> = counts.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let records: u64 = counts.iter().sum();
+    if records == 0 {
+        return wrong(first.path(), "the source has no records");
+    }
+    let starts = counts.iter().scan(0, |next, &records| Some(std::mem::replace(next, *next + records)));
+    let image = encoding(&first)?;
+    Ok(Some(Survey { starts: starts.collect(), columns, records, image, first }))
+}
+
+/// Returns the encoding of the first image in the column `image`, if there are some.
+fn encoding(table: &Arc<Table>) -> Result<Option<Encoding>> {
+    let is_image = |place: &&Place| place.spec.name == "image" && written::is_bytes(&place.spec);
+    let Some(place) = table.columns().iter().find(is_image).filter(|_| table.records() > 0) else {
+        return Ok(None);
+    };
+    let mut found = None;
+    let mut reader = table.reader(std::slice::from_ref(place));
+    reader.record(0, |_, column, row| found = Encoding::of(column.record(row)))?;
+    Ok(found)
+}
+
+/// Returns the places of columns in a file, which must have these columns and no others.
+///
+/// # Errors
+/// It has others.
+fn places(table: &Table, first: &Table, columns: &[ColumnSpec]) -> Result<Vec<Place>> {
+    let find = |column: &ColumnSpec| table.columns().iter().find(|place| place.spec == *column).cloned();
+    let found: Option<Vec<Place>> = columns.iter().map(find).collect();
+    match found.filter(|found| found.len() == table.columns().len()) {
+        Some(found) => Ok(found),
+        None => {
+            let shown = |columns: &mut dyn Iterator<Item = &ColumnSpec>| {
+                columns.take(20).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            wrong(
+                table.path(),
+                format!(
+                    "its columns are {}; those of {} are {}; convert files with other columns by themselves",
+                    shown(&mut table.columns().iter().map(|place| &place.spec)),
+                    first.path().display(),
+                    shown(&mut columns.iter())
+                ),
+            )
+        }
+    }
+}
+
+/// Returns about how many bytes the values of a record have.
+///
+/// # Errors
+/// A file is damaged.
+fn record_bytes(order: &Conversion, columns: &[ColumnSpec], starts: &[u64]) -> Result<u64> {
+    let size = |column: &ColumnSpec| (column.width().unwrap_or_default() * column.dtype.size()) as u64;
+    let fixed: u64 = columns.iter().filter(|column| !column.ragged).map(size).sum();
+    if columns.iter().all(|column| !column.ragged) {
+        return Ok(fixed);
+    }
+    let (mut bytes, mut records) = (0, 0);
+    for file in sample::evenly(starts.len(), FILES_SAMPLED) {
+        let table = order.open(file)?;
+        let wanted = table.columns().iter().filter(|place| place.spec.ragged).cloned();
+        let mut reader = table.reader(&wanted.collect::<Vec<_>>());
+        for record in 0..table.records().min(RECORDS_SAMPLED) {
+            reader.record(record, |_, column, row| bytes += column.record(row).len() as u64)?;
+            records += 1;
+        }
+    }
+    Ok(fixed + bytes / u64::max(records, 1))
+}
+
+/// Runs `work` in threads, and waits for all of them.
+///
+/// # Errors
+/// The first error.
+fn in_threads(threads: usize, work: impl Fn() -> Result<()> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(&work)).collect();
+        let ended = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        ended.fold(Ok(()), Result::and)
+    })
+}
+
+/// A conversion that is under way.
+struct Work<'a> {
+    order: &'a Conversion,
+    columns: &'a [ColumnSpec],
+    starts: &'a [u64],
+    written: &'a [Written],
+    watch: &'a (dyn Fn(u64, u64) -> bool + Sync),
+    /// Number of all records.
+    all: u64,
+    /// Number of records that are written.
+    done: AtomicU64,
+    /// Number of the next shard.
+    next: AtomicUsize,
+    /// Whether no further records are read: the caller stopped it, or a thread failed.
+    stopped: AtomicBool,
+}
+
+impl Work<'_> {
+    /// Returns the number and the records of the next shard, if there is one.
+    fn next_shard(&self, each: u64) -> Option<(usize, Range<u64>)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let begin = (number as u64).checked_mul(each).filter(|&begin| begin < self.all)?;
+        (!self.stopped.load(Ordering::Relaxed)).then(|| (number, begin..self.all.min(begin + each)))
+    }
+
+    /// Adds records that are written. Returns whether the conversion goes on.
+    fn advance(&self, records: u64) -> bool {
+        let done = self.done.fetch_add(records, Ordering::Relaxed) + records;
+        if !(self.watch)(done, self.all) {
+            self.stopped.store(true, Ordering::Relaxed);
+        }
+        !self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// The records of a source, for one thread.
+struct Records<'a> {
+    work: &'a Work<'a>,
+    /// File that was read last.
+    open: Option<Open>,
+}
+
+/// A file that is being read.
+struct Open {
+    file: usize,
+    table: Arc<Table>,
+    reader: Reader,
+}
+
+impl Records<'_> {
+    /// Writes a shard, and returns the bytes of its files. `None`: the conversion has stopped.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, or the format has no place for a value.
+    fn shard(&mut self, number: usize, range: Range<u64>) -> Result<Option<u64>> {
+        let work = self.work;
+        let records = range.end - range.start;
+        let mut sink = work.order.shard(work.written, number, range.start, records).open()?;
+        let empty = || -> Vec<Column> {
+            work.written.iter().map(|column| Column::with_capacity(column.stored.clone(), 0)).collect()
+        };
+        let (mut batch, mut bytes, mut collected, mut scratch) = (empty(), 0, 0, Vec::new());
+        for record in range {
+            self.read(record, |at, column, row| {
+                let raw = column.record(row);
+                bytes += raw.len();
+                append(&mut batch[at], column.spec().dtype, raw, &mut scratch);
+            })?;
+            collected += 1;
+            if bytes >= BATCH_BYTES || collected >= BATCH_RECORDS {
+                sink.add(&batch)?;
+                if !work.advance(collected as u64) {
+                    return Ok(None);
+                }
+                (batch, bytes, collected) = (empty(), 0, 0);
+            }
+        }
+        if collected > 0 {
+            sink.add(&batch)?;
+        }
+        // A file that changed meanwhile may have given records of both contents.
+        if let Some(open) = &self.open {
+            open.table.check()?;
+        }
+        let written = whole::keep(sink.finish()?)?;
+        work.advance(collected as u64);
+        Ok(Some(written))
+    }
+
+    /// Calls `take` with each column's block that has `record`, and the record's number there.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has changed since its records were counted.
+    fn read(&mut self, record: u64, take: impl FnMut(usize, &Column, usize)) -> Result<()> {
+        let Work { order, columns, starts, all, .. } = *self.work;
+        let file = starts.partition_point(|&start| start <= record) - 1;
+        if self.open.as_ref().is_none_or(|open| open.file != file) {
+            if let Some(before) = self.open.take() {
+                before.table.check()?;
+            }
+            let table = order.open(file)?;
+            let expected = starts.get(file + 1).unwrap_or(&all) - starts[file];
+            if table.records() != expected {
+                return Err(Error::Changed {
+                    path: table.path().to_owned(),
+                    expected: (expected, table.bytes()),
+                    found: (table.records(), table.bytes()),
+                });
+            }
+            let reader = table.reader(&places(&table, &table, columns)?);
+            self.open = Some(Open { file, table, reader });
+        }
+        match &mut self.open {
+            Some(open) => open.reader.record(record - starts[file], take),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Appends a record to a column whose type is at least as wide.
+fn append(column: &mut Column, from: ElementType, raw: &[u8], scratch: &mut Vec<u8>) {
+    let to = column.spec().dtype;
+    if from == to {
+        return column.push(raw);
+    }
+    scratch.clear();
+    scratch.resize(raw.len() / from.size() * to.size(), 0);
+    cast(from, raw, to, scratch).expect("the type of a shard holds each value of the source's");
+    column.push(scratch);
+}

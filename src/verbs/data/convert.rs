@@ -1,0 +1,150 @@
+//! `ebb data convert`: data files in another format.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use data::{Conversion, Converted, ShardSize};
+use proto::spec::{DataSpec, FILES, FilesSpec, Format};
+use serde_json::json;
+
+use super::{named, reading};
+use crate::app::App;
+use crate::args;
+use crate::terminal::bar::Bar;
+use crate::terminal::report::count;
+
+/// Bytes of a shard, if the user does not say.
+const SHARD_BYTES: u64 = 128 << 20;
+
+/// Most threads, if the user does not say.
+const THREADS_MAX: usize = 8;
+
+/// Most shards whose names are printed. The file `data.toml` has all of them.
+const SHARDS_SHOWN: usize = 20;
+
+/// Most bytes of decoded blocks that are kept for other threads.
+const CACHE_BYTES_MAX: u64 = 1 << 30;
+
+/// Column of a single file with one array whose column the user does not name.
+const VALUES: &str = "values";
+
+/// Returns whether all is converted. The user may have stopped it.
+///
+/// # Errors
+/// A source cannot be read, the format cannot hold it, or the folder is not empty or cannot be
+/// written.
+pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
+    let order = order(&args)?;
+    let (folder, json) = (args.out, args.json);
+    data::limit_memory(data::default_memory().min(CACHE_BYTES_MAX));
+    let (bar, stop) = (Bar::new(app.screen.clone(), "records"), app.stop.token().clone());
+    let convert = move || {
+        data::convert(&order, &|done, all| {
+            bar.show(done, all);
+            !stop.is_cancelled()
+        })
+    };
+    let converted = tokio::task::spawn_blocking(convert).await.context("the conversion panicked")??;
+    let Some(converted) = converted else {
+        let folder = folder.display();
+        app.screen
+            .line(&format!("stopped: {folder} has whole shards, but not all; --overwrite replaces them"));
+        return Ok(false);
+    };
+    if json {
+        let object = json!({
+            "records": converted.records, "shards": converted.shards, "bytes": converted.bytes,
+            "columns": converted.columns, "data": converted.data,
+        });
+        app.screen.print(&object.to_string())?;
+    } else {
+        app.screen.print(&text(&folder, &converted))?;
+    }
+    Ok(true)
+}
+
+/// Returns what the user wants.
+///
+/// # Errors
+/// A format is unknown, or sources do not fit the format.
+fn order(args: &args::DataConvert) -> Result<Conversion> {
+    let first = Path::new(args.sources.first().map_or("", String::as_str));
+    let spec = reading(&args.reading, first)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Conversion {
+        source: DataSpec { train: files(spec.format, &args.sources)?, ..spec },
+        format: named("--to", &args.to)?,
+        folder: args.out.clone(),
+        size: match args.records_per_shard {
+            Some(records) => ShardSize::Records(records),
+            None => ShardSize::Bytes(args.shard_bytes.unwrap_or(SHARD_BYTES)),
+        },
+        threads: args.threads.map_or(processors.min(THREADS_MAX), |threads| threads as usize),
+        overwrite: args.overwrite,
+    })
+}
+
+/// Returns the sources as a job file has them.
+fn files(format: Format, sources: &[String]) -> Result<FilesSpec> {
+    let mut lists: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    if !format.has_one_column() {
+        lists.insert(FILES.to_owned(), sources.to_vec());
+        return Ok(FilesSpec { records: None, lists });
+    }
+    for source in sources {
+        match source.split_once('=') {
+            Some((column, file)) if !column.is_empty() => {
+                lists.entry(column.to_owned()).or_default().push(file.to_owned());
+            }
+            _ if sources.len() == 1 => drop(lists.insert(VALUES.to_owned(), sources.to_vec())),
+            _ => bail!("{source}: a file of {} has one column; name it, as COLUMN={source}", format.name()),
+        }
+    }
+    let counts: Vec<_> =
+        lists.iter().map(|(column, files)| format!("{} of `{column}`", files.len())).collect();
+    let files = FilesSpec { records: None, lists };
+    let is_even = files.lists.values().all(|list| list.len() == files.len());
+    ensure!(is_even, "{} files; each needs its partner in every column", counts.join(", "));
+    Ok(files)
+}
+
+fn text(folder: &Path, converted: &Converted) -> String {
+    let records = count(converted.records, "record", "records");
+    let shards = count(converted.shards as u64, "shard", "shards");
+    let (folder, bytes) = (folder.display(), converted.bytes);
+    let section = match converted.shards {
+        0..=SHARDS_SHOWN => {
+            format!("A job reads them with this section, also in data.toml:\n\n{}", converted.section())
+        }
+        _ => "A job reads them with the section in data.toml.".to_owned(),
+    };
+    format!("{folder}: {records} in {shards}, {bytes} bytes. {section}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(format: Format, sources: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
+        let sources: Vec<_> = sources.iter().map(|&source| source.to_owned()).collect();
+        Ok(files(format, &sources)?.lists)
+    }
+
+    fn map(lists: &[(&str, &[&str])]) -> BTreeMap<String, Vec<String>> {
+        let owned = |files: &&[&str]| files.iter().map(|&file| file.to_owned()).collect();
+        lists.iter().map(|(name, files)| ((*name).to_owned(), owned(files))).collect()
+    }
+
+    #[test]
+    fn files_of_one_array_have_the_column_that_stands_before_them() {
+        let found = lists(Format::Npy, &["x=1.npy", "y=2.npy", "x=a=b.npy", "y=4.npy"]).unwrap();
+        assert_eq!(found, map(&[("x", &["1.npy", "a=b.npy"]), ("y", &["2.npy", "4.npy"])]));
+        assert_eq!(lists(Format::Npy, &["x.npy"]).unwrap(), map(&[("values", &["x.npy"])]));
+        let error = |sources: &[&str]| lists(Format::Idx, sources).unwrap_err().to_string();
+        assert!(error(&["x", "y"]).contains("a file of idx has one column; name it, as COLUMN=x"));
+        assert!(error(&["x=1", "x=2", "y=3"]).contains("2 of `x`, 1 of `y` files; each needs its partner"));
+        let found = lists(Format::Csv, &["a=1.csv", "b.csv"]).unwrap();
+        assert_eq!(found, map(&[("files", &["a=1.csv", "b.csv"])]));
+    }
+}
