@@ -8,9 +8,12 @@
 //! | parquet, arrow | own type; bf16 as f32 | own | own |
 //! | npy | own type; bf16 as f32 | own | refused |
 //! | safetensors | own type | own | refused |
-//! | tar | integers without a shape as `.cls`, i64; others as `.npy`, bf16 as f32 | ragged in the first dimension | bytes as they are; others as `.npy` |
-//! | tfrecord | integers as i64, floats as f32 | a list of all values | lists of numbers, bytes |
-//! | jsonl | f64; bool without a shape | a list of all values | lists of numbers, texts |
+//! | tar | own type; bf16 as f32 | ragged in the first dimension | own |
+//! | tfrecord | integers as i64, floats as f32 | a list | lists |
+//! | jsonl | f64; bool without a shape | a list | lists |
+//!
+//! In a tar archive bytes stay as they are. An integer without a shape is a `.cls`, i64, and all
+//! other numbers are `.npy`.
 
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{FILES, Format};
