@@ -19,6 +19,7 @@
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `inspect.rs` | a look at one file, for people |
+//! | `predictions.rs`, `predictions/` | files of a model's outputs, and their parts joined |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
 
@@ -37,6 +38,7 @@ mod measure;
 mod object;
 pub mod observer;
 mod pixels;
+pub mod predictions;
 mod schema;
 mod table;
 #[cfg(test)]
