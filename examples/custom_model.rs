@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release --example custom_model -- run examples/custom_model/job.toml --out out
 
-use ebbflow::data::Batch;
+use ebbflow::data::predictions::PREDICTION;
+use ebbflow::data::{Batch, Column};
 use ebbflow::model::{Context, Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use ebbflow::{Error, Result};
@@ -62,6 +63,12 @@ impl Model for Polynomial {
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
         let loss_sum = self.errors(batch).map(|(_, error)| f64::from(error * error)).sum();
         Ok(Evaluation { samples: batch.samples as u64, loss_sum, ..Evaluation::default() })
+    }
+
+    fn predict(&mut self, batch: &Batch) -> Result<Column> {
+        let value = |x: &f32| self.0.iter().rev().fold(0.0, |sum, w| sum * x + w);
+        let values: Vec<f32> = batch.features().iter().map(value).collect();
+        Ok(Column::floats(PREDICTION, &[], batch.samples, &values))
     }
 }
 

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use client::Start;
 use model::device::Choice;
 use net::security::{self, TokenRole};
-use proto::spec::{BLOCK_MAX, WORKERS_MAX};
+use proto::spec::{BLOCK_MAX, DataSet, WORKERS_MAX};
 
 use crate::settings::{Flags, Role, roles};
 
@@ -56,6 +56,12 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Train a job with a master, ps and workers in this process
     Run(Run),
+    /// Measure a trained model on the validation records of its job. Without --master this process
+    /// does it
+    Evaluate(Evaluate),
+    /// Write what a trained model says of each record into one file. Without --master this process
+    /// does it
+    Predict(Predict),
     /// Start a master: it hands out the data and knows which processes are alive
     Master(Flags<roles::Master>),
     /// Start a parameter server (ps): it holds a part of the model
@@ -509,6 +515,76 @@ pub(crate) struct Run {
     pub(crate) json: bool,
 }
 
+/// A job that does not train, and the model with which it computes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Measure {
+    #[command(flatten)]
+    pub(crate) file: JobFile,
+    /// Weights of the model: a safetensors file, a folder of results, or a path or URL of
+    /// checkpoints, of which the newest counts. They must fit the whole network
+    #[arg(long, value_name = "FILE|FOLDER|URL")]
+    pub(crate) model: String,
+    /// Number of workers in this process, 1 to 256. It changes the speed, never the result
+    /// [default: fleet.workers.min of the job file]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: Option<u32>,
+    /// Number of parameter servers in this process, 1 to 256 [default: fleet.ps of the job file]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) ps: Option<u32>,
+    #[command(flatten)]
+    pub(crate) compute: Compute,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+    /// Print the result as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Evaluate {
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+    /// Folder for metrics.jsonl and summary.json [default: the metrics are only printed]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Predict {
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+    /// File for the predictions, a path or a URL that every worker reaches. Its ending says the
+    /// format: .jsonl, .npy or .parquet. It must not exist
+    #[arg(long, value_name = "FILE|URL")]
+    pub(crate) out: String,
+    /// Records to predict
+    #[arg(long, value_enum, value_name = "SET", default_value_t = On::Validation)]
+    pub(crate) on: On,
+    /// Largest size of the file in bytes. Larger predictions stay in numbered files, in the folder
+    /// FILE.parts with a manifest.json [default: 1 GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) join_bytes_max: Option<u64>,
+}
+
+/// Records to predict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    /// data.validation, or the validation_fraction, of the job file
+    Validation,
+    /// data.train of the job file
+    Train,
+}
+
+impl On {
+    /// Returns the data set.
+    pub(crate) const fn set(self) -> DataSet {
+        match self {
+            Self::Validation => DataSet::Validation,
+            Self::Train => DataSet::Train,
+        }
+    }
+}
+
 /// Whether a job goes on from the checkpoints of an earlier run.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct GoOn {
@@ -734,6 +810,21 @@ mod tests {
         assert_eq!((run.workers, run.ps, run.compute.threads), (Some(3), Some(2), 4));
         assert_eq!(run.file.overrides, ["a.b=1", "c=2"]);
         assert_eq!(run.compute.device.to_string(), "cuda:1");
+    }
+
+    #[test]
+    fn a_model_is_measured_here_or_at_a_master() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
+        let Ok(Command::Evaluate(here)) = parse("ebb evaluate job.toml --model out --workers 3") else {
+            panic!("no evaluation")
+        };
+        assert_eq!((here.measure.reach.master.url, here.measure.workers, here.out), (None, Some(3), None));
+        let line = "ebb predict job.toml --model s3://b/c --out p.npy --on train --master http://m:1";
+        let Ok(Command::Predict(there)) = parse(line) else { panic!("no prediction") };
+        assert_eq!((there.on.set(), there.measure.reach.master.url.is_some()), (DataSet::Train, true));
+        assert!(
+            parse("ebb evaluate job.toml").is_err() && parse("ebb predict job.toml --model out").is_err()
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use client::pipe::Network;
 use client::{JobState, JobStatus};
+use model::device::Choice;
 
 #[path = "../client/src/fake.rs"]
 #[allow(dead_code, reason = "the tests of the client use the rest")]
@@ -12,7 +13,7 @@ mod scripted;
 
 pub(crate) use self::scripted::{Fake, JOB, evaluation, event, job_file, state, succeeded, train};
 use crate::app::App;
-use crate::args::{JobFile, KeyFiles, MasterUrl, Reach};
+use crate::args::{Compute, Instructions, JobFile, KeyFiles, MasterUrl, Measure, Reach};
 use crate::config::Environment;
 use crate::signals::Stop;
 use crate::telemetry::metrics::Numbers;
@@ -65,6 +66,29 @@ pub(crate) fn one_job(job: &str, json: bool) -> crate::args::OneJob {
 /// Returns the arguments of a valid job file in `dir`.
 pub(crate) fn job_args(dir: &std::path::Path) -> JobFile {
     JobFile { job: job_file(dir, JOB), overrides: Vec::new() }
+}
+
+/// Returns the arguments of a job in `dir` that does not train, with one setting changed, at a
+/// master and with weights that are there.
+pub(crate) fn measure_args(dir: &std::path::Path, set: &str) -> Measure {
+    let model = dir.join("w.safetensors");
+    std::fs::write(&model, "weights").expect("a folder for the weights");
+    let mut reach = reach(Duration::from_secs(120));
+    reach.master.url = Some("http://127.0.0.1:9".to_owned());
+    Measure {
+        file: JobFile { overrides: vec![set.to_owned()], ..job_args(dir) },
+        model: model.display().to_string(),
+        workers: None,
+        ps: None,
+        compute: Compute {
+            threads: 1,
+            device: Choice::Auto,
+            data_root: None,
+            numerics: Instructions::Native,
+        },
+        reach,
+        json: false,
+    }
 }
 
 impl App {

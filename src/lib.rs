@@ -64,7 +64,7 @@ const FAILURE: u8 = 1;
 /// The whole program: parses the command line, runs it, and explains a failure on stderr.
 ///
 /// `registry` has the networks that `model.builtin` can name. The verbs that compute (`worker`,
-/// `run`) end the process here; the other verbs return.
+/// `run`, `evaluate`, `predict`) end the process here; the other verbs return.
 pub fn main(registry: model::Registry) -> ExitCode {
     allocator::keep_free_memory();
     let cli = Cli::parse();
@@ -73,7 +73,10 @@ pub fn main(registry: model::Registry) -> ExitCode {
         eprintln!("error: --numerics portable: this program cannot start itself again: {error}");
         return ExitCode::from(FAILURE);
     }
-    let computes = matches!(cli.command, Command::Worker(_) | Command::Run(_));
+    let computes = matches!(
+        cli.command,
+        Command::Worker(_) | Command::Run(_) | Command::Evaluate(_) | Command::Predict(_)
+    );
     let code = match start(cli, environment, registry) {
         Ok(code) => code,
         Err(error) if error.is::<NobodyReads>() => NOBODY_READS,
@@ -136,6 +139,8 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
 async fn perform(command: Command, app: &App) -> Anyhow<bool> {
     match command {
         Command::Run(args) => return verbs::run::run(args, app).await,
+        Command::Evaluate(args) => return verbs::evaluate::run(args, app).await,
+        Command::Predict(args) => return verbs::predict::run(args, app).await,
         Command::Submit(args) => return verbs::submit::run(args, app).await,
         Command::Watch(args) => return verbs::watch::run(args, app).await,
         Command::Checkpoint(verb) => return verbs::checkpoint::run(verb, app).await,

@@ -83,6 +83,13 @@ pub enum Error {
         source: Box<Error>,
     },
 
+    /// A file of predictions that exists before its job.
+    #[error("{file} exists; choose another file for the predictions, or remove it first")]
+    Exists {
+        /// The file.
+        file: String,
+    },
+
     /// A store of checkpoints fails, or a checkpoint is damaged.
     #[error(transparent)]
     Checkpoint(#[from] proto::checkpoint::Error),

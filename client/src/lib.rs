@@ -51,7 +51,7 @@ extern crate self as client;
 pub use net::channel::Dialer;
 pub use net::security;
 pub use proto::pb::event::Kind;
-pub use proto::pb::{JobState, JobStatus};
+pub use proto::pb::{JobPurpose, JobState, JobStatus};
 
 pub use self::error::{Error, Result};
 pub use self::event::Event;
@@ -59,4 +59,4 @@ pub use self::follow::{Follow, Followed};
 pub use self::jobs::{Client, failure};
 pub use self::local::{Local, Options};
 pub use self::notice::{Notice, Notices};
-pub use self::submission::{Start, Submission};
+pub use self::submission::{Start, Submission, absolute};

@@ -63,8 +63,8 @@ impl Local {
     /// The URL of the cluster's master, for its [`dialer`](Self::dialer).
     pub const MASTER_URL: &'static str = "http://master";
 
-    /// Starts master, ps and workers. Checkpoints lie in `stores`; `registry` has the networks that
-    /// `model.builtin` can name.
+    /// Starts master, ps and workers. Checkpoints and predictions lie in `stores`; `registry` has the
+    /// networks that `model.builtin` can name.
     ///
     /// # Errors
     /// A role cannot start.
@@ -169,7 +169,7 @@ impl Local {
             ..worker::Options::default()
         };
         let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());
-        let connector = self.connector.clone();
+        let (connector, stores) = (self.connector.clone(), self.stores.clone());
         self.workers.running.spawn(async move {
             worker::run(
                 options,
@@ -177,6 +177,7 @@ impl Local {
                 dialer,
                 connector,
                 registry,
+                stores,
                 worker::Watched::default(),
                 shutdown,
             )

@@ -9,8 +9,8 @@ use proto::pb;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::JobStatus;
 use crate::results::metrics;
+use crate::{JobPurpose, JobStatus};
 
 /// Name of the file that holds every weight and state tensor.
 pub const MODEL: &str = "model.safetensors";
@@ -61,6 +61,15 @@ pub struct Summary {
     /// The numerics classes that computed the job, each with its facts and its first version: one,
     /// unless a user changed it. Empty for a job that took workers of every class.
     numerics: Vec<Value>,
+    /// `evaluate` or `predict`. Absent for a job that trains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<&'static str>,
+    /// Records that a job which does not train evaluated or predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    records: Option<u64>,
+    /// File of the predictions, or the manifest of their parts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predictions: Option<String>,
 }
 
 impl Summary {
@@ -90,6 +99,9 @@ impl Summary {
             evaluations: Vec::new(),
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
+            purpose: measures(status).map(JobPurpose::name),
+            records: measures(status).map(|_| status.records_done),
+            predictions: predictions(status).map(str::to_owned),
         }
     }
 
@@ -118,6 +130,16 @@ pub fn final_metrics(status: &JobStatus) -> BTreeMap<String, f64> {
     status.loss.into_iter().map(|loss| ("loss".to_owned(), loss)).collect()
 }
 
+/// Returns the purpose of a job that does not train.
+pub fn measures(status: &JobStatus) -> Option<JobPurpose> {
+    Some(status.purpose()).filter(|purpose| *purpose != JobPurpose::Train)
+}
+
+/// Returns the place of the predictions of a job, once they are whole.
+pub fn predictions(status: &JobStatus) -> Option<&str> {
+    Some(status.predictions.as_str()).filter(|place| !place.is_empty())
+}
+
 /// Returns the rows of the confusion matrix of the last evaluation.
 fn confusion(status: &JobStatus) -> Option<Vec<Vec<u64>>> {
     let matrix = Confusion::try_from(status.confusion.clone()?).ok()?;
@@ -143,7 +165,7 @@ pub fn json(status: &JobStatus) -> Value {
             "taken_over": hang.taken_over,
         })
     };
-    json!({
+    let mut value = json!({
         "job": status.name,
         "id": status.job,
         "status": status.state().name(),
@@ -176,7 +198,12 @@ pub fn json(status: &JobStatus) -> Value {
         "numerics_class": status.numerics_class.as_ref().map(|numerics| &numerics.class),
         "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
         "numerics": numerics(status),
-    })
+    });
+    value["purpose"] = json!(status.purpose().name());
+    value["records"] = json!(status.records);
+    value["records_done"] = json!(status.records_done);
+    value["predictions"] = json!(predictions(status));
+    value
 }
 
 /// Workers without work, with the reason.
@@ -238,6 +265,24 @@ mod tests {
             ),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_job_that_does_not_train_says_what_it_did() {
+        let status = JobStatus {
+            purpose: JobPurpose::Predict.into(),
+            records: 600,
+            records_done: 600,
+            predictions: "/out/p.npy".to_owned(),
+            ..succeeded()
+        };
+        let line = Summary::new(&status).to_line();
+        assert!(line.ends_with(r#""purpose":"predict","records":600,"predictions":"/out/p.npy"}"#), "{line}");
+        assert_eq!(
+            (&json(&status)["purpose"], &json(&succeeded())["purpose"]),
+            (&json!("predict"), &json!("train"))
+        );
+        assert!(json(&succeeded())["predictions"].is_null());
     }
 
     #[test]

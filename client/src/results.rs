@@ -90,6 +90,11 @@ impl Folder {
         })
     }
 
+    /// Returns the path of the folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Keeps the events that are in the folder: the job that comes goes on where an earlier one
     /// was.
     ///

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use proto::artifact::{self, INITIAL, SCRIPT};
 use proto::pb;
-use proto::spec::{self, JobSpec};
+use proto::predictions::MANIFEST;
+use proto::spec::{self, JobSpec, PredictSpec, Purpose};
 use store::Stores;
 
+use crate::report::MODEL;
 use crate::{Error, Result, checkpoint};
 
 /// The version that a job begins at.
@@ -65,8 +67,39 @@ impl Submission {
         Ok(Self { spec, artifacts, start: Start::New, base })
     }
 
-    /// Reads the weights that the job begins with, if it names some: a file, or the newest
-    /// checkpoint of a folder.
+    /// Makes it a job that only evaluates or predicts, with the weights `model`: a safetensors
+    /// file, a folder of results or of checkpoints, or the URL of a folder of checkpoints. A
+    /// relative path starts from the current folder.
+    ///
+    /// # Errors
+    /// The job cannot do this: every violation at once.
+    pub fn measuring(self, purpose: Purpose, model: &str, predict: Option<PredictSpec>) -> Result<Self> {
+        let spec = self.spec.measuring(purpose, absolute(model)?, predict)?;
+        Ok(Self { spec, start: Start::New, artifacts: self.artifacts, base: self.base })
+    }
+
+    /// Checks that the file of the predictions, if the job makes some, does not exist yet. What is
+    /// there later is then of this job alone.
+    ///
+    /// # Errors
+    /// It exists, or its folder cannot be read.
+    pub async fn check_free(&self, stores: &Stores) -> Result<()> {
+        let Some(predict) = &self.spec.predict else { return Ok(()) };
+        let (folder, file) = predict.place();
+        let folder = stores.open(&folder)?;
+        let parts = folder.below(&predict.parts_folder());
+        for (folder, file) in [(&folder, file), (&parts, MANIFEST)] {
+            match folder.size(file).await {
+                Ok(_) => return Err(Error::Exists { file: folder.shown(file) }),
+                Err(proto::checkpoint::Error::Missing { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the weights that the job begins with, if it names some: a file, the model in a folder
+    /// of results, or the newest checkpoint of a folder.
     ///
     /// # Errors
     /// The weights cannot be read.
@@ -84,6 +117,10 @@ impl Submission {
         let is_url = initial.contains("://");
         if !is_url && !path.is_dir() {
             return Ok(std::fs::read(&path)?.into());
+        }
+        let result = path.join(MODEL);
+        if !is_url && result.is_file() {
+            return Ok(std::fs::read(&result)?.into());
         }
         let url = if is_url { initial.to_owned() } else { path.display().to_string() };
         Ok(checkpoint::newest_weights(stores, &url).await?.into())
@@ -105,6 +142,18 @@ impl Submission {
         let resume_anyway = self.start == Start::ResumeAnyway;
         std::iter::once(pb::SubmitRequest { part, resume, resume_anyway }).chain(files)
     }
+}
+
+/// Returns a URL as it is, and a path made absolute.
+///
+/// # Errors
+/// The system does not know the current folder.
+pub fn absolute(place: &str) -> Result<String> {
+    if place.contains("://") {
+        return Ok(place.to_owned());
+    }
+    let unknown = |source| Error::Path { path: place.to_owned(), source };
+    Ok(std::path::absolute(place).map_err(unknown)?.display().to_string())
 }
 
 fn read_script(path: &Path) -> Result<Bytes> {
@@ -178,6 +227,56 @@ mod tests {
         let mut wrong = read.spec;
         wrong.epochs = 0;
         assert!(Submission::new(&wrong).unwrap_err().to_string().contains("epochs"));
+    }
+
+    #[tokio::test]
+    async fn weights_come_from_a_file_or_from_a_folder_of_results() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = job_file(dir.path(), &format!("{JOB}[checkpoint]\nurl = 'c'\nevery_steps = 1\n"));
+        let out = dir.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join(MODEL), b"weights").unwrap();
+        let text = |path: PathBuf| path.display().to_string();
+        for model in [text(out.clone()), text(out.join(MODEL))] {
+            let read = Submission::read(&path, &["data.validation_fraction=0.5".to_owned()]).unwrap();
+            let mut submission = read.measuring(Purpose::Evaluate, &model, None).unwrap();
+            submission.read_initial(&Stores::default()).await.unwrap();
+            assert_eq!(submission.artifacts, [(INITIAL.to_owned(), Bytes::from_static(b"weights"))]);
+            assert_eq!((submission.spec.purpose, submission.spec.checkpoint), (Purpose::Evaluate, None));
+        }
+        let read = Submission::read(&path, &[]).unwrap();
+        let error = read.measuring(Purpose::Evaluate, "w", None).unwrap_err().to_string();
+        assert!(error.contains("data.validation: the job has no validation records"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn predictions_do_not_replace_what_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = job_file(dir.path(), JOB);
+        let predicting = |file: &str| {
+            let url = dir.path().join(file).display().to_string();
+            let predict = Some(PredictSpec::new(proto::spec::DataSet::Train, url));
+            Submission::read(&path, &[]).unwrap().measuring(Purpose::Predict, "w", predict).unwrap()
+        };
+        std::fs::write(dir.path().join("there.npy"), b"x").unwrap();
+        std::fs::create_dir(dir.path().join("kept.npy.parts")).unwrap();
+        std::fs::write(dir.path().join("kept.npy.parts").join(MANIFEST), b"{}").unwrap();
+        std::fs::create_dir(dir.path().join("begun.npy.parts")).unwrap();
+        for (file, found) in [
+            ("there.npy", Some("there.npy")),
+            ("kept.npy", Some(MANIFEST)),
+            ("begun.npy", None),
+            ("new.npy", None),
+        ] {
+            let checked = predicting(file).check_free(&Stores::default()).await;
+            match found {
+                None => checked.unwrap(),
+                Some(found) => {
+                    let error = checked.unwrap_err().to_string();
+                    assert!(error.contains(found) && error.contains("exists"), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -169,6 +169,16 @@ impl Column {
         Self { records, spec, stride, memory, ends: None }
     }
 
+    /// Returns a column of f32 over `[records, shape..]` values, row-major, which it copies.
+    ///
+    /// # Panics
+    /// If there are more or fewer values.
+    pub fn floats(name: &str, shape: &[usize], records: usize, values: &[f32]) -> Self {
+        let mut memory = Aligned::with_capacity(size_of_val(values));
+        memory.extend(bytemuck::cast_slice(values));
+        Self::fixed(ColumnSpec::fixed(name, ElementType::F32, shape), records, Memory::Owned(memory))
+    }
+
     /// Returns a ragged column over little-endian values. `ends` counts elements of `shape`.
     ///
     /// # Panics

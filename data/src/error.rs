@@ -63,13 +63,19 @@ pub enum Error {
         /// Records and bytes here.
         found: (u64, u64),
     },
+    /// Outputs of a model make no file of predictions, or parts of predictions make no whole file.
+    #[error("predictions: {0}")]
+    Predictions(String),
 }
 
 impl Error {
     /// Returns whether every retry, here or elsewhere, fails the same way.
     pub const fn is_fatal(&self) -> bool {
         match self {
-            Self::Malformed { .. } | Self::Specification(_) | Self::NoRecord { .. } => true,
+            Self::Malformed { .. }
+            | Self::Specification(_)
+            | Self::NoRecord { .. }
+            | Self::Predictions(_) => true,
             Self::File { .. } | Self::NoSuchSet(_) | Self::NoSuchFile { .. } | Self::Changed { .. } => false,
         }
     }

@@ -22,6 +22,7 @@
 //! | `sheet.rs`, `sheet/` | a picture with some images of a file |
 //! | `sample.rs` | some records of a file |
 //! | `convert.rs`, `convert/` | the records of files in another format |
+//! | `predictions.rs`, `predictions/` | files of a model's outputs, and their parts joined |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
 
@@ -42,6 +43,7 @@ mod object;
 pub mod observer;
 mod pixels;
 mod sample;
+pub mod predictions;
 mod schema;
 mod sheet;
 mod table;

@@ -751,6 +751,15 @@ impl Books {
                 ),
             ));
         }
+        if let Some(other) = self.live_jobs().find(|job| job.predicts_like(spec)) {
+            return Err(Failure::new(
+                Kind::Malformed,
+                format!(
+                    "{} writes its predictions to the same file; cancel it, or choose another file",
+                    other.name()
+                ),
+            ));
+        }
         while self.jobs.len() + self.archive.len() >= self.options.jobs_max {
             let oldest = self.archive.pop_oldest().ok_or_else(|| {
                 let found = self.jobs.len();

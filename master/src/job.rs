@@ -11,6 +11,9 @@
 //!    +------------+--------------+--- nothing is trained, or nothing can be saved
 //! ```
 //!
+//! A job that only evaluates or predicts goes the same way, with no microbatch to train. It ends
+//! after its evaluation, or joins its predictions where others export (`predictions`).
+//!
 //! Each phase holds its data (`phase`). Checkpoints and a job that closes are parts with their own
 //! state: they answer [`Outcome`]s, and the job takes them up.
 //!
@@ -33,6 +36,7 @@ mod losses;
 mod numerics;
 mod partitions;
 mod phase;
+mod predictions;
 mod record;
 mod recovery;
 mod status;
@@ -64,6 +68,7 @@ use self::index::Index;
 pub(crate) use self::partitions::Holder;
 use self::partitions::Partitions;
 use self::phase::{Model, Phase, Stage};
+use self::predictions::Delivery;
 use self::training::Training;
 use self::work::Work;
 use crate::checkpoints::Place;
@@ -88,6 +93,8 @@ pub(crate) struct Job {
     pub(crate) input: Vec<pb::Artifact>,
     /// Files it ended with.
     pub(crate) output: Vec<pb::Artifact>,
+    /// What is done with its predictions, once they are complete.
+    delivery: Option<Delivery>,
     pub(crate) log: EventLog,
     settings: Settings,
     phase: Phase,
@@ -153,6 +160,8 @@ pub(crate) enum Effect {
     Look(Place),
     /// Ask each ps to save a version and answer with [`Job::on_save_answered`].
     Save(Vec<PsAddress>, Version),
+    /// The parts of the predictions are joined: once that is durable, answer with [`Job::clear`].
+    Clear,
     /// Write a manifest, keep so many checkpoints, and answer with [`Job::on_published`].
     Publish(Place, Box<Manifest>, u32),
     /// Ask each ps for its ledger and answer with [`Job::on_finished`].
@@ -207,6 +216,7 @@ impl Job {
             owner: String::new(),
             input,
             output: Vec::new(),
+            delivery: None,
             log: EventLog::default(),
             settings,
             phase: Phase::new(index),
@@ -233,9 +243,9 @@ impl Job {
         matches!(self.phase.ends(), Some(Stage::Ended))
     }
 
-    /// Returns whether its model is delivered, so that nothing more is trained.
+    /// Returns whether its result is delivered, so that nothing more is trained or predicted.
     const fn is_exported(&self) -> bool {
-        !self.output.is_empty()
+        !self.output.is_empty() || self.delivery.is_some()
     }
 
     /// Returns what is to be done since the last call.
@@ -454,8 +464,8 @@ impl Job {
     /// Records that some microbatches are done.
     fn on_trained(&mut self, now: Now) {
         let Some(training) = self.phase.trains_mut() else { return };
-        let (events, shards) = training.advance(self.times.training(now), &self.crew);
-        shards.into_iter().for_each(|shard| self.queue.push(Work::Evaluate(shard)));
+        let (events, measuring) = training.advance(self.times.training(now), &self.crew);
+        measuring.into_iter().for_each(|work| self.queue.push(work));
         events.into_iter().for_each(|event| self.log.append(now.unix_ms, Event::Train(event)));
         self.maybe_trained_out(now);
         self.maybe_closed(now);
@@ -478,6 +488,9 @@ impl Job {
     fn maybe_trained_out(&mut self, now: Now) {
         if !self.phase.trains().is_some_and(Training::is_done) || self.paused() {
             return;
+        }
+        if !self.spec.purpose.trains() {
+            return self.maybe_measured_out(now);
         }
         let final_version = self.phase.facts().map(|facts| facts.plan.final_version());
         let epochs = self.spec.epochs;

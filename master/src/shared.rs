@@ -243,6 +243,9 @@ impl Shared {
             Effect::Train(placement) => {
                 self.act(|books, now| books.job_mut(id).map(|job| job.train(now, placement)));
             }
+            Effect::Clear => {
+                self.act(|books, now| books.job_mut(id).map(|job| job.clear(now)));
+            }
             Effect::Verify(ps, incarnation) => {
                 let ledgers = ps_client::ledgers(&self.ps_clients, std::slice::from_ref(&ps), id).await;
                 self.act(|books, now| {

@@ -5,7 +5,7 @@
 //!   fleet                  NotSeen, NotAsked, Drains, Hangs, WorksFor
 //!   scheduler              StandsBy, OtherClass, NoClass
 //!   phase of the job       Paused, JobWaits, Indexing, Initializing, Surveying, Ending
-//!   dispatcher             NothingLeft, Closing, HoldsEnough, TooFarAhead, TooSlow
+//!   dispatcher             NothingLeft, AllHandedOut, Closing, HoldsEnough, TooFarAhead, TooSlow
 //! ```
 
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub(crate) enum Why {
     Ending,
     /// Every microbatch of all these epochs is handed out.
     NothingLeft { epochs: u64 },
+    /// All records of a job that only evaluates or predicts are handed out.
+    AllHandedOut,
     /// The job closes, so it begins no new step.
     Closing,
     /// The worker holds as many leases as it may.
@@ -78,7 +80,7 @@ impl Why {
             Self::Initializing => pb::Why::Initializing,
             Self::Surveying => pb::Why::Surveying,
             Self::Ending => pb::Why::Ending,
-            Self::NothingLeft { .. } => pb::Why::NothingLeft,
+            Self::NothingLeft { .. } | Self::AllHandedOut => pb::Why::NothingLeft,
             Self::Closing => pb::Why::Closing,
             Self::HoldsEnough => pb::Why::HoldsEnough,
             Self::TooFarAhead { .. } => pb::Why::TooFarAhead,
@@ -105,6 +107,7 @@ impl Why {
             Self::Surveying => "the ps are asked what they have applied".to_owned(),
             Self::Ending => "the job trains no more".to_owned(),
             Self::NothingLeft { epochs } => format!("epoch {epochs} of {epochs} has no task left"),
+            Self::AllHandedOut => "every record is handed out".to_owned(),
             Self::Closing => "the job closes and begins no new step".to_owned(),
             Self::HoldsEnough => "as many leases as a worker may hold".to_owned(),
             Self::TooFarAhead { step, undone } => {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use data::Batch;
+use data::{Batch, Column};
 use proto::column::{ColumnSpec, ElementType};
 pub use proto::metrics::Evaluation;
 use proto::spec::JobSpec;
@@ -83,6 +83,19 @@ pub trait Model: Send {
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation>;
+
+    /// Returns the outputs for the records in evaluation mode, before the loss: f32 `[n, shape..]`,
+    /// row-major, with one shape for all records. Logits stay logits. Default: the model cannot
+    /// predict.
+    ///
+    /// # Errors
+    /// The model cannot predict, its outputs have no dimension for the records, or the device
+    /// fails.
+    fn predict(&mut self, batch: &Batch) -> Result<Column> {
+        let _ = batch;
+        let reason = "this network does not return its outputs; implement `Model::predict` for it";
+        Err(Error::Engine { what: "predict".to_owned(), reason: reason.to_owned() })
+    }
 
     /// Returns the tensors of the model's `state_dict` that no step changes. They are exported, but
     /// neither trained nor sent. Default: none.

@@ -50,6 +50,26 @@ fn says(message: &str, words: &[&str]) {
 }
 
 #[test]
+fn predictions_are_the_outputs_of_evaluation_before_the_loss() {
+    let ours = batch(6, &SHAPE);
+    let labels = ours.classes().unwrap().to_vec();
+    for (name, job) in jobs() {
+        let mut model = start(&job);
+        let outputs = model.predict(&ours).unwrap();
+        assert_eq!((outputs.records(), outputs.spec().shape.len()), (6, 1), "{name}");
+        let width = outputs.spec().shape[0];
+        let rows = outputs.values::<f32>().unwrap().chunks_exact(width);
+        let losses = rows.zip(&labels).map(|(logits, &label)| {
+            let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+            sum.ln() - f64::from(logits[label as usize])
+        });
+        let (found, expected) = (losses.sum::<f64>(), model.evaluate(&ours).unwrap().loss_sum);
+        assert!((found - expected).abs() < 1e-3, "{name}: {found}, the evaluation has {expected}");
+        assert_eq!(outputs.bytes(), model.predict(&ours).unwrap().bytes(), "{name}: other bits");
+    }
+}
+
+#[test]
 fn the_first_and_the_twentieth_call_give_the_same_bits() {
     let (ours, other) = (batch(6, &SHAPE), batch(5, &SHAPE));
     for (name, job) in jobs() {

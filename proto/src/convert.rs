@@ -20,7 +20,7 @@ use crate::parameters::{Address, Outcome, Pull, Pushed, Restore, Target, Want};
 use crate::pb;
 use crate::placement::Layout;
 use crate::plan::Plan;
-use crate::spec::WORKERS_MAX;
+use crate::spec::{Purpose, WORKERS_MAX};
 use crate::tensor::{Chunk, DType, TensorRole, TensorSpec};
 use crate::tree::{Node, StepNode};
 use crate::wire::WireType;
@@ -340,6 +340,27 @@ impl From<Pushed> for pb::PushReply {
             Outcome::Duplicate => pb::PushOutcome::Duplicate,
         };
         Self { outcome: outcome.into(), version: pushed.version.get() }
+    }
+}
+
+impl pb::JobPurpose {
+    /// Returns the purpose as users see it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Evaluate => "evaluate",
+            Self::Predict => "predict",
+        }
+    }
+}
+
+impl From<Purpose> for pb::JobPurpose {
+    fn from(purpose: Purpose) -> Self {
+        match purpose {
+            Purpose::Train => Self::Train,
+            Purpose::Evaluate => Self::Evaluate,
+            Purpose::Predict => Self::Predict,
+        }
     }
 }
 

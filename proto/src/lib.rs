@@ -11,6 +11,7 @@
 //! | [`placement`] | where parameters live |
 //! | [`tensor`], [`parameters`] | values, and the calls that exchange them |
 //! | [`checkpoint`] | how a job's state rests on a store |
+//! | [`predictions`] | the parts of predictions, and their names |
 //! | [`status`], [`retry`] | what failures mean, and when to try again |
 
 pub mod artifact;
@@ -28,6 +29,7 @@ pub mod optimizer;
 pub mod parameters;
 pub mod placement;
 pub mod plan;
+pub mod predictions;
 pub mod random;
 pub mod retry;
 pub mod spec;

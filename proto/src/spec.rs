@@ -7,6 +7,7 @@
 
 mod checkpoint;
 mod file;
+mod purpose;
 mod records;
 pub mod transform;
 mod validate;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::parse;
+pub use self::purpose::{PredictSpec, Purpose};
 pub use self::records::Records;
 pub use self::transform::Transform;
 use crate::column::ElementType;
@@ -67,6 +69,12 @@ pub struct JobSpec {
     /// Numerics classes of the workers that may take part. Default: `one`.
     #[serde(default, skip_serializing_if = "NumericsSpec::is_default")]
     pub numerics: NumericsSpec,
+    /// Whether the job trains, or only evaluates or predicts. Default: `train`.
+    #[serde(default, skip_serializing_if = "Purpose::is_default")]
+    pub purpose: Purpose,
+    /// Records to predict, and the place of the predictions. Only with `purpose = "predict"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predict: Option<PredictSpec>,
 }
 
 /// Numerics classes of the workers that may take part in a job with canonical order. Arrival order
@@ -723,7 +731,8 @@ impl DataSpec {
 }
 
 /// Data set of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DataSet {
     /// The training records.
     Train,

@@ -29,6 +29,8 @@ pub(crate) fn hold(cli: &Cli, environment: &Environment) -> io::Result<()> {
             Settings::of(flags, environment).is_ok_and(|settings| settings.text("numerics") == Some(PORTABLE))
         }
         args::Command::Run(run) => run.compute.numerics == Instructions::Portable,
+        args::Command::Evaluate(evaluate) => evaluate.measure.compute.numerics == Instructions::Portable,
+        args::Command::Predict(predict) => predict.measure.compute.numerics == Instructions::Portable,
         _ => false,
     };
     if !portable || HELD.iter().all(|(name, value)| config::is(name, value)) {

@@ -47,7 +47,8 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         None => None,
     };
     let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
-    worker::run(options, &master, dialer, connector, registry, watched, stop).await?;
+    let stores = app.environment.stores.clone();
+    worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await?;
     Ok(())
 }
 

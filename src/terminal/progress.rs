@@ -96,6 +96,12 @@ fn line(kind: &Kind) -> Option<String> {
         // A warning says what was lost, and the next line of training where it stands.
         Kind::Train(_) | Kind::Rewind(_) => return None,
         Kind::State(state) => state_with_reason(state.state(), &state.reason),
+        // No epoch ends at step 0: the job only evaluates.
+        Kind::Evaluation(evaluation) if evaluation.step == 0 => format!(
+            "validation: {} ({})",
+            metrics(&evaluation.metrics),
+            count(evaluation.samples, "record", "records")
+        ),
         Kind::Evaluation(evaluation) => format!(
             "epoch {} done, validation: {} ({}, step {})",
             evaluation.epoch + 1,
@@ -200,6 +206,9 @@ mod tests {
             text(evaluation(0)).unwrap(),
             "epoch 1 done, validation: loss 0.2500, accuracy 0.7500 (20 records, step 2)"
         );
+        let Kind::Evaluation(measured) = evaluation(0).kind else { unreachable!() };
+        let once = Kind::Evaluation(pb::EvaluationEvent { step: 0, ..measured });
+        assert_eq!(line(&once).unwrap(), "validation: loss 0.2500, accuracy 0.7500 (20 records)");
         assert_eq!(text(state(1, JobState::Running, "2 workers")).unwrap(), "running: 2 workers");
         let fleet = pb::FleetEvent { generation: 2, workers: 1, ps: 2, reason: "worker `b` died".into() };
         assert_eq!(text(event(1, Kind::Fleet(fleet))).unwrap(), "fleet: 1 worker, 2 ps: worker `b` died");

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use client::report::{MODEL, final_metrics, model_sha256};
+use client::report::{MODEL, final_metrics, measures, model_sha256, predictions};
 use client::results::Written;
-use client::{JobState, JobStatus};
+use client::{JobPurpose, JobState, JobStatus};
 use proto::pb;
 
 /// `running: 3 workers`, or the state alone when there is no reason.
@@ -130,6 +130,7 @@ pub(crate) fn status(status: &JobStatus) -> String {
     line("data", waited.unwrap_or_default());
     line("loss", status.loss.map(value).unwrap_or_default());
     line("validation", metrics(&status.final_metrics));
+    line("predictions", predictions(status).unwrap_or_default().to_owned());
     let saved = status.checkpoint.map(|version| format!("version {version} in {}", status.checkpoints));
     line("checkpoint", saved.unwrap_or_default());
     for artifact in &status.artifacts {
@@ -139,6 +140,12 @@ pub(crate) fn status(status: &JobStatus) -> String {
 }
 
 fn progress(status: &JobStatus) -> String {
+    if measures(status).is_some() {
+        return match status.records {
+            0 => "the number of records is known once the data is counted".to_owned(),
+            records => format!("{} of {}", status.records_done, count(records, "record", "records")),
+        };
+    }
     let epochs = count(status.epochs, "epoch", "epochs");
     match status.steps {
         0 => format!("{epochs}; the number of steps is known once the data is counted"),
@@ -200,17 +207,35 @@ pub(crate) fn table(jobs: &[JobStatus]) -> String {
 /// written.
 pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &str) -> String {
     let training = Duration::from_millis(status.training_ms);
-    let mut text = format!(
-        "{} {}: {} of {}, {} samples in {}",
-        status.name,
-        status.state().name(),
-        status.steps_done,
-        count(status.steps, "step", "steps"),
-        status.samples_applied,
-        duration(training)
-    );
+    let measures = measures(status);
+    let (mut text, samples) = match measures {
+        None => (
+            format!(
+                "{} {}: {} of {}, {} samples in {}",
+                status.name,
+                status.state().name(),
+                status.steps_done,
+                count(status.steps, "step", "steps"),
+                status.samples_applied,
+                duration(training)
+            ),
+            status.samples_applied,
+        ),
+        Some(purpose) => (
+            format!(
+                "{} {}: {} of {} {} in {}",
+                status.name,
+                status.state().name(),
+                status.records_done,
+                count(status.records, "record", "records"),
+                if purpose == JobPurpose::Predict { "predicted" } else { "evaluated" },
+                duration(training)
+            ),
+            status.records_done,
+        ),
+    };
     if !training.is_zero() {
-        let _ = write!(text, " ({} samples/s)", rate(status.samples_applied as f64 / training.as_secs_f64()));
+        let _ = write!(text, " ({} samples/s)", rate(samples as f64 / training.as_secs_f64()));
     }
     text.push('\n');
     let mut line = |name: &str, content: &str| {
@@ -226,7 +251,11 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
     if let Some(Written { dir, files }) = written {
         line("results", &format!("{}: {}", dir.display(), files.join(", ")));
     }
+    line("predictions", predictions(status).unwrap_or_default());
     line("model_sha256", model_sha256(status).unwrap_or_default());
+    if measures.is_some() {
+        return text;
+    }
     if model_sha256(status).is_none() {
         line("note", &format!("no {MODEL}: this job ended without exporting one"));
     } else if written.is_none() {
@@ -277,6 +306,25 @@ mod tests {
         assert!(
             result(&succeeded(), None, "nothing was written").ends_with("note         nothing was written\n")
         );
+    }
+
+    #[test]
+    fn a_job_that_does_not_train_shows_records_and_predictions() {
+        let predicted = JobStatus {
+            purpose: JobPurpose::Predict.into(),
+            records: 600,
+            records_done: 600,
+            predictions: "/out/p.npy".to_owned(),
+            final_metrics: BTreeMap::new(),
+            loss: None,
+            artifacts: Vec::new(),
+            ..succeeded()
+        };
+        assert_eq!(
+            result(&predicted, None, "-"),
+            "line-3 succeeded: 600 of 600 records predicted in 2.0 s (300 samples/s)\n  predictions  /out/p.npy\n"
+        );
+        assert!(status(&predicted).contains("progress   600 of 600 records\n"), "{}", status(&predicted));
     }
 
     #[test]

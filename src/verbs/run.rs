@@ -31,27 +31,53 @@ const RESULTS: &str = "out";
 /// The job file is wrong, the folder cannot be written, or the job cannot start.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
+    submission.check_free(&app.environment.stores).await?;
     submission.read_initial(&app.environment.stores).await?;
     submission.start = args.resume.start();
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
     }
-    fit_fleet(&mut submission.spec.fleet, args.workers, args.ps);
-    if let Some(name) = &submission.spec.model.builtin
+    check(&submission.spec, args.compute.data_root.as_deref(), app)?;
+    let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
+    let out = app.out(&folder, args.resume.is_asked())?;
+    here(submission, args.workers, args.ps, args.compute, Some(out), args.json, app).await
+}
+
+/// Checks what only this process can know, before anything is written or started.
+///
+/// # Errors
+/// The network is unknown, or data files cannot be read.
+fn check(spec: &JobSpec, data_root: Option<&Path>, app: &App) -> Result<()> {
+    if let Some(name) = &spec.model.builtin
         && !app.registry.names().contains(&name.as_str())
     {
         bail!("model.builtin: no network `{name}`; known are {}", app.registry.names().join(", "));
     }
-    find_data(&submission.spec, args.compute.data_root.as_deref())?;
+    find_data(spec, data_root)
+}
+
+/// Runs a job in this process to its end, and shows its result. Its files go to `out`.
+///
+/// # Errors
+/// The network is unknown, data files cannot be read, or the job cannot start.
+pub(super) async fn here(
+    mut submission: Submission,
+    workers: Option<u32>,
+    ps: Option<u32>,
+    compute: args::Compute,
+    out: Option<Folder>,
+    json: bool,
+    app: &App,
+) -> Result<bool> {
+    check(&submission.spec, compute.data_root.as_deref(), app)?;
+    fit_fleet(&mut submission.spec.fleet, workers, ps);
     let fleet = submission.spec.fleet;
-    let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
-    let out = app.out(&folder, args.resume.is_asked())?;
     let options = client::Options {
-        workers: args.workers.unwrap_or(fleet.workers.min),
+        workers: workers.unwrap_or(fleet.workers.min),
         ps: fleet.ps,
-        threads: args.compute.threads as usize,
-        device: args.compute.device,
-        data_root: args.compute.data_root,
+        threads: compute.threads as usize,
+        device: compute.device,
+        data_root: compute.data_root,
     };
     let mut local = Local::start(options, app.environment.stores.clone(), app.registry.clone()).await?;
     let client = local.client(PATIENCE).with_notices(app.notices());
@@ -61,7 +87,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     };
     local.stop().await;
     let (status, written) = result?;
-    app.show_result(&status, written, "", args.json)
+    app.show_result(&status, written, "", json)
 }
 
 /// Checks that all data files can be read, before anything is started.
@@ -93,11 +119,11 @@ fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
 
 type Ended = (Box<JobStatus>, client::Result<Option<Written>>);
 
-async fn train(client: &Client, submission: Submission, out: Folder, app: &App) -> Result<Ended> {
+async fn train(client: &Client, submission: Submission, out: Option<Folder>, app: &App) -> Result<Ended> {
     let saves = submission.spec.checkpoint.is_some();
     let reply = client.submit(submission).await?;
     let mut progress = Progress::new(app.screen.clone());
-    let mut follow = Follow::new(client.clone(), &reply.name, Some(out), app.screen.clone(), |event| {
+    let mut follow = Follow::new(client.clone(), &reply.name, out, app.screen.clone(), |event| {
         progress.event(event);
     })?;
     let status = match follow.run(app.stop.token()).await? {

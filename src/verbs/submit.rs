@@ -1,7 +1,8 @@
 //! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
 
 use anyhow::{Result, bail};
-use client::Submission;
+use client::results::Folder;
+use client::{Client, Submission};
 use serde_json::json;
 
 use crate::app::App;
@@ -14,6 +15,7 @@ use crate::terminal::progress::Progress;
 /// the job.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
+    submission.check_free(&app.environment.stores).await?;
     submission.read_initial(&app.environment.stores).await?;
     submission.start = args.resume.start();
     if submission.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.url.starts_with("memory:")) {
@@ -34,26 +36,39 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
         return Ok(true);
     }
     app.screen.line(&format!("submitted {}", reply.name));
+    to_its_end(client, &reply.name, out, &args.reach, args.json, app).await
+}
+
+/// Follows a job of a master to its end, and shows its result. Its files go to `out`.
+///
+/// # Errors
+/// The folder cannot be written, or the master does not answer any more.
+pub(super) async fn to_its_end(
+    client: Client,
+    job: &str,
+    out: Option<Folder>,
+    reach: &args::Reach,
+    json: bool,
+    app: &App,
+) -> Result<bool> {
+    let dir = out.as_ref().map_or_else(|| "DIR".to_owned(), |out| out.dir().display().to_string());
     let mut progress = Progress::new(app.screen.clone());
-    let mut follow =
-        Follow::new(client, &reply.name, out, app.screen.clone(), |event| progress.event(event))?;
+    let mut follow = Follow::new(client, job, out, app.screen.clone(), |event| progress.event(event))?;
     match follow.run(app.stop.token()).await? {
         None => {
             drop(follow);
             drop(progress);
             let [watch, cancel, fetch] =
-                ["watch", "cancel", "fetch"].map(|verb| app.command(verb, &reply.name, &args.reach));
-            let out = args.out.as_deref().map_or("DIR".into(), |dir| dir.to_string_lossy());
+                ["watch", "cancel", "fetch"].map(|verb| app.command(verb, job, reach));
             app.screen.line(&format!(
-                "{} goes on without you; see it again: {watch}; stop it: {cancel}; its results once it ended: {fetch} --out {out}",
-                reply.name
+                "{job} goes on without you; see it again: {watch}; stop it: {cancel}; its results once it ended: {fetch} --out {dir}"
             ));
             Ok(false)
         }
         Some(status) => {
             let written = follow.finish(&status).await;
             drop(progress);
-            app.show_result(&status, written, &app.results_elsewhere(&status.name, &args.reach), args.json)
+            app.show_result(&status, written, &app.results_elsewhere(&status.name, reach), json)
         }
     }
 }

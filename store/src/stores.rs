@@ -339,6 +339,22 @@ impl Folder {
         Ok(())
     }
 
+    /// Removes this folder from a local disk with everything in it, also what killed writers left
+    /// there. Other stores have no such files.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn sweep(&self) -> Result<()> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let path = disk.path_to_filesystem(&self.path).map_err(|error| self.failed("remove", "", error))?;
+        match std::fs::remove_dir_all(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::Store { what: "remove", file: self.name.clone(), reason: with_sources(&error) })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn at(&self, file: &str) -> Path {
         self.path.clone().join(file)
     }

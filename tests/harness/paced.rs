@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ebbflow::data::Batch;
+use ebbflow::data::{Batch, Column};
 use ebbflow::model::{Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
 use serde::Deserialize;
@@ -94,6 +94,14 @@ impl Model for Paced {
 
     fn evaluate(&mut self, batch: &Batch) -> ebbflow::Result<Evaluation> {
         self.inner.evaluate(batch)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the compute time is slept away")]
+    fn predict(&mut self, batch: &Batch) -> ebbflow::Result<Column> {
+        let begin = now();
+        let outputs = self.inner.predict(batch)?;
+        std::thread::sleep((begin + self.takes).saturating_sub(now()));
+        Ok(outputs)
     }
 
     fn export(&mut self) -> ebbflow::Result<BTreeMap<String, Vec<u8>>> {

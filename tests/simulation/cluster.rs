@@ -320,6 +320,7 @@ async fn run_worker(
         dialer(),
         connector,
         model::registry(class),
+        Stores::default(),
         worker::Watched::default(),
         shutdown,
     )

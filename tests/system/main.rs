@@ -26,6 +26,7 @@ mod matches_pytorch;
 mod mnist;
 mod numerics;
 mod observed;
+mod predict;
 mod ps_loss;
 mod restore;
 mod resume;

@@ -46,6 +46,9 @@ pub enum Error {
     /// What was counted of an evaluation cannot be reported.
     #[error(transparent)]
     Evaluation(#[from] proto::Error),
+    /// The place of the predictions cannot be opened, read or written.
+    #[error(transparent)]
+    Store(#[from] proto::checkpoint::Error),
     /// This worker could not do a task. A retry may help.
     #[error("{what}: {reason}")]
     Task {
@@ -104,6 +107,10 @@ impl Error {
             Self::Call { failure, .. } => matches!(failure.kind, proto::status::Kind::Malformed),
             Self::Data(error) => error.is_fatal(),
             Self::Model(error) => error.is_fatal(),
+            Self::Store(error) => {
+                use proto::checkpoint::Error::{NotAllowed, Url};
+                matches!(error, Url { .. } | NotAllowed { .. })
+            }
             Self::File { .. } | Self::NotHeld { .. } | Self::Task { .. } => false,
             Self::Diverged { .. } | Self::Evaluation(_) | Self::Options(_) => true,
         }

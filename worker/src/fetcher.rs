@@ -198,6 +198,18 @@ impl Fetcher {
                 let job = self.open(id, placement, progress).await?;
                 Ok(Task::Other(OtherTask::Export(job, task)))
             }
+            Wire::Predict(task) => {
+                let job = self.open(id, placement, progress).await?;
+                Ok(Task::Other(OtherTask::Predict(job, task)))
+            }
+            Wire::Join(task) => {
+                let job = self.open(id, placement, progress).await?;
+                Ok(Task::Other(OtherTask::Join(job, task)))
+            }
+            Wire::Clear(pb::ClearTask {}) => {
+                let job = self.open(id, placement, progress).await?;
+                Ok(Task::Other(OtherTask::Clear(job)))
+            }
             Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, progress).await?)),
         }
     }

@@ -152,6 +152,18 @@ impl Job {
         Ok(())
     }
 
+    /// Returns the data set that a job without training goes over.
+    pub(crate) fn measured(&self) -> Result<Arc<Dataset>> {
+        let set = match self.spec.measured_set() {
+            Some(DataSet::Train) => Some(&self.train),
+            Some(DataSet::Validation) | None => self.validation.as_ref(),
+        };
+        set.cloned().ok_or_else(|| Error::Task {
+            what: format!("job {}", self.id),
+            reason: "the job has no validation records".to_owned(),
+        })
+    }
+
     /// Returns whether the placement of this number, or a later one, is known.
     pub(crate) fn is_placed(&self, number: u64) -> bool {
         let placed = self.placed.read().unwrap_or_else(PoisonError::into_inner);

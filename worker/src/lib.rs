@@ -16,6 +16,7 @@ mod job;
 mod master_client;
 pub mod metrics;
 mod other_tasks;
+mod predict;
 mod progress;
 mod reporter;
 mod task_loop;

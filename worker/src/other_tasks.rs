@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::predictions::Predictions;
 use model::export;
 use model::weights::{Spare, Weights};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, MicrobatchId, Version};
 use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
-use proto::spec::{DataSet, JobSpec};
+use proto::spec::{DataSet, JobSpec, Purpose};
 
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
@@ -82,7 +83,13 @@ pub(crate) async fn init(
 ) -> Result<Report> {
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that does not fit its data must fail now, not after an hour of placement and waiting.
-    let (_, batch) = job.read(MicrobatchId(0))?;
+    let batch = match spec.purpose {
+        Purpose::Train => job.read(MicrobatchId(0))?.1,
+        Purpose::Evaluate | Purpose::Predict => {
+            let data = job.measured()?;
+            data.batch(Epoch(0), 0..data.len().min(spec.batch.micro.into()))?
+        }
+    };
     let file = job.initial.clone();
     progress.enter(Phase::Computing, "the first records, to try the model");
     let place = progress.clone();
@@ -95,11 +102,19 @@ pub(crate) async fn init(
             let mut note = String::new();
             if let Some(path) = file {
                 let content = std::fs::read(&path).map_err(|source| Error::File { path, source })?;
-                note = initial::take(&content, &tensors, &mut values)?;
+                let taken = initial::take(&content, &tensors, &mut values)?;
+                note = if spec.purpose.trains() { taken.report() } else { taken.whole()? };
             }
             let values = Weights::new(values, Spare::default());
             let model = loaded.with(&values)?;
-            model.gradients(&batch, 0)?;
+            match spec.purpose {
+                Purpose::Train => drop(model.gradients(&batch, 0)?),
+                Purpose::Evaluate => {}
+                Purpose::Predict => {
+                    Predictions::default().add(&batch.records, &model.predict(&batch)?)?;
+                    return Ok((tensors, values, note));
+                }
+            }
             let measured = model.evaluate(&batch)?;
             let metrics = &spec.model.metrics;
             if let Some(metric) = metrics.iter().find(|metric| !measured.tallies.contains_key(*metric)) {
@@ -177,7 +192,7 @@ pub(crate) async fn export(
     Ok(Report::Exported(pb::Exported { artifacts }))
 }
 
-async fn pull(job: &Job, era: Era, want: Want, progress: &Progress) -> Result<Weights> {
+pub(crate) async fn pull(job: &Job, era: Era, want: Want, progress: &Progress) -> Result<Weights> {
     progress.enter(Phase::Pulling, format!("{want:?}"));
     let pulled = job.placed()?.ps.at(era).saying(progress).pull(want).await?;
     pulled.ok_or_else(|| Error::Task {

@@ -30,6 +30,7 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
 use proto::status::{Failure, Kind};
+use store::Stores;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -47,6 +48,7 @@ use crate::job::{self, Job};
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::other_tasks;
+use crate::predict;
 use crate::reporter::Reporter;
 use crate::trainer::{self, Piece, Sum};
 use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};
@@ -74,17 +76,19 @@ impl Default for Watched {
 }
 
 /// Runs a worker until `shutdown`, then drains: finishes its microbatch, hands back the rest,
-/// leaves. Metrics and health go to `watched`.
+/// leaves. Predictions go to `stores`, metrics and health to `watched`.
 ///
 /// # Errors
 /// Invalid options or device, a master that refuses this worker or stays unreachable for
 /// `master_timeout`, or a ps that stays unreachable for the job's `pull_attempts_max` attempts.
+#[allow(clippy::too_many_arguments, reason = "each is a thing of its own that the process has")]
 pub async fn run(
     options: Options,
     master_url: &str,
     dialer: Dialer,
     connector: Connector,
     registry: Registry,
+    stores: Stores,
     watched: Watched,
     shutdown: CancellationToken,
 ) -> Result<()> {
@@ -133,6 +137,7 @@ pub async fn run(
     let work = TaskLoop {
         reporter: Reporter { master, held: held.clone(), granted: granted_tx },
         connector,
+        stores,
         held: held.clone(),
         arrivals,
         ready,
@@ -230,6 +235,8 @@ enum Turn {
 struct TaskLoop {
     reporter: Reporter,
     connector: Connector,
+    /// Where predictions go.
+    stores: Stores,
     held: Held,
     arrivals: mpsc::Receiver<Work>,
     ready: BTreeMap<Urgency, Work>,
@@ -324,6 +331,9 @@ impl TaskLoop {
             OtherTask::Export(job, task) => {
                 other_tasks::export(&job, &task, master, incarnation, id, &progress).await
             }
+            OtherTask::Predict(job, task) => predict::predict(&job, &task, &self.stores, &progress).await,
+            OtherTask::Join(job, task) => predict::join(&job, &task, &self.stores, &progress).await,
+            OtherTask::Clear(job) => predict::clear(&job, &self.stores, &progress).await,
         }
     }
 

@@ -53,6 +53,9 @@ pub(crate) enum OtherTask {
     Init(Arc<Job>, pb::InitTask),
     Evaluate(Arc<Job>, pb::EvaluateTask),
     Export(Arc<Job>, pb::ExportTask),
+    Predict(Arc<Job>, pb::PredictTask),
+    Join(Arc<Job>, pb::JoinTask),
+    Clear(Arc<Job>),
 }
 
 /// The part of a run of microbatches that is not computed yet.

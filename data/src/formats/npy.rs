@@ -28,7 +28,7 @@ pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
 ///
 /// # Errors
 /// The bytes are no array of numbers in row-major order.
-pub(super) fn array(bytes: &[u8]) -> Result<Array, String> {
+pub(crate) fn array(bytes: &[u8]) -> Result<Array, String> {
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
         return Err("no npy file: expected to start with \\x93NUMPY; save it with numpy.save".to_owned());
     };

@@ -1,4 +1,5 @@
-//! Measuring the model at the end of each epoch, in data shards that any workers take. Pure.
+//! Measuring the model at the end of each epoch, or once in a job that only evaluates, in data
+//! shards that any workers take. Pure.
 //!
 //! A [`Merger`] adds up the shards, and epochs are told in their order, so the numbers do not
 //! depend on who measured what when.
@@ -15,10 +16,45 @@ use super::work::Shard;
 /// Records of one data shard at most.
 const SHARD_RECORDS: u64 = 1024;
 
+/// When the model of a job is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Occasions {
+    /// At the end of each epoch of the plan.
+    Epochs(Plan),
+    /// Once, at version 0, which the job has from its weights.
+    Once,
+}
+
+impl Occasions {
+    /// Returns the number of evaluations; each counts as one epoch.
+    const fn epochs(self) -> u64 {
+        match self {
+            Self::Epochs(plan) => plan.epochs,
+            Self::Once => 1,
+        }
+    }
+
+    /// Returns the version that is measured in an epoch.
+    fn version(self, epoch: Epoch) -> Version {
+        match self {
+            Self::Epochs(plan) => plan.version_after(epoch),
+            Self::Once => Version(0),
+        }
+    }
+
+    /// Returns the first epoch that is measured again when the job goes back to `step`.
+    fn epoch_of(self, step: Step) -> Epoch {
+        match self {
+            Self::Epochs(plan) => plan.epoch_of(step),
+            Self::Once => Epoch(0),
+        }
+    }
+}
+
 /// The evaluations of a job.
 #[derive(Debug)]
 pub(super) struct Evaluations {
-    plan: Plan,
+    occasions: Occasions,
     /// Validation records; 0: nothing is measured.
     records: u64,
     metrics: Vec<Metric>,
@@ -26,6 +62,8 @@ pub(super) struct Evaluations {
     next: Epoch,
     /// Epochs that are being measured, oldest first.
     running: VecDeque<Running>,
+    /// Records whose measurement was reported, over all epochs.
+    records_done: u64,
 }
 
 #[derive(Debug)]
@@ -47,8 +85,8 @@ pub(super) struct Measured {
 
 impl Evaluations {
     /// Creates the evaluations of a job. All epochs before `next` were measured.
-    pub(super) const fn new(plan: Plan, records: u64, metrics: Vec<Metric>, next: Epoch) -> Self {
-        Self { plan, records, metrics, next, running: VecDeque::new() }
+    pub(super) const fn new(occasions: Occasions, records: u64, metrics: Vec<Metric>, next: Epoch) -> Self {
+        Self { occasions, records, metrics, next, running: VecDeque::new(), records_done: 0 }
     }
 
     /// Begins unfinished epochs again, because their leases have ended. `rewound`: a step; every
@@ -58,8 +96,9 @@ impl Evaluations {
             self.next = oldest.epoch;
         }
         self.running.clear();
+        self.records_done = 0;
         if let Some(step) = rewound {
-            self.next = self.next.min(self.plan.epoch_of(step));
+            self.next = self.next.min(self.occasions.epoch_of(step));
         }
         self
     }
@@ -74,10 +113,10 @@ impl Evaluations {
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();
         while self.records > 0
-            && self.next.get() < self.plan.epochs
-            && self.plan.version_after(self.next).get() <= watermark.get()
+            && self.next.get() < self.occasions.epochs()
+            && self.occasions.version(self.next).get() <= watermark.get()
         {
-            let (epoch, version) = (self.next, self.plan.version_after(self.next));
+            let (epoch, version) = (self.next, self.occasions.version(self.next));
             let shard = |begin: u64| Shard {
                 epoch,
                 version,
@@ -121,6 +160,7 @@ impl Evaluations {
         let failed = |epoch: Epoch, error: proto::Error| format!("the evaluation of epoch {epoch}: {error}");
         if let Some(running) = self.running.iter_mut().find(|running| running.epoch == epoch) {
             running.merger.add(shard.index, found).map_err(|error| failed(epoch, error))?;
+            self.records_done += shard.end - shard.begin;
         }
         while let Some(Running { epoch, merger }) =
             self.running.pop_front_if(|running| running.merger.is_complete())
@@ -128,7 +168,7 @@ impl Evaluations {
             let whole = merger.finish().map_err(|error| failed(epoch, error))?;
             measured.push(Measured {
                 epoch,
-                version: self.plan.version_after(epoch),
+                version: self.occasions.version(epoch),
                 metrics: whole.values(),
                 confusion: whole.confusion().cloned(),
                 samples: whole.samples,
@@ -139,7 +179,12 @@ impl Evaluations {
 
     /// Returns whether all that is to be measured is measured.
     pub(super) fn is_done(&self) -> bool {
-        self.records == 0 || (self.running.is_empty() && self.next.get() == self.plan.epochs)
+        self.records == 0 || (self.running.is_empty() && self.next.get() == self.occasions.epochs())
+    }
+
+    /// Returns the number of records whose measurement was reported, over all epochs.
+    pub(super) const fn records_done(&self) -> u64 {
+        self.records_done
     }
 }
 
@@ -150,6 +195,7 @@ mod tests {
     use super::*;
 
     const PLAN: Plan = Plan { records: 4, micro: 1, microbatches_per_step: 2, epochs: 2 };
+    const EPOCHS: Occasions = Occasions::Epochs(PLAN);
 
     fn evaluated(shard: &Shard, loss_sum: f64, right: f64) -> pb::Evaluated {
         let samples = shard.end - shard.begin;
@@ -169,7 +215,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_measured_in_shards_once_its_steps_are_done() {
-        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, vec![Metric::Accuracy], Epoch(0));
         assert!(evaluations.begin(Step(1)).is_empty() && !evaluations.is_done());
         let shards = evaluations.begin(Step(2));
         let ranges: Vec<_> =
@@ -186,7 +232,7 @@ mod tests {
 
     #[test]
     fn epochs_are_told_in_order_and_the_last_one_ends_it() {
-        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
@@ -198,7 +244,7 @@ mod tests {
     #[test]
     fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
         let begun = || {
-            let mut evaluations = Evaluations::new(PLAN, 10, vec![], Epoch(0));
+            let mut evaluations = Evaluations::new(EPOCHS, 10, vec![], Epoch(0));
             let shards = evaluations.begin(Step(4));
             assert_eq!(record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
@@ -214,7 +260,7 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused() {
-        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
         assert!(evaluations.check(&shard, good.clone()).is_ok());
@@ -229,7 +275,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_a_worker_from_before_tallies_counts() {
-        let mut evaluations = Evaluations::new(PLAN, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let metric_sums = [("accuracy".to_owned(), 4.0)].into();
         let old = pb::Evaluated { loss_sum: 5.0, samples: 10, metric_sums, ..Default::default() };
@@ -239,7 +285,7 @@ mod tests {
 
     #[test]
     fn networks_with_different_numbers_of_classes_are_not_one_job() {
-        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::F1], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, vec![Metric::F1], Epoch(0));
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, classes| {
             let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
@@ -254,7 +300,7 @@ mod tests {
     #[test]
     fn metrics_are_computed_from_what_all_shards_counted() {
         let metrics = vec![Metric::Rmse, Metric::Auc, Metric::F1, Metric::ConfusionMatrix];
-        let mut evaluations = Evaluations::new(PLAN, 1500, metrics, Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, metrics, Epoch(0));
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, sum: f64, scores: &[(f32, bool)], class: usize| {
             let samples = shard.end - shard.begin;
@@ -289,7 +335,7 @@ mod tests {
     fn an_epoch_with_too_many_scores_fails_and_says_what_to_do() {
         let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
         let records = shards as u64 * SHARD_RECORDS;
-        let mut evaluations = Evaluations::new(PLAN, records, vec![Metric::Auc], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, records, vec![Metric::Auc], Epoch(0));
         let mut failed = None;
         for (at, shard) in evaluations.begin(Step(2)).iter().enumerate() {
             let first = at * REPORT_SCORES_MAX;
@@ -307,8 +353,25 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_only_evaluates_is_measured_once_at_version_0() {
+        let mut evaluations = Evaluations::new(Occasions::Once, 1500, vec![Metric::Accuracy], Epoch(0));
+        assert!(!evaluations.is_done());
+        let shards = evaluations.begin(Step(0));
+        assert!(shards.iter().all(|shard| (shard.epoch, shard.version) == (Epoch(0), Version(0))));
+        assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 50.0, 76.0)), []);
+        assert_eq!(evaluations.records_done(), 476);
+        let mut again = evaluations.again(Some(Step(0)));
+        let shards = again.begin(Step(0));
+        assert_eq!((shards.len(), again.records_done()), (2, 0));
+        for shard in &shards {
+            record(&mut again, shard, evaluated(shard, 50.0, 76.0));
+        }
+        assert!(again.is_done() && again.begin(Step(0)).is_empty());
+    }
+
+    #[test]
     fn without_validation_records_nothing_is_measured() {
-        let mut evaluations = Evaluations::new(PLAN, 0, vec![], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 0, vec![], Epoch(0));
         assert!(evaluations.begin(Step(4)).is_empty() && evaluations.is_done());
     }
 }

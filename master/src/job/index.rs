@@ -45,6 +45,17 @@ pub(super) struct Facts {
     pub(super) trained_on: Option<TrainedOn>,
 }
 
+impl Facts {
+    /// Returns the number of records that a job which does not train goes over; 0 if it trains.
+    pub(super) fn measured(&self, spec: &JobSpec) -> u64 {
+        match spec.measured_set() {
+            None => 0,
+            Some(DataSet::Train) => self.plan.records,
+            Some(DataSet::Validation) => self.validation,
+        }
+    }
+}
+
 impl Index {
     pub(super) fn new(spec: &JobSpec) -> Self {
         let files = |set| {
@@ -115,6 +126,11 @@ impl Index {
         if validation > VALIDATION_RECORDS_MAX {
             return Err(format!(
                 "{validation} records validate, at most {VALIDATION_RECORDS_MAX} may; choose fewer with data.validation.records"
+            ));
+        }
+        if spec.measured_set() == Some(DataSet::Train) && train > VALIDATION_RECORDS_MAX {
+            return Err(format!(
+                "{train} records are to be predicted, at most {VALIDATION_RECORDS_MAX} may; choose fewer with data.train.records"
             ));
         }
         let plan = Plan::try_from(pb::Plan::from(spec.plan(train)))

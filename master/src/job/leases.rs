@@ -63,6 +63,7 @@ impl Job {
             Phase::Indexing { .. } => return Err(Why::Indexing),
             Phase::Beginning(Beginning { stage: Begin::Initializing, .. }) => return Err(Why::Initializing),
             Phase::Beginning(_) => return Err(Why::Surveying),
+            Phase::Training { training, .. } if !training.trains() => return Err(Why::AllHandedOut),
             Phase::Training { training, .. } => training,
             Phase::Ending(_) => return Err(Why::Ending),
         };
@@ -268,6 +269,29 @@ impl Job {
                 self.task_done(worker, lease);
                 self.save_last(now);
             }
+            (&Work::Predict(part), Report::Predicted(found)) => {
+                let training = self.phase.trains_mut();
+                let Some(predictions) = training.and_then(|training| training.predictions.as_mut()) else {
+                    return Err(ended(lease));
+                };
+                predictions.record(part, &found).map_err(|message| Failure::new(Kind::Malformed, message))?;
+                self.task_done(worker, lease);
+                self.maybe_trained_out(now);
+            }
+            (&Work::Join { keep, .. }, Report::Joined(_)) => {
+                self.task_done(worker, lease);
+                self.on_joined(now, keep);
+            }
+            (Work::Clear, Report::Cleared(pb::Cleared { note })) => {
+                self.task_done(worker, lease);
+                if !note.is_empty() {
+                    self.warn(now, note);
+                }
+                self.finish(now);
+            }
+            (Work::Predict(_), _) => return Err(other_report("predicted")),
+            (Work::Join { .. }, _) => return Err(other_report("joined")),
+            (Work::Clear, _) => return Err(other_report("cleared")),
             (Work::Index { .. }, _) => return Err(other_report("indexed")),
             (Work::Init, _) => return Err(other_report("initialized")),
             (Work::Evaluate(_), _) => return Err(other_report("evaluated")),

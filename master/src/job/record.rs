@@ -18,6 +18,7 @@ use super::ending::End;
 use super::index::Index;
 use super::partitions::Partitions;
 use super::phase::{Begin, Phase};
+use super::predictions::Delivery;
 use super::status::millis;
 use super::{Job, Settings};
 use crate::clock::Now;
@@ -71,6 +72,7 @@ impl Job {
             numerics: self.numerics.iter().map(Into::into).collect(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: self.numbers.confusion.clone(),
+            delivery: Delivery::recorded(self.delivery).into(),
         }
     }
 
@@ -97,6 +99,7 @@ impl Job {
         now: Now,
     ) -> Result<Self, String> {
         let spec = JobSpec::from_json(&record.spec_json).map_err(|error| error.to_string())?;
+        let delivery = Delivery::of(record.delivery());
         let mut job = Self::new(JobId(record.job), spec, record.input, settings, now);
         // No process has registered yet.
         job.control.on_look(job.lacks(&Membership::nobody()));
@@ -113,6 +116,7 @@ impl Job {
         }
         job.control.set_paused(record.paused);
         job.output = record.output;
+        job.delivery = delivery;
         if let Some(checkpoints) = &mut job.checkpoints {
             checkpoints.run = Some(record.run).filter(|run| !run.is_empty());
             checkpoints.resume = Resume::of(record.resume, record.resume_anyway);

@@ -84,7 +84,7 @@ impl Job {
             Some(Stage::Finishing | Stage::Ended) => return,
             // What was trained is exported already.
             Some(Stage::Saving { .. }) => return self.finish(now),
-            _ if self.is_exported() => return self.finish(now),
+            _ if self.is_exported() => return self.end_without_ps(now),
             Some(Stage::Stopping { .. } | Stage::Asking) => true,
             Some(Stage::Exporting) | None => self.ends_early(),
         };
@@ -242,7 +242,7 @@ impl Job {
         }
         self.phase.train();
         if self.is_exported() {
-            return self.save_last(now);
+            return self.conclude(now);
         }
         self.tell_state(now);
         self.on_trained(now);

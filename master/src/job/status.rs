@@ -8,8 +8,10 @@ use proto::ids::{IncarnationId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
+use proto::spec::Purpose;
 
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
+use super::predictions::Delivery;
 use super::{Effect, Job};
 use crate::clock::Now;
 use crate::scheduler::Crew;
@@ -169,13 +171,31 @@ impl Job {
             Phase::Training { .. } if self.is_closing() => {
                 (JobState::Exporting, format!("{reason}; the steps that were begun are finished and saved"))
             }
-            Phase::Training { .. } => (JobState::Running, "workers train".to_owned()),
+            Phase::Training { .. } => (
+                JobState::Running,
+                match self.spec.purpose {
+                    Purpose::Train => "workers train",
+                    Purpose::Evaluate => "workers evaluate",
+                    Purpose::Predict => "workers predict",
+                }
+                .to_owned(),
+            ),
             Phase::Ending(Ending { stage, end, .. }) => match stage {
                 Stage::Stopping { .. } | Stage::Asking => (
                     JobState::Exporting,
                     format!("{reason}; its workers stop, then what is trained is saved"),
                 ),
-                Stage::Exporting => (JobState::Exporting, format!("{reason}; a worker saves the model")),
+                Stage::Exporting => (
+                    JobState::Exporting,
+                    match (self.spec.purpose, self.delivery) {
+                        (Purpose::Predict, None) => format!("{reason}; a worker joins the predictions"),
+                        (Purpose::Predict, Some(Delivery::Joined)) => {
+                            format!("{reason}; a worker removes the parts")
+                        }
+                        (Purpose::Predict, Some(Delivery::Kept)) => format!("{reason}; the parts stay"),
+                        _ => format!("{reason}; a worker saves the model"),
+                    },
+                ),
                 Stage::Saving { .. } => {
                     (JobState::Exporting, format!("{reason}; the last checkpoint is written"))
                 }
@@ -215,8 +235,15 @@ impl Job {
         // Trained to its end, and then both the master and a ps died: nobody is left to ask, and
         // all of it is done.
         let whole = self.phase.end().is_some_and(|end| end.state == JobState::Succeeded);
-        let plan = self.phase.facts().map(|facts| facts.plan);
+        let facts = self.phase.facts();
+        let records = facts.map_or(0, |facts| facts.measured(&self.spec));
+        let records_done = match whole {
+            true => records,
+            false => training.map_or(0, super::Training::records_done),
+        };
+        let plan = facts.map(|facts| facts.plan).filter(|_| self.spec.purpose.trains());
         let whole = plan.filter(|_| whole);
+        let delivered = self.delivery.zip(self.spec.predict.as_ref());
         pb::JobStatus {
             job: self.id.get(),
             name: self.name(),
@@ -268,6 +295,10 @@ impl Job {
             data_wait: numbers.data_wait(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: numbers.confusion.clone(),
+            purpose: pb::JobPurpose::from(self.spec.purpose).into(),
+            records,
+            records_done,
+            predictions: delivered.map(|(delivery, predict)| delivery.place(predict)).unwrap_or_default(),
         }
     }
 

@@ -1,5 +1,5 @@
 //! The training of a job: its books, its losses and its evaluations, kept in step with each other.
-//! Pure.
+//! A job that only evaluates or predicts has books without microbatches. Pure.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use proto::ids::{Epoch, IncarnationId, LeaseId, MicrobatchId, Step};
 use proto::optimizer::OptimizerSpec;
 use proto::pb;
 use proto::plan::Plan;
-use proto::spec::{JobSpec, Order};
+use proto::spec::{JobSpec, Order, Purpose};
 use proto::status::{Failure, Kind};
 
 use super::ended;
-use super::evaluations::Evaluations;
+use super::evaluations::{Evaluations, Occasions};
 use super::index::Facts;
 use super::losses::{Losses, Told};
-use super::work::Shard;
+use super::predictions::Predictions;
+use super::work::Work;
 use crate::applied::Applied;
 use crate::dispatcher::Dispatcher;
 use crate::lease::Limits;
@@ -28,6 +29,9 @@ pub(super) struct Training {
     pub(super) books: Dispatcher,
     pub(super) losses: Losses,
     pub(super) evaluations: Evaluations,
+    /// Only in a job that predicts.
+    pub(super) predictions: Option<Predictions>,
+    purpose: Purpose,
     /// Records of all microbatches that are done.
     pub(super) samples_done: u64,
 }
@@ -53,11 +57,20 @@ impl Training {
         // Workers are as fast as before.
         books.speeds =
             before.as_mut().map(|before| std::mem::take(&mut before.books.speeds)).unwrap_or_default();
+        if !spec.purpose.trains() {
+            // Nothing is handed out at version 0, where such a job stays.
+            books.close();
+        }
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
         let from_here = || Losses::new(plan, watermark, trained);
+        let (occasions, validation) = match spec.purpose {
+            Purpose::Train => (Occasions::Epochs(plan), facts.validation),
+            Purpose::Evaluate => (Occasions::Once, facts.validation),
+            Purpose::Predict => (Occasions::Once, 0),
+        };
         let (losses, evaluations) = match before {
             None => {
-                (from_here(), Evaluations::new(plan, facts.validation, spec.model.metrics.clone(), measured))
+                (from_here(), Evaluations::new(occasions, validation, spec.model.metrics.clone(), measured))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),
@@ -71,6 +84,8 @@ impl Training {
             books,
             losses,
             evaluations,
+            predictions: (spec.purpose == Purpose::Predict).then(|| Predictions::new(facts.measured(spec))),
+            purpose: spec.purpose,
             samples_done: plan.samples_before(watermark) + above,
         }
     }
@@ -82,9 +97,25 @@ impl Training {
         if done { Step(self.plan.steps()) } else { self.plan.microbatch(watermark).step }
     }
 
-    /// Returns whether everything is trained and measured.
+    /// Returns whether everything that the job is for is done.
     pub(super) fn is_done(&self) -> bool {
-        self.books.is_done() && self.evaluations.is_done()
+        let trained = !self.trains() || self.books.is_done();
+        let predicted = self.predictions.as_ref().is_none_or(Predictions::are_done);
+        trained && predicted && self.evaluations.is_done()
+    }
+
+    /// Returns whether the job computes gradients.
+    pub(super) const fn trains(&self) -> bool {
+        self.purpose.trains()
+    }
+
+    /// Returns the number of records that a job which does not train has evaluated or predicted.
+    pub(super) fn records_done(&self) -> u64 {
+        match (&self.predictions, self.trains()) {
+            (Some(predictions), _) => predictions.records_done(),
+            (None, true) => 0,
+            (None, false) => self.evaluations.records_done(),
+        }
     }
 
     /// Records that the run of a lease is done; answers whose leases ended by that.
@@ -134,13 +165,16 @@ impl Training {
         Ok(())
     }
 
-    /// Brings losses and evaluations up to the books: events to tell, shards to measure. `trained`:
-    /// how long the job trained so far, pauses left out, so that they do not look like slowness.
-    pub(super) fn advance(&mut self, trained: Duration, crew: &Crew) -> (Vec<pb::TrainEvent>, Vec<Shard>) {
+    /// Brings losses and evaluations up to the books: events to tell, shards to measure or parts to
+    /// predict. `trained`: how long the job trained so far, pauses left out, so that they do not
+    /// look like slowness.
+    pub(super) fn advance(&mut self, trained: Duration, crew: &Crew) -> (Vec<pb::TrainEvent>, Vec<Work>) {
         let watermark = self.watermark();
         let told = self.losses.advance(trained, watermark);
         let events = told.into_iter().map(|told| self.event(told, crew)).collect();
-        (events, self.evaluations.begin(watermark))
+        let shards = self.evaluations.begin(watermark).into_iter().map(Work::Evaluate);
+        let parts = self.predictions.as_mut().map(Predictions::begin).unwrap_or_default();
+        (events, shards.chain(parts.into_iter().map(Work::Predict)).collect())
     }
 
     fn event(&self, told: Told, crew: &Crew) -> pb::TrainEvent {

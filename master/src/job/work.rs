@@ -24,6 +24,20 @@ pub(crate) enum Work {
     Evaluate(Shard),
     /// Upload the model at a version; `None`: the newest.
     Export(Option<Version>),
+    /// Write the predictions of some records.
+    Predict(Part),
+    /// Join the parts of the predictions of so many records, or write the manifest of those that
+    /// stay.
+    Join { records: u64, keep: bool },
+    /// Remove the parts that are joined.
+    Clear,
+}
+
+/// A part of the records that are predicted: `[begin, end)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
 }
 
 /// A data shard of the validation records at the end of an epoch.
@@ -48,6 +62,10 @@ impl Work {
                 format!("measure validation records {begin} to {} after epoch {epoch}", end - 1)
             }
             Self::Export(_) => "export the model".to_owned(),
+            Self::Predict(Part { begin, end }) => format!("predict records {begin} to {}", end - 1),
+            Self::Join { keep: false, .. } => "join the predictions".to_owned(),
+            Self::Join { keep: true, .. } => "write the manifest of the predictions".to_owned(),
+            Self::Clear => "remove the parts of the predictions".to_owned(),
         }
     }
 
@@ -68,6 +86,9 @@ impl Work {
                 end,
             }),
             Self::Export(version) => Wire::Export(pb::ExportTask { version: version.map(Version::get), era }),
+            Self::Predict(Part { begin, end }) => Wire::Predict(pb::PredictTask { era, begin, end }),
+            Self::Join { records, keep } => Wire::Join(pb::JoinTask { records, keep }),
+            Self::Clear => Wire::Clear(pb::ClearTask {}),
         }
     }
 }
@@ -81,6 +102,11 @@ impl fmt::Display for Work {
                 write!(f, "validation records {begin} to {} cannot be measured after epoch {epoch}", end - 1)
             }
             Self::Export(_) => f.write_str("the model cannot be exported"),
+            Self::Predict(Part { begin, end }) => {
+                write!(f, "records {begin} to {} cannot be predicted", end - 1)
+            }
+            Self::Join { .. } => f.write_str("the predictions cannot be joined"),
+            Self::Clear => f.write_str("the parts of the predictions cannot be removed"),
         }
     }
 }

@@ -74,12 +74,17 @@ impl Jobs for JobsService {
         let resume = Resume::of(first.resume, first.resume_anyway);
         match &spec.checkpoint {
             Some(checkpoint) => {
-                self.shared.stores.open(&checkpoint.url).map_err(|error| unusable(&caller, &error))?;
+                let opened = self.shared.stores.open(&checkpoint.url);
+                opened.map_err(|error| unusable(&caller, "checkpoint.url", &error))?;
             }
             None if resume.is_some() => {
                 return Err(malformed("resume: the job has no [checkpoint] section; add one with its url"));
             }
             None => {}
+        }
+        if let Some(predict) = &spec.predict {
+            let opened = self.shared.stores.open(&predict.place().0);
+            opened.map_err(|error| unusable(&caller, "predict.url", &error))?;
         }
         // Refused before its files travel.
         self.shared.check_journal()?;
@@ -211,12 +216,13 @@ impl Jobs for JobsService {
     }
 }
 
-/// Returns the failure for a folder of checkpoints that jobs of this master cannot use.
-fn unusable(caller: &Caller, error: &proto::checkpoint::Error) -> Status {
-    let message = format!("checkpoint.url: {error}");
+/// Returns the failure for a folder, by its key in the job file, that jobs of this master cannot
+/// use.
+fn unusable(caller: &Caller, key: &str, error: &proto::checkpoint::Error) -> Status {
+    let message = format!("{key}: {error}");
     match error {
         proto::checkpoint::Error::NotAllowed { .. } => {
-            caller.refuse("a place for checkpoints that is not allowed", &message);
+            caller.refuse("a place that jobs may not write to", &message);
             Failure::new(Kind::Denied, message).into()
         }
         _ => Failure::new(Kind::Malformed, message).into(),

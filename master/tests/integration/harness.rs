@@ -454,6 +454,11 @@ impl Worker {
                 metric_sums: BTreeMap::from([("accuracy".to_owned(), 1.0)]),
                 ..pb::Evaluated::default()
             }),
+            Work::Predict(task) => {
+                Report::Predicted(pb::Predicted { samples: task.end - task.begin, bytes: 1 })
+            }
+            Work::Join(_) => Report::Joined(pb::Joined { bytes: 1 }),
+            Work::Clear(_) => Report::Cleared(pb::Cleared::default()),
             Work::Export(_) => {
                 let files: [(&str, &[u8]); 1] = [("model.safetensors", b"weights")];
                 self.upload(lease, &files).await.expect("a good upload");

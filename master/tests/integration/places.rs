@@ -6,12 +6,12 @@ use std::time::Duration;
 use net::channel::{Dialer, Purpose};
 use net::security::door::{Door, Limits};
 use net::security::{Keys, Options as KeyOptions, TokenRole, tokens};
-use proto::artifact::describe;
+use proto::artifact::{INITIAL, describe};
 use proto::pb;
 use proto::pb::artifact_part::Part;
 use proto::pb::jobs_client::JobsClient;
 use proto::pb::submit_request;
-use proto::spec::JobSpec;
+use proto::spec::{self, DataSet, JobSpec, PredictSpec};
 use proto::status::{Failure, Kind};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -178,6 +178,30 @@ async fn a_job_has_its_checkpoints_where_the_master_allows_them_or_is_refused() 
         spec.name = name.to_owned();
         cluster.submit(&spec, &[]).await.expect("a place that is allowed");
     }
+}
+
+#[tokio::test]
+async fn predictions_go_where_the_master_allows_them_and_no_two_jobs_write_one_file() {
+    let (ours, others) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("another folder"));
+    let path = ours.path().display().to_string();
+    let cluster = Cluster::with(|options| options.checkpoints = vec![path.clone()]).await;
+    let predicting = |url: String| {
+        let predict = PredictSpec::new(DataSet::Train, url);
+        let spec = job(|_| ()).measuring(spec::Purpose::Predict, INITIAL.to_owned(), Some(predict));
+        spec.expect("a good job")
+    };
+    for url in [others.path().join("p.jsonl").display().to_string(), format!("file://{path}2/p.jsonl")] {
+        let failure = cluster.submit(&predicting(url.clone()), &[]).await.expect_err(&url);
+        assert_eq!(failure.kind, Kind::Denied, "{failure}");
+        assert!(failure.message.starts_with("predict.url: ") && failure.message.contains(&path), "{failure}");
+    }
+    let files: [(&str, &[u8]); 1] = [(INITIAL, b"weights")];
+    let submit = async |url: String| cluster.submit(&predicting(url), &files).await;
+    submit(format!("{path}/p.jsonl")).await.expect("a place that is allowed");
+    let failure = submit(format!("file://{path}/a/../p.jsonl")).await.expect_err("the same file");
+    assert!(failure.message.contains("writes its predictions to the same file"), "{failure}");
+    submit(format!("{path}/q.jsonl")).await.expect("another file");
 }
 
 #[tokio::test]

@@ -36,6 +36,9 @@ fn finish(mut spec: JobSpec, path: &Path) -> Result<JobSpec> {
     if let Some(checkpoint) = &mut spec.checkpoint {
         checkpoint.settle(&folder);
     }
+    if let Some(predict) = &mut spec.predict {
+        predict.settle(&folder);
+    }
     spec.data.base = Some(folder);
     spec.validate()?;
     Ok(spec)

@@ -54,6 +54,7 @@ impl JobSpec {
                 check(false, format!("model.metrics: \"{metric}\" {reason}, use \"{better}\""));
             }
         }
+        self.validate_purpose(&mut check);
         self.data.validate(&mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
         let microbatches = effective.div_ceil(micro.max(1));

@@ -12,6 +12,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Lib("proto", "metrics"),
     },
     Mutant {
+        what: "parts of predictions are removed before the journal knows that they are joined",
+        file: "master/src/job/predictions.rs",
+        find: "self.effects.push(Effect::Clear);",
+        replace: "self.conclude(now);",
+        test: Test::Lib("master", "measuring"),
+    },
+    Mutant {
         what: "a ps drops a job whose end is not durable",
         file: "master/src/books.rs",
         find: "chain(self.jobs.keys()).map(|id| id.get())",

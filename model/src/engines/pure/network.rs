@@ -5,7 +5,8 @@
 //! the same network built in PyTorch. One thread computes. Random numbers are drawn for the initial
 //! weights only.
 
-use data::Batch;
+use data::predictions::PREDICTION;
+use data::{Batch, Column};
 use proto::metrics::Metric;
 use proto::random::Keyed;
 use proto::spec::Loss;
@@ -186,5 +187,10 @@ impl Model for Network {
         let (_, outputs) = self.forward(batch)?;
         let width = self.outputs();
         Target::new(self.loss, batch, width)?.evaluate(self.loss, &self.metrics, &outputs, width)
+    }
+
+    fn predict(&mut self, batch: &Batch) -> Result<Column> {
+        let (_, outputs) = self.forward(batch)?;
+        Ok(Column::floats(PREDICTION, &[self.outputs()], batch.samples, &outputs))
     }
 }

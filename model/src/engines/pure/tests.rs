@@ -91,6 +91,16 @@ fn initial_values_are_keyed_by_seed_and_name_and_within_their_bound() {
 }
 
 #[test]
+fn predictions_are_the_outputs_before_the_loss() {
+    let mut model = build(r#"builtin = "linear", loss = "mse", options = { outputs = 2 }"#, 2, None).unwrap();
+    model.load(&[Values::F32(vec![1.0, 2.0, 0.5, -1.0]), Values::F32(vec![0.25, 0.0])]).unwrap();
+    let batch = batch(vec![1.0, 1.0, 2.0, 0.0], 2, Values::F32(vec![0.0; 4]));
+    let found = model.predict(&batch).unwrap();
+    assert_eq!(found.values::<f32>(), Some(&[3.25, -0.5, 2.25, 1.0][..]));
+    assert_eq!((found.records(), &found.spec().shape[..]), (2, &[2][..]));
+}
+
+#[test]
 fn options_that_contradict_the_job_are_refused() {
     assert!(
         error(r#"builtin = "mlp", options = { hiden = [8] }"#, Some(1)).contains("unknown field `hiden`")

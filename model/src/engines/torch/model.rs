@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 
+use data::predictions::PREDICTION;
 use data::{Batch, Column};
 use proto::column::ElementType;
 use proto::spec::{Loss, ModelSpec};
@@ -185,6 +186,25 @@ impl<N: Network> Model for TorchModel<N> {
         let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
         let mean = loss.f_double_value(&[]).map_err(failed("evaluation"))?;
         loss::evaluate(&self.spec, mean, &outputs, batch)
+    }
+
+    fn predict(&mut self, batch: &Batch) -> Result<Column> {
+        settings::enter(self.threads)?;
+        let (inputs, _) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let outputs = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate))?.outputs;
+        let sizes: Vec<usize> = outputs.size().into_iter().map(|size| size as usize).collect();
+        let Some((&samples, shape)) = sizes.split_first().filter(|(first, _)| **first == batch.samples)
+        else {
+            return Err(Error::Engine {
+                what: "predict".to_owned(),
+                reason: format!(
+                    "outputs of shape {sizes:?} for {} records; the first dimension must count the records",
+                    batch.samples
+                ),
+            });
+        };
+        let values = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
+        Ok(Column::floats(PREDICTION, shape, samples, &values.map_err(failed("predict"))?))
     }
 
     fn constants(&self) -> Result<Vec<Constant>> {

@@ -1,0 +1,47 @@
+//! What `ebb evaluate` and `ebb predict` share: a job that does not train, in this process or at a
+//! master.
+
+use anyhow::Result;
+use client::results::Folder;
+use client::{Submission, absolute};
+use proto::spec::{PredictSpec, Purpose};
+
+use crate::app::App;
+use crate::args;
+use crate::verbs::{run, submit};
+
+/// Reads the job file and the weights, and runs the job to its end. Returns true if it succeeded.
+///
+/// # Errors
+/// The job file is wrong, the weights cannot be read, the predictions exist, or the job cannot
+/// start.
+pub(super) async fn measure(
+    args: args::Measure,
+    purpose: Purpose,
+    predict: Option<PredictSpec>,
+    out: Option<Folder>,
+    app: &App,
+) -> Result<bool> {
+    let stores = &app.environment.stores;
+    let read = Submission::read(&args.file.job, &args.file.overrides)?;
+    let mut submission = read.measuring(purpose, &args.model, predict)?;
+    submission.check_free(stores).await?;
+    submission.read_initial(stores).await?;
+    if args.reach.master.url.is_none() {
+        return run::here(submission, args.workers, args.ps, args.compute, out, args.json, app).await;
+    }
+    let client = app.client(&args.reach)?;
+    let job = client.submit(submission).await?.name;
+    app.screen.line(&format!("submitted {job}"));
+    submit::to_its_end(client, &job, out, &args.reach, args.json, app).await
+}
+
+/// Returns the place of the predictions in `out`, a path or a URL, on the records of a data set.
+///
+/// # Errors
+/// The system does not know the current folder.
+pub(super) fn place(on: args::On, out: &str, join_bytes_max: Option<u64>) -> Result<PredictSpec> {
+    let mut place = PredictSpec::new(on.set(), absolute(out)?);
+    place.join_bytes_max = join_bytes_max.unwrap_or(place.join_bytes_max);
+    Ok(place)
+}
