@@ -5,7 +5,7 @@ use std::path::Path;
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{DataSpec, FilesSpec, Format};
 
-use crate::column::each_f64;
+use crate::column::{Column, Fault, each_f64};
 use crate::error::Result;
 use crate::format;
 use crate::object::Object;
@@ -50,7 +50,7 @@ pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Resul
         }
         let columns = source.read(block, &all)?;
         for record in 0..in_block.min(left) as usize {
-            first.push(columns.iter().map(|column| shown(column.spec(), column.record(record))).collect());
+            first.push(columns.iter().map(|column| cell(column, record)).collect());
         }
         left -= in_block.min(left);
     }
@@ -60,6 +60,15 @@ pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Resul
         columns: outline.columns.clone(),
         first,
     })
+}
+
+/// Returns one record's values as text, or why there are none.
+fn cell(column: &Column, record: usize) -> String {
+    match column.fault(record) {
+        None => shown(column.spec(), column.record(record)),
+        Some(Fault::Missing) => "(missing)".to_owned(),
+        Some(Fault::Broken(reason)) => format!("(broken: {reason})"),
+    }
 }
 
 /// Returns one record's values as text.
@@ -99,9 +108,12 @@ mod tests {
     fn a_file_shows_its_columns_and_first_records() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");
-        std::fs::write(&path, "age,income\n30,1.5\n40,2\n50,3\n").unwrap();
+        std::fs::write(&path, "age,income\n30,1.5\n40,2\n50,3\n,x\n").unwrap();
+        let found = inspect(&path, Format::Csv, true, 4).unwrap();
+        assert_eq!(found.first[3][0], "(missing)");
+        assert!(found.first[3][1].starts_with("(broken: line 5, column 1"), "{:?}", found.first);
         let found = inspect(&path, Format::Csv, true, 2).unwrap();
-        assert_eq!((found.records, found.blocks), (3, 1));
+        assert_eq!((found.records, found.blocks), (4, 1));
         assert_eq!(found.columns[1].to_string(), "`income` f64[]");
         assert_eq!(found.first, [["30", "1.5"], ["40", "2"]]);
         assert!(inspect(&path, Format::Npy, true, 2).is_err());
