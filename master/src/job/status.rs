@@ -8,6 +8,7 @@ use proto::ids::{IncarnationId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
+use proto::spec::DataSet;
 
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
 use super::{Effect, Job};
@@ -268,6 +269,7 @@ impl Job {
             data_wait: numbers.data_wait(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: numbers.confusion.clone(),
+            skipped: self.skipped(),
         }
     }
 
@@ -284,6 +286,8 @@ impl Job {
             label_max: facts.and_then(|facts| facts.label_max),
             train_bytes: facts.map(|facts| facts.train_bytes.clone()).unwrap_or_default(),
             validation_bytes: facts.map(|facts| facts.validation_bytes.clone()).unwrap_or_default(),
+            skipped_train: self.skips.records(DataSet::Train),
+            skipped_validation: self.skips.records(DataSet::Validation),
         }
     }
 }

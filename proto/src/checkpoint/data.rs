@@ -308,17 +308,19 @@ mod tests {
             0u64..3,
             entries(),
         )
-            .prop_map(|(version, partition, partitions, watermark, above, samples_skipped, entries)| Partition {
-                version: Version(version),
-                partition: PartitionId(partition),
-                partitions,
-                applied: AppliedSteps {
-                    watermark: Step(watermark),
-                    above: above.into_iter().map(Step).collect(),
-                    samples_skipped,
+            .prop_map(
+                |(version, partition, partitions, watermark, above, samples_skipped, entries)| Partition {
+                    version: Version(version),
+                    partition: PartitionId(partition),
+                    partitions,
+                    applied: AppliedSteps {
+                        watermark: Step(watermark),
+                        above: above.into_iter().map(Step).collect(),
+                        samples_skipped,
+                    },
+                    entries,
                 },
-                entries,
-            })
+            )
     }
 
     fn decode(partition: &Partition, header: &[u8]) -> Result<Partition> {

@@ -251,13 +251,7 @@ impl Partition {
     }
 
     /// Offers a node to the aggregator, which says what it makes possible.
-    fn offer(
-        &self,
-        era: Era,
-        node: StepNode,
-        summed: Summed,
-        mark: Option<Mark>,
-    ) -> Result<Offer<Summed>> {
+    fn offer(&self, era: Era, node: StepNode, summed: Summed, mark: Option<Mark>) -> Result<Offer<Summed>> {
         let mut state = self.state();
         self.check_era(&state, era)?;
         checks::taken_up(self.opening.address, era, node.step, &state.ledger, self.consistency.delay);

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// The master dies and starts again; nobody has registered yet.
-    fn start_again(&mut self) {
+    pub(super) fn start_again(&mut self) {
         let record = self.job.take_record(self.now).expect("something to write down");
         let log = EventLog::restored(self.job.log.after(0, usize::MAX).expect("few"));
         let settings = self.job.settings;
@@ -15,7 +15,7 @@ impl World {
     }
 
     /// Everybody registers again; the ps have what they had.
-    fn come_back(&mut self, ps: &str, version: u64) {
+    pub(super) fn come_back(&mut self, ps: &str, version: u64) {
         let workers = self.workers.len();
         self.workers =
             (0..workers).map(|w| join(&mut self.fleet, MemberRole::Worker, &format!("w{w}"))).collect();
