@@ -218,6 +218,8 @@ impl Job {
         let whole = self.phase.end().is_some_and(|end| end.state == JobState::Succeeded);
         let plan = self.phase.facts().map(|facts| facts.plan);
         let whole = plan.filter(|_| whole);
+        let skipped = self.skips.records(DataSet::Train).len() as u64;
+        let whole_samples = whole.map(|plan| plan.records.saturating_sub(skipped) * plan.epochs);
         pb::JobStatus {
             job: self.id.get(),
             name: self.name(),
@@ -237,8 +239,10 @@ impl Job {
                 .unwrap_or(0),
             samples_applied: ledger
                 .map(|ledger| ledger.samples_applied)
+                // Nobody told this start of the master what was skipped before.
+                .or_else(|| whole_samples.filter(|_| skipped > 0))
                 .or_else(|| training.map(|training| training.samples_done))
-                .or_else(|| whole.map(|plan| plan.records * plan.epochs))
+                .or(whole_samples)
                 .unwrap_or(0),
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
             leases_expired: numbers.leases_expired,
