@@ -201,7 +201,7 @@ async fn work(
     if !takes.is_zero() {
         tokio::time::sleep(takes).await;
     }
-    let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1 };
+    let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1, skipped: 0 };
     let trained = pb::Trained { microbatches: vec![report; train.count as usize], ..pb::Trained::default() };
     let result = Some(Report::Trained(trained));
     let request = pb::CompleteRequest { incarnation, lease: lease.id, result, more: true };

@@ -46,6 +46,9 @@ pub struct Summary {
     /// Share of the workers' time that they waited for records; the rest they computed. `null`: not
     /// known.
     data_wait: Option<f64>,
+    /// Bad records that the job skipped: their numbers, and the first of them. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<Value>,
     /// Metrics of the last evaluation; without one, the training loss of the newest step.
     #[serde(rename = "final")]
     metrics: BTreeMap<String, f64>,
@@ -94,6 +97,7 @@ impl Summary {
                 0.0
             },
             data_wait: status.data_wait,
+            skipped: skipped(status),
             metrics: final_metrics(status),
             confusion_matrix: confusion(status),
             evaluations: Vec::new(),
@@ -146,6 +150,21 @@ fn confusion(status: &JobStatus) -> Option<Vec<Vec<u64>>> {
     Some(matrix.rows().map(<[u64]>::to_vec).collect())
 }
 
+/// Returns the bad records that a job skipped: how many, and the first of them. `None`: none.
+fn skipped(status: &JobStatus) -> Option<Value> {
+    let pb::Skipped { train, validation, records } = status.skipped.as_ref()?;
+    let record = |skipped: &pb::SkippedRecord| {
+        json!({
+            "set": if skipped.validation { "validation" } else { "train" },
+            "file": skipped.file,
+            "record": skipped.record,
+            "reason": skipped.reason,
+        })
+    };
+    let records: Vec<_> = records.iter().map(record).collect();
+    Some(json!({ "train": train, "validation": validation, "records": records }))
+}
+
 /// SHA-256 of the trained model. `None` before there is a model.
 pub fn model_sha256(status: &JobStatus) -> Option<&str> {
     status.artifacts.iter().find(|artifact| artifact.name == MODEL).map(|model| model.sha256.as_str())
@@ -188,6 +207,7 @@ pub fn json(status: &JobStatus) -> Value {
         "wall_seconds": status.wall_ms as f64 / 1e3,
         "training_seconds": status.training_ms as f64 / 1e3,
         "data_wait": status.data_wait,
+        "skipped": skipped(status),
         "loss": status.loss,
         "final": final_metrics(status),
         "confusion_matrix": confusion(status),
@@ -306,6 +326,27 @@ mod tests {
         let damaged = pb::ConfusionMatrix { classes: 2, cells: vec![9], labels: vec![1] };
         let line = Summary::new(&JobStatus { confusion: Some(damaged), ..succeeded() }).to_line();
         assert!(!line.contains("confusion_matrix") && !line.contains("evaluations"), "{line}");
+    }
+
+    #[test]
+    fn skipped_records_have_their_place_and_their_reason() {
+        let record = |validation, record| pb::SkippedRecord {
+            validation,
+            file: "a.csv".to_owned(),
+            record,
+            reason: "column `x`".to_owned(),
+        };
+        let skipped =
+            pb::Skipped { train: 7, validation: 1, records: vec![record(false, 3), record(true, 0)] };
+        let status = JobStatus { skipped: Some(skipped), ..succeeded() };
+        let summary: Value = serde_json::from_str(&Summary::new(&status).to_text()).unwrap();
+        let expected = json!({ "train": 7, "validation": 1, "records": [
+            { "set": "train", "file": "a.csv", "record": 3, "reason": "column `x`" },
+            { "set": "validation", "file": "a.csv", "record": 0, "reason": "column `x`" },
+        ] });
+        assert_eq!(summary["skipped"], expected);
+        assert_eq!(json(&status)["skipped"], expected);
+        assert_eq!(json(&succeeded())["skipped"], Value::Null);
     }
 
     #[test]

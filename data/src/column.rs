@@ -5,6 +5,7 @@
 //! ragged   [2 records, any]    v00 v01 | v10 v11 v12        ends = [2, 5]
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,6 +52,16 @@ impl Aligned {
     /// Appends bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.grow(bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// Drops all bytes from `len` on.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        if len < self.len {
+            // The next bytes that grow there must be zeros.
+            self[len..].fill(0);
+            self.len = len;
+            self.lines.truncate(len.div_ceil(ALIGNMENT));
+        }
     }
 }
 
@@ -144,6 +155,29 @@ pub struct Column {
     memory: Memory,
     /// End of each record of a ragged column, counted in elements of `shape`.
     ends: Option<Vec<u64>>,
+    /// Records without a value of this column. Most columns have none.
+    faults: Option<Box<Faults>>,
+}
+
+/// Descriptions of broken values that a column keeps. Later ones are called alike.
+const BROKEN_DESCRIBED: usize = 100;
+
+/// Records that have no value of a column. Zeros, or an empty list, stand in its place.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Faults {
+    /// A bit for each record: its value is missing.
+    missing: Vec<u64>,
+    /// Records with a value that cannot be decoded, and what was found there.
+    broken: BTreeMap<usize, Arc<str>>,
+}
+
+/// The reason why a record has no value of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault<'a> {
+    /// The file has none.
+    Missing,
+    /// It cannot be decoded. The text says where it is and what was found.
+    Broken(&'a str),
 }
 
 impl Column {
@@ -155,7 +189,14 @@ impl Column {
         let stride = stride(&spec);
         let bytes = if spec.ragged { 0 } else { records.saturating_mul(stride) };
         let ends = spec.ragged.then(|| Vec::with_capacity(records));
-        Self { spec, records: 0, stride, memory: Memory::Owned(Aligned::with_capacity(bytes)), ends }
+        Self {
+            spec,
+            records: 0,
+            stride,
+            memory: Memory::Owned(Aligned::with_capacity(bytes)),
+            ends,
+            faults: None,
+        }
     }
 
     /// Returns a column of fixed shape over the little-endian values of `records` records.
@@ -166,7 +207,7 @@ impl Column {
         assert!(!spec.ragged, "the column {spec} is ragged");
         let (stride, len) = (stride(&spec), memory.bytes().len());
         assert_eq!(records.checked_mul(stride), Some(len), "bytes of {records} records of {spec}");
-        Self { records, spec, stride, memory, ends: None }
+        Self { records, spec, stride, memory, ends: None, faults: None }
     }
 
     /// Returns a column of f32 over `[records, shape..]` values, row-major, which it copies.
@@ -189,7 +230,7 @@ impl Column {
         let (stride, len) = (stride(&spec), memory.bytes().len());
         let last = ends.last().copied().unwrap_or_default();
         assert!(ends.is_sorted() && last.checked_mul(stride as u64) == Some(len as u64), "ends for {spec}");
-        Self { records: ends.len(), spec, stride, memory, ends: Some(ends) }
+        Self { records: ends.len(), spec, stride, memory, ends: Some(ends), faults: None }
     }
 
     /// Returns the name, the type and the shape.
@@ -210,10 +251,12 @@ impl Column {
     /// Returns the bytes of memory that the column owns.
     pub fn owned_bytes(&self) -> usize {
         let ends = self.ends.as_ref().map_or(0, |ends| ends.len() * size_of::<u64>());
-        ends + match &self.memory {
-            Memory::Owned(bytes) => bytes.len(),
-            Memory::File { bytes, .. } => bytes.owned_bytes(),
-        }
+        let faults = self.faults.as_ref().map_or(0, |faults| faults.bytes());
+        ends + faults
+            + match &self.memory {
+                Memory::Owned(bytes) => bytes.len(),
+                Memory::File { bytes, .. } => bytes.owned_bytes(),
+            }
     }
 
     /// Returns the values of one record, as little-endian bytes.
@@ -293,23 +336,107 @@ impl Column {
     }
 
     /// Gives a ragged column the fixed shape of records with `length` elements each. The shape gets
-    /// no dimension for the length 1.
-    ///
-    /// # Errors
-    /// The first record of another length, and its length.
+    /// no dimension for the length 1. A record of another length is broken; `describe` gets its
+    /// number and its length.
     ///
     /// # Panics
     /// If the column has a fixed shape, or such a record is larger than memory.
-    pub(crate) fn of_length(self, length: usize) -> Result<Self, (usize, u64)> {
-        let ends = self.ends.unwrap_or_else(|| panic!("the column {} has a fixed shape", self.spec));
+    #[must_use]
+    pub(crate) fn of_length(mut self, length: usize, describe: impl Fn(usize, u64) -> String) -> Self {
+        let ends = self.ends.take().unwrap_or_else(|| panic!("the column {} has a fixed shape", self.spec));
+        let begins = [0].into_iter().chain(ends.iter().copied());
+        let lengths: Vec<u64> = begins.zip(&ends).map(|(begin, end)| end - begin).collect();
+        let spec = self.spec.clone().of_length(length);
+        if lengths.iter().all(|&found| found == length as u64) {
+            return Self { faults: self.faults, ..Self::fixed(spec, self.records, self.memory) };
+        }
+        let mut fixed = Self::with_capacity(spec, self.records);
+        fixed.faults = self.faults.take();
         let mut begin = 0;
-        for (record, &end) in ends.iter().enumerate() {
-            if end - begin != length as u64 {
-                return Err((record, end - begin));
+        for (record, &found) in lengths.iter().enumerate() {
+            let end = begin + found as usize * self.stride;
+            let room = fixed.grow();
+            if found == length as u64 {
+                room.copy_from_slice(&self.memory.bytes()[begin..end]);
+            } else if fixed.fault(record).is_none() {
+                fixed.set_broken(record, || describe(record, found).into());
             }
             begin = end;
         }
-        Ok(Self::fixed(self.spec.of_length(length), self.records, self.memory))
+        fixed
+    }
+
+    /// Appends a record that has no value of this column.
+    ///
+    /// # Panics
+    /// If the column lies in a file.
+    pub(crate) fn push_missing(&mut self) {
+        self.push_nothing();
+        self.set_missing(self.records - 1);
+    }
+
+    /// Appends a record whose value cannot be decoded. `describe` says where it is and what was
+    /// found.
+    ///
+    /// # Panics
+    /// If the column lies in a file.
+    pub(crate) fn push_broken(&mut self, describe: impl FnOnce() -> Arc<str>) {
+        self.push_nothing();
+        self.set_broken(self.records - 1, describe);
+    }
+
+    fn push_nothing(&mut self) {
+        if self.ends.is_some() {
+            self.push(&[]);
+        } else {
+            self.grow();
+        }
+    }
+
+    /// Says that a record has no value of this column. What lies in its place does not count.
+    pub(crate) fn set_missing(&mut self, record: usize) {
+        let missing = &mut self.faults.get_or_insert_default().missing;
+        let (word, bit) = (record / 64, record % 64);
+        if missing.len() <= word {
+            missing.resize(word + 1, 0);
+        }
+        missing[word] |= 1 << bit;
+    }
+
+    /// Says that a record's value cannot be decoded. What lies in its place does not count.
+    /// `describe` says where it is and what was found.
+    pub(crate) fn set_broken(&mut self, record: usize, describe: impl FnOnce() -> Arc<str>) {
+        let broken = &mut self.faults.get_or_insert_default().broken;
+        if broken.contains_key(&record) {
+            return;
+        }
+        let reason = match broken.len() < BROKEN_DESCRIBED {
+            true => describe(),
+            false => Arc::from("a value that cannot be decoded, like many before it"),
+        };
+        broken.insert(record, reason);
+    }
+
+    /// Returns why a record has no value of this column. `None`: it has one.
+    pub(crate) fn fault(&self, record: usize) -> Option<Fault<'_>> {
+        let faults = self.faults.as_deref()?;
+        if let Some(reason) = faults.broken.get(&record) {
+            return Some(Fault::Broken(reason));
+        }
+        let word = faults.missing.get(record / 64).copied().unwrap_or_default();
+        ((word >> (record % 64)) & 1 == 1).then_some(Fault::Missing)
+    }
+
+    /// Drops the records from number `records` on.
+    ///
+    /// # Panics
+    /// If the column is ragged or lies in a file.
+    pub(crate) fn truncate(&mut self, records: usize) {
+        assert!(self.ends.is_none(), "records of the ragged column {}", self.spec);
+        if records < self.records {
+            self.records = records;
+            self.memory.owned().truncate(records * self.stride);
+        }
     }
 
     /// Makes copies of the column share its values, instead of each having its own.
@@ -344,7 +471,18 @@ impl Column {
 
 impl PartialEq for Column {
     fn eq(&self, other: &Self) -> bool {
-        self.spec == other.spec && self.ends == other.ends && self.bytes() == other.bytes()
+        self.spec == other.spec
+            && self.ends == other.ends
+            && self.bytes() == other.bytes()
+            && self.faults == other.faults
+    }
+}
+
+impl Faults {
+    /// Bytes of memory, about.
+    fn bytes(&self) -> usize {
+        let described: usize = self.broken.values().take(BROKEN_DESCRIBED).map(|reason| reason.len()).sum();
+        size_of_val(self.missing.as_slice()) + 64 * self.broken.len() + described
     }
 }
 
@@ -495,6 +633,50 @@ mod tests {
     #[should_panic(expected = "a record of `x` f32[2]")]
     fn a_record_of_another_length_is_refused() {
         Column::with_capacity(ColumnSpec::fixed("x", ElementType::F32, [2]), 1).push(&[0; 4]);
+    }
+
+    #[test]
+    fn records_without_a_value_are_known_by_their_number() {
+        let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::U8, [2]), 70);
+        for record in 0..70 {
+            match record {
+                0 | 65 => column.push_missing(),
+                66 => column.push_broken(|| "line 67: no number".into()),
+                _ => column.push(&[record, 1]),
+            }
+        }
+        let faults: Vec<_> = (0..70).filter_map(|record| Some((record, column.fault(record)?))).collect();
+        let broken = Fault::Broken("line 67: no number");
+        assert_eq!(faults, [(0, Fault::Missing), (65, Fault::Missing), (66, broken)]);
+        assert_eq!((column.record(66), column.record(67)), (&[0, 0][..], &[67, 1][..]));
+        let mut texts = Column::with_capacity(ColumnSpec::ragged("t", ElementType::U8, []), 2);
+        texts.push_missing();
+        texts.push(b"Ann");
+        assert_eq!((texts.fault(0), texts.fault(1)), (Some(Fault::Missing), None));
+        assert_eq!((texts.record(0), texts.record(1)), (&b""[..], &b"Ann"[..]));
+    }
+
+    #[test]
+    fn a_column_does_not_keep_a_text_for_each_of_many_broken_values() {
+        let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::U8, []), 1);
+        for record in 0..BROKEN_DESCRIBED + 2 {
+            column.push_broken(|| format!("line {record}").into());
+        }
+        assert_eq!(column.fault(BROKEN_DESCRIBED - 1), Some(Fault::Broken("line 99")));
+        let later = "a value that cannot be decoded, like many before it";
+        assert_eq!(column.fault(BROKEN_DESCRIBED + 1), Some(Fault::Broken(later)));
+    }
+
+    #[test]
+    fn dropped_records_leave_zeros_for_the_next_ones() {
+        let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::U8, [40]), 2);
+        (0..4).for_each(|record| column.push(&[record + 1; 40]));
+        column.truncate(1);
+        column.truncate(3);
+        assert_eq!((column.records(), column.bytes()), (1, &[1; 40][..]));
+        assert_eq!(column.grow(), [0; 40]);
+        column.grow();
+        assert_eq!(column.bytes()[40..], [0; 80]);
     }
 
     #[test]

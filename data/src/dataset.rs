@@ -1,5 +1,6 @@
 //! The records of one data set of a job: all files one after the other, for random access.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,19 @@ use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::observer::Observer;
-use crate::schema::Schema;
+use crate::schema::{Schema, Unfit};
 use crate::table::Table;
 use crate::transform::Draws;
+
+/// A record that the job skips, because a value is missing or cannot be decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRecord {
+    /// Number of the record over all files of its data set.
+    pub record: u64,
+    /// Column, place in the file, and what was found. The text names no folder of this machine, so
+    /// that all workers find the same one.
+    pub reason: String,
+}
 
 /// The records of one data set of a job, for random access.
 #[derive(Debug)]
@@ -151,9 +162,50 @@ impl Dataset {
     /// Random transforms draw from `epoch` and the record's number over all files.
     ///
     /// # Errors
-    /// There is no such record, a file is damaged or has changed, or a value does not fit a
-    /// transform or the type that the model gets.
+    /// There is no such record, a file is damaged or has changed, or a value is missing, cannot be
+    /// decoded, or does not fit a transform or the type that the model gets.
     pub fn batch(&self, epoch: Epoch, records: impl IntoIterator<Item = u64>) -> Result<Batch> {
+        let fail = |unfit: Unfit, table: &Table, row, _| Err(unfit.at(table, row));
+        self.gather(epoch, records, &BTreeSet::new(), fail)
+    }
+
+    /// Returns records like [`batch`](Self::batch), without bad ones: without those in `skipped`,
+    /// which has numbers over all files and which are not read, and without others that the job
+    /// skips. The second list has those others.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch) that the job does not skip.
+    pub fn read(
+        &self,
+        epoch: Epoch,
+        records: impl IntoIterator<Item = u64>,
+        skipped: &BTreeSet<u64>,
+    ) -> Result<(Batch, Vec<BadRecord>)> {
+        let mut bad = Vec::new();
+        let skip = |unfit: Unfit, table: &Table, row, record| {
+            if !self.schema.skips(&unfit) {
+                return Err(unfit.at(table, row));
+            }
+            let (_, reason) = unfit.described(table, row);
+            bad.push(BadRecord { record, reason });
+            Ok(())
+        };
+        let batch = self.gather(epoch, records, skipped, skip)?;
+        Ok((batch, bad))
+    }
+
+    /// Returns a batch of the records that are not in `skipped`. `on_unfit` gets each record that
+    /// has no place in it: its defect, its table, its number there, and its number over all files.
+    ///
+    /// # Errors
+    /// There is no such record, a file has changed, or the error of `on_unfit`.
+    fn gather(
+        &self,
+        epoch: Epoch,
+        records: impl IntoIterator<Item = u64>,
+        skipped: &BTreeSet<u64>,
+        mut on_unfit: impl FnMut(Unfit, &Table, u64, u64) -> Result<()>,
+    ) -> Result<Batch> {
         let of_epoch = Draws::epoch(self.seed, epoch.0);
         let in_files = |record| {
             let exists = record < self.len();
@@ -161,13 +213,14 @@ impl Dataset {
                 .then(|| self.records.in_files(record))
                 .ok_or(Error::NoRecord { record, records: self.len() })
         };
-        let records: Vec<u64> = records.into_iter().map(in_files).collect::<Result<_>>()?;
-        let samples = records.len();
+        let mut records: Vec<u64> = records.into_iter().map(in_files).collect::<Result<_>>()?;
+        records.retain(|record| !skipped.contains(record));
         let mut inputs: Vec<Column> =
-            self.inputs().into_iter().map(|spec| Column::with_capacity(spec, samples)).collect();
-        let mut labels = Column::with_capacity(self.schema.labels(), samples);
+            self.inputs().into_iter().map(|spec| Column::with_capacity(spec, records.len())).collect();
+        let mut labels = Column::with_capacity(self.schema.labels(), records.len());
         let mut readers: Vec<_> = self.tables.iter().map(|_| None).collect();
-        for &record in &records {
+        let mut good = Vec::with_capacity(records.len());
+        for record in records {
             let (at, row) = self.locate(record);
             let table = &self.tables[at];
             let reader = match &mut readers[at] {
@@ -179,21 +232,30 @@ impl Dataset {
             };
             let read =
                 self.schema.read(reader, row, Draws { epoch: of_epoch, record }, &mut inputs, &mut labels);
-            read.map_err(|value| value.at(table, row))?;
+            if let Err(unfit) = read {
+                on_unfit(unfit, table, row, record)?;
+                // A part of it may be there.
+                inputs.iter_mut().chain([&mut labels]).for_each(|column| column.truncate(good.len()));
+                continue;
+            }
+            good.push(record);
         }
-        Ok(Batch { samples, inputs, labels, records })
+        Ok(Batch { samples: good.len(), inputs, labels, records: good })
     }
 
     /// Reads and transforms one record, and adds the time of each step to that of the same name.
     ///
     /// # Errors
-    /// Those of [`batch`](Self::batch).
+    /// Those of [`read`](Self::read).
     pub(crate) fn time(&self, epoch: Epoch, record: u64, steps: &mut Vec<(String, Duration)>) -> Result<()> {
         let record = self.records.in_files(record);
         let (at, row) = self.locate(record);
         let draws = Draws { epoch: Draws::epoch(self.seed, epoch.0), record };
         let mut reader = self.schema.reader(&self.tables[at]);
-        self.schema.time(&mut reader, row, draws, steps).map_err(|value| value.at(&self.tables[at], row))
+        match self.schema.time(&mut reader, row, draws, steps) {
+            Err(unfit) if !self.schema.skips(&unfit) => Err(unfit.at(&self.tables[at], row)),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the index of the table that holds a record, and the record's number within it.

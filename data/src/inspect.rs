@@ -5,7 +5,7 @@ use std::path::Path;
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{DataSpec, Format};
 
-use crate::column::each_f64;
+use crate::column::{Column, Fault, each_f64};
 use crate::error::Result;
 use crate::format::{self, Source};
 use crate::object::Object;
@@ -72,7 +72,7 @@ pub fn inspect(path: &Path, spec: &DataSpec, records: u64) -> Result<Inspected> 
         }
         let columns = source.read(block, &all)?;
         for record in 0..in_block.min(left) as usize {
-            first.push(columns.iter().map(|column| shown(column.spec(), column.record(record))).collect());
+            first.push(columns.iter().map(|column| cell(column, record)).collect());
         }
         left -= in_block.min(left);
     }
@@ -129,6 +129,15 @@ fn images(source: &dyn Source, spec: &DataSpec) -> Result<Vec<ImageSizes>> {
     Ok(found)
 }
 
+/// Returns one record's values as text, or why there are none.
+fn cell(column: &Column, record: usize) -> String {
+    match column.fault(record) {
+        None => shown(column.spec(), column.record(record)),
+        Some(Fault::Missing) => "(missing)".to_owned(),
+        Some(Fault::Broken(reason)) => format!("(broken: {reason})"),
+    }
+}
+
 /// Returns one record's values as text.
 pub(crate) fn shown(spec: &ColumnSpec, values: &[u8]) -> String {
     let count = values.len() / spec.dtype.size();
@@ -172,9 +181,12 @@ mod tests {
     fn a_file_shows_its_columns_and_first_records() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.csv");
-        std::fs::write(&path, "age,income\n30,1.5\n40,2\n50,3\n").unwrap();
+        std::fs::write(&path, "age,income\n30,1.5\n40,2\n50,3\n,x\n").unwrap();
+        let found = inspect(&path, &spec(Format::Csv), 4).unwrap();
+        assert_eq!(found.first[3][0], "(missing)");
+        assert!(found.first[3][1].starts_with("(broken: line 5, column 1"), "{:?}", found.first);
         let found = inspect(&path, &spec(Format::Csv), 2).unwrap();
-        assert_eq!((found.records, found.blocks, found.images.len()), (3, 1, 0));
+        assert_eq!((found.records, found.blocks, found.images.len()), (4, 1, 0));
         assert_eq!(found.columns[1].to_string(), "`income` f64[]");
         assert_eq!(found.first, [["30", "1.5"], ["40", "2"]]);
         assert!(inspect(&path, &spec(Format::Npy), 2).is_err());

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::column::Column;
-use crate::error::{Result, malformed, wrong};
+use crate::error::{Result, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
@@ -43,12 +43,11 @@ pub(crate) fn fix(
         }
         fixed[at] = Some(length);
     }
-    Ok(Box::new(Fixed { source, object: object.clone(), fixed, outline }))
+    Ok(Box::new(Fixed { source, fixed, outline }))
 }
 
 struct Fixed {
     source: Box<dyn Source>,
-    object: Object,
     /// Length of each column that is ragged in the file.
     fixed: Vec<Option<usize>>,
     outline: Outline,
@@ -61,20 +60,17 @@ impl Source for Fixed {
 
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let fix = |(&at, column): (&usize, Column)| {
-            let Some(length) = self.fixed[at] else { return Ok(column) };
-            column.of_length(length).map_err(|(record, found)| {
+            let Some(length) = self.fixed[at] else { return column };
+            column.of_length(length, |record, found| {
                 let record = self.outline.blocks[..block].iter().sum::<u64>() + record as u64;
                 let name = &self.outline.columns[at].name;
-                malformed(
-                    self.object.path(),
-                    format!(
-                        "column `{name}`: record {record} of the file has {found} elements, data.lengths.{name} is \
-                         {length}; mend it, or set its length"
-                    ),
+                format!(
+                    "column `{name}`: record {record} of the file has {found} elements, data.lengths.{name} is {length}; \
+                     mend it, or set its length"
                 )
             })
         };
-        columns.iter().zip(self.source.read(block, columns)?).map(fix).collect()
+        Ok(columns.iter().zip(self.source.read(block, columns)?).map(fix).collect())
     }
 
     fn name(&self, record: u64) -> Option<String> {
@@ -97,11 +93,13 @@ mod tests {
     use proto::column::{ColumnSpec, ElementType};
 
     use super::*;
+    use crate::column::Fault;
 
-    /// A file of one column with two blocks: lists of 2, 2, and of 2, `last` numbers.
+    /// A file of one column with two blocks: lists of 2, 2, and of 2, `last` numbers. Without a
+    /// `last`, that record has no value.
     struct Lists {
         outline: Outline,
-        last: usize,
+        last: Option<usize>,
     }
 
     impl Source for Lists {
@@ -112,12 +110,16 @@ mod tests {
         fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
             let mut column = Column::with_capacity(self.outline.columns[0].clone(), 2);
             column.push(&[1, 2]);
-            column.push(&[3; 9][..if block == 0 { 2 } else { self.last }]);
+            match self.last {
+                Some(last) if block == 1 => column.push(&[3; 9][..last]),
+                None if block == 1 => column.push_missing(),
+                _ => column.push(&[3; 2]),
+            }
             Ok(vec![column; columns.len()])
         }
     }
 
-    fn open(last: usize, name: &str, length: usize) -> Result<Box<dyn Source>> {
+    fn open(last: Option<usize>, name: &str, length: usize) -> Result<Box<dyn Source>> {
         let columns =
             vec![ColumnSpec::ragged("x", ElementType::U8, []), ColumnSpec::fixed("y", ElementType::U8, [])];
         let lists = Lists { outline: Outline { columns, blocks: vec![2, 2] }, last };
@@ -127,29 +129,38 @@ mod tests {
 
     #[test]
     fn lists_of_one_length_are_a_column_of_fixed_shape() {
-        let source = open(2, "x", 2).unwrap();
+        let source = open(Some(2), "x", 2).unwrap();
         assert_eq!(source.outline().columns[0], ColumnSpec::fixed("x", ElementType::U8, [2]));
         let column = source.read(1, &[0]).unwrap().remove(0);
         assert_eq!((column.spec().ragged, column.record(1)), (false, &[3, 3][..]));
         assert_eq!(
-            open(2, "x", 1).unwrap().outline().columns[0],
+            open(Some(2), "x", 1).unwrap().outline().columns[0],
             ColumnSpec::fixed("x", ElementType::U8, [])
         );
     }
 
     #[test]
-    fn a_record_of_another_length_is_refused_with_its_number() {
+    fn a_record_of_another_length_is_broken_and_has_its_number() {
         for last in [0, 1, 3] {
-            let message = open(last, "x", 2).unwrap().read(1, &[0]).unwrap_err().to_string();
+            let column = open(Some(last), "x", 2).unwrap().read(1, &[0]).unwrap().remove(0);
+            assert_eq!((column.fault(0), column.record(0), column.records()), (None, &[1, 2][..], 2));
+            let Some(Fault::Broken(reason)) = column.fault(1) else { panic!("{:?}", column.fault(1)) };
             let expected =
-                format!("a: column `x`: record 3 of the file has {last} elements, data.lengths.x is 2");
-            assert!(message.contains(&expected), "{message}");
+                format!("column `x`: record 3 of the file has {last} elements, data.lengths.x is 2");
+            assert!(reason.contains(&expected), "{reason}");
         }
     }
 
     #[test]
+    fn a_record_without_a_value_stays_one() {
+        let column = open(None, "x", 2).unwrap().read(1, &[0]).unwrap().remove(0);
+        assert_eq!((column.fault(0), column.fault(1)), (None, Some(Fault::Missing)));
+        assert_eq!((column.record(0), column.record(1)), (&[1, 2][..], &[0, 0][..]));
+    }
+
+    #[test]
     fn a_length_of_no_ragged_column_is_refused() {
-        let error = |name, length| open(2, name, length).err().expect("no such length").to_string();
+        let error = |name, length| open(Some(2), name, length).err().expect("no such length").to_string();
         assert!(error("z", 2).contains("data.lengths.z = 2: no such column; ragged ones are x"));
         assert!(error("y", 2).contains("column `y` u8[] has a fixed shape already"));
         assert!(error("x", usize::MAX).contains("larger than any memory"));

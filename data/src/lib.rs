@@ -10,6 +10,7 @@
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `lengths.rs` | ragged columns to which the job gives a fixed length |
+//! | `missing.rs` | what takes the place of a missing value |
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
 //! | `table.rs` | the records of files that belong together |
 //! | `cache.rs` | open files and decoded blocks of the process |
@@ -39,6 +40,7 @@ mod index;
 mod inspect;
 mod lengths;
 mod measure;
+mod missing;
 mod object;
 pub mod observer;
 mod pixels;
@@ -55,7 +57,7 @@ pub use batch::Batch;
 pub use cache::{default_memory, limit_memory};
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
-pub use dataset::Dataset;
+pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};
 pub use index::{Indexed, index, index_observed};
 pub use inspect::{ImageSizes, Inspected, inspect};

@@ -5,18 +5,23 @@
 //! `data.inputs` named it. With `data.inputs` each argument is a column in its own type and shape,
 //! except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another type.
 //!
-//! A column with transforms counts here as what they make of it.
+//! A column with transforms counts here as what they make of it. A value that is missing is replaced
+//! before its transforms, if the job says by what.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{DataSet, DataSpec, FEATURES, InputSpec, JobSpec, LABELS, Loss, Normalize};
+use proto::spec::{
+    DataSet, DataSpec, FEATURES, Format, InputSpec, JobSpec, LABELS, Loss, MissingRule, MissingSpec,
+    Normalize, OnError,
+};
 
 use crate::cast::each_i64;
-use crate::column::{Column, each_f64};
+use crate::column::{Column, Fault, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::measure;
+use crate::missing::Missing;
 use crate::table::{Place, Reader, Table};
 use crate::transform::{self, Draws, Pipeline};
 
@@ -39,6 +44,10 @@ pub(crate) struct Schema {
     wanted: Vec<Place>,
     /// Transforms of each column in `wanted` that has some.
     pipelines: Vec<Option<Arc<Pipeline>>>,
+    /// What takes the place of a missing value in each column in `wanted`.
+    missing: Vec<Missing>,
+    /// What happens to a record with a value that cannot be decoded.
+    on_error: OnError,
 }
 
 /// The columns of a table, after their transforms.
@@ -74,6 +83,16 @@ pub(crate) enum Unfit {
         place: Place,
         reason: String,
     },
+    /// A value that cannot be decoded.
+    Broken {
+        place: Place,
+        reason: String,
+    },
+    /// A value that the file lacks.
+    Missing {
+        place: Place,
+        rule: MissingRule,
+    },
     Block(Error),
 }
 
@@ -86,20 +105,42 @@ impl From<Error> for Unfit {
 impl Unfit {
     /// Returns the error of a record of a table.
     pub(crate) fn at(self, table: &Table, record: u64) -> Error {
+        let (place, reason) = match self {
+            Self::Block(error) => return error,
+            other => other.described(table, record),
+        };
+        malformed(table.path_of(&place), reason)
+    }
+
+    /// Returns the column, and what is wrong with a record of a table, without the file's path,
+    /// which is another one on other workers.
+    ///
+    /// # Panics
+    /// If a whole block cannot be read.
+    pub(crate) fn described(self, table: &Table, record: u64) -> (Place, String) {
+        let of = |place: &Place| format!("column `{}` of {}", place.spec.name, table.record(place, record));
         match self {
-            Self::Block(error) => error,
-            Self::Transform { place, reason } => malformed(
-                table.path_of(&place),
-                format!("column `{}` of {}: {reason}", place.spec.name, table.record(&place, record)),
-            ),
-            Self::Value { place, value, dtype } => malformed(
-                table.path_of(&place),
-                format!(
-                    "column `{}`: {value} of record {record} is no value of type {dtype}; mend it, or set another type in \
-                     data.dtypes",
-                    place.spec.name
-                ),
-            ),
+            Self::Transform { place, reason } | Self::Broken { place, reason } => {
+                let reason = format!("{}: {reason}", of(&place));
+                (place, reason)
+            }
+            Self::Missing { place, .. } => {
+                let name = &place.spec.name;
+                let reason = format!(
+                    "{} has no value; fill it, or set data.missing.{name} to a value or to \"skip\"",
+                    of(&place)
+                );
+                (place, reason)
+            }
+            Self::Value { place, value, dtype } => {
+                let name = &place.spec.name;
+                let reason = format!(
+                    "column `{name}`: {value} of record {record} is no value of type {dtype}; mend it, or set another type \
+                     in data.dtypes"
+                );
+                (place, reason)
+            }
+            Self::Block(error) => panic!("a block that cannot be read is no bad record: {error}"),
         }
     }
 }
@@ -127,8 +168,41 @@ impl Schema {
         let labels = labels(spec, table, &label)?;
         wanted.push(label.clone());
         let pipelines = wanted.iter().map(|place| columns.pipeline(place)).collect();
-        let ignored = spec.model.ignore_index;
-        Ok(Self { inputs, label, labels, classes, ignored, wanted, pipelines })
+        let missing = wanted.iter().map(|place| columns.missing(place)).collect::<Result<_>>()?;
+        let (ignored, on_error) = (spec.model.ignore_index, spec.data.on_error);
+        Ok(Self { inputs, label, labels, classes, ignored, wanted, pipelines, missing, on_error })
+    }
+
+    /// Returns whether a record with this defect is skipped. A block that cannot be read is no
+    /// record.
+    pub(crate) const fn skips(&self, unfit: &Unfit) -> bool {
+        match unfit {
+            Unfit::Block(_) => false,
+            Unfit::Missing { rule, .. } => matches!(rule, MissingRule::Skip),
+            Unfit::Broken { .. } | Unfit::Transform { .. } | Unfit::Value { .. } => {
+                matches!(self.on_error, OnError::Skip)
+            }
+        }
+    }
+
+    /// Returns a record's values of column `wanted`: those of the file, or what takes their place.
+    fn values<'a>(
+        &'a self,
+        wanted: usize,
+        column: &'a Column,
+        row: usize,
+    ) -> std::result::Result<&'a [u8], Unfit> {
+        let place = || self.wanted[wanted].clone();
+        match (column.fault(row), &self.missing[wanted]) {
+            (None, _) => Ok(column.record(row)),
+            (Some(Fault::Broken(reason)), _) => {
+                Err(Unfit::Broken { place: place(), reason: reason.to_owned() })
+            }
+            (Some(Fault::Missing), Missing::Fill(value)) => Ok(value),
+            (Some(Fault::Missing), Missing::Rule(rule)) => {
+                Err(Unfit::Missing { place: place(), rule: *rule })
+            }
+        }
     }
 
     /// Returns the inputs of a batch.
@@ -175,8 +249,8 @@ impl Schema {
     /// Appends a record to the columns of a batch.
     ///
     /// # Errors
-    /// A block is damaged, or a value does not fit the batch. Then the columns are left with a part
-    /// of the record.
+    /// A block is damaged, or a value is missing, broken, or does not fit the batch. Then the
+    /// columns are left with a part of the record.
     pub(crate) fn read(
         &self,
         reader: &mut Reader,
@@ -189,7 +263,16 @@ impl Schema {
         // The input whose columns come now. They come in the order of `wanted`.
         let mut at = 0;
         reader.record(record, |wanted, column, row| {
-            let (mut raw, mut from) = (column.record(row), column.spec().dtype);
+            if unfit.is_some() {
+                return;
+            }
+            let (mut raw, mut from) = match self.values(wanted, column, row) {
+                Ok(raw) => (raw, column.spec().dtype),
+                Err(found) => {
+                    unfit = Some(found);
+                    return;
+                }
+            };
             while self.inputs.get(at).is_some_and(|input| input.columns.end <= wanted) {
                 at += 1;
             }
@@ -208,9 +291,8 @@ impl Schema {
                     }
                 };
                 if let Err(reason) = pipeline.apply(raw, draws, room) {
-                    let place = self.wanted[wanted].clone();
-                    unfit = unfit.take().or(Some(Unfit::Transform { place, reason }));
-                    room.fill(0);
+                    unfit = Some(Unfit::Transform { place: self.wanted[wanted].clone(), reason });
+                    return;
                 }
                 if is_in_place {
                     return;
@@ -228,8 +310,7 @@ impl Schema {
                 }
             };
             if let Err((value, dtype)) = fitted {
-                let place = self.wanted[wanted].clone();
-                unfit = unfit.take().or(Some(Unfit::Value { place, value, dtype }));
+                unfit = Some(Unfit::Value { place: self.wanted[wanted].clone(), value, dtype });
             }
         })?;
         unfit.map_or(Ok(()), Err)
@@ -249,9 +330,16 @@ impl Schema {
         let (mut unfit, mut transforming) = (None, Duration::ZERO);
         let began = measure::now();
         reader.record(record, |wanted, column, row| {
+            let raw = match self.values(wanted, column, row) {
+                Ok(raw) => raw,
+                Err(found) => {
+                    unfit = unfit.take().or(Some(found));
+                    return;
+                }
+            };
             let Some(pipeline) = &self.pipelines[wanted] else { return };
             let begun = measure::now();
-            if let Err(reason) = pipeline.time(column.record(row), draws, steps) {
+            if let Err(reason) = pipeline.time(raw, draws, steps) {
                 let place = self.wanted[wanted].clone();
                 unfit = unfit.take().or(Some(Unfit::Transform { place, reason }));
             }
@@ -262,25 +350,35 @@ impl Schema {
     }
 
     /// Returns the smallest and the largest label of a table, or `None` if labels are no classes or
-    /// there are no records. It reads all labels.
+    /// there are no records. It reads all labels, and leaves out those of records that the job
+    /// skips because of their label.
     ///
     /// # Errors
-    /// A label is no class.
+    /// A label is missing, broken, or no class.
     pub(crate) fn label_range(&self, table: &Arc<Table>) -> Result<Option<(i64, i64)>> {
         if !self.classes {
             return Ok(None);
         }
         let mut reader = table.reader(std::slice::from_ref(&self.label));
-        let pipeline = self.pipelines.last().and_then(Option::as_ref);
+        let label = self.wanted.len() - 1;
+        let pipeline = self.pipelines[label].as_ref();
         let mut result = vec![0; pipeline.map_or(0, |pipeline| pipeline.bytes())];
         let mut range: Option<(i64, i64)> = None;
         for record in 0..table.records() {
-            let mut found = Ok(());
-            let mut transformed = Ok(());
+            let (mut no_class, mut unfit) = (None, None);
             reader.record(record, |_, column, row| {
-                let (mut raw, mut dtype) = (column.record(row), column.spec().dtype);
+                let (mut raw, mut dtype) = match self.values(label, column, row) {
+                    Ok(raw) => (raw, column.spec().dtype),
+                    Err(found) => {
+                        unfit = Some(found);
+                        return;
+                    }
+                };
                 if let Some(pipeline) = pipeline {
-                    transformed = pipeline.apply(raw, Draws { epoch: 0, record }, &mut result);
+                    if let Err(reason) = pipeline.apply(raw, Draws { epoch: 0, record }, &mut result) {
+                        unfit = Some(Unfit::Transform { place: self.label.clone(), reason });
+                        return;
+                    }
                     (raw, dtype) = (&result, pipeline.spec().dtype);
                 }
                 each_i64(dtype, raw, |class, value| match class {
@@ -289,19 +387,20 @@ impl Schema {
                         let (min, max) = range.unwrap_or((class, class));
                         range = Some((class.min(min), class.max(max)));
                     }
-                    None => found = Err(value),
+                    None => no_class = Some(value),
                 });
             })?;
-            if let Err(reason) = transformed {
-                return Err(Unfit::Transform { place: self.label.clone(), reason }.at(table, record));
-            }
-            if let Err(value) = found {
-                return wrong(
-                    table.path_of(&self.label),
-                    format!(
-                        "label {value} of record {record} is no class number; mend it, or use a loss on values such as mse"
-                    ),
-                );
+            match (unfit, no_class) {
+                (Some(unfit), _) if !self.skips(&unfit) => return Err(unfit.at(table, record)),
+                (None, Some(value)) if self.on_error == OnError::Fail => {
+                    return wrong(
+                        table.path_of(&self.label),
+                        format!(
+                            "label {value} of record {record} is no class number; mend it, or use a loss on values such as mse"
+                        ),
+                    );
+                }
+                _ => {}
             }
         }
         Ok(range)
@@ -315,6 +414,7 @@ impl<'a> Columns<'a> {
         let named = data.transforms.keys().map(|name| ("data.transforms", name));
         let named =
             named.chain(data.validation_transforms.keys().map(|name| ("data.validation_transforms", name)));
+        let named = named.chain(data.missing.keys().map(|name| ("data.missing", name)));
         if let Some((key, name)) = named.clone().find(|(_, name)| !known(name)) {
             return wrong(table.path(), no_column(key, name, table.columns()));
         }
@@ -338,6 +438,21 @@ impl<'a> Columns<'a> {
             pipelines.push(pipeline.map(Arc::new));
         }
         Ok(Self { data, table, places, pipelines })
+    }
+
+    /// Returns what takes the place of a missing value of a column.
+    fn missing(&self, wanted: &Place) -> Result<Missing> {
+        let name = &wanted.spec.name;
+        let stored = self.table.columns().iter().find(|place| place.spec.name == *name);
+        let stored = stored.map_or(&wanted.spec, |place| &place.spec);
+        let missing = match self.data.missing.get(name) {
+            Some(missing) => Missing::new(missing, stored),
+            // TensorFlow reads a feature that a record lacks as an empty list.
+            None if self.data.format == Format::Tfrecord && stored.ragged => Ok(Missing::Fill(Vec::new())),
+            None => Missing::new(&MissingSpec::Rule(MissingRule::Fail), stored),
+        };
+        missing
+            .map_err(|reason| malformed(self.table.path_of(wanted), format!("data.missing.{name}: {reason}")))
     }
 
     fn pipeline(&self, wanted: &Place) -> Option<Arc<Pipeline>> {

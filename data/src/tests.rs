@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 use crate::formats::idx::tests::write as idx;
 use crate::{Content, Dataset, Indexed, index};
 
+mod bad;
+
 /// A folder with data files, and a job that reads them.
 struct Job {
     folder: TempDir,

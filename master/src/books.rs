@@ -657,6 +657,15 @@ impl Books {
         Ok(())
     }
 
+    /// Records that a worker found bad records that the job may skip.
+    ///
+    /// # Errors
+    /// The lease has ended, the request makes no sense, or the job skips too many and fails.
+    pub(crate) fn skip(&mut self, now: Now, request: pb::SkipRequest) -> Result<(), Failure> {
+        let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
+        self.job_of(worker, lease)?.ok_or_else(|| ended(lease))?.skip(now, worker, lease, request)
+    }
+
     pub(crate) fn release(&mut self, now: Now, request: pb::ReleaseRequest) -> Result<(), Failure> {
         let (worker, lease) = (IncarnationId(request.incarnation), LeaseId(request.lease));
         if let Some(job) = self.job_of(worker, lease)? {
@@ -967,6 +976,7 @@ impl Books {
             let unreadable = self.unreadable.get(&id).map(unreadable_status);
             let mut status = unreadable.unwrap_or_else(|| self.listed(now, id));
             status.confusion = None;
+            status.skipped.iter_mut().for_each(|skipped| skipped.records.clear());
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.
             bytes += 1 + prost::length_delimiter_len(length) + length;

@@ -39,6 +39,7 @@ mod phase;
 mod predictions;
 mod record;
 mod recovery;
+mod skips;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -69,6 +70,7 @@ pub(crate) use self::partitions::Holder;
 use self::partitions::Partitions;
 use self::phase::{Model, Phase, Stage};
 use self::predictions::Delivery;
+use self::skips::Skips;
 use self::training::Training;
 use self::work::Work;
 use crate::checkpoints::Place;
@@ -110,6 +112,8 @@ pub(crate) struct Job {
     crew: Crew,
     /// The demand changed in a way that the crew must follow at once.
     unscheduled: bool,
+    /// Bad records that are skipped.
+    skips: Skips,
     /// The numerics classes that computed what is trained.
     numerics: Vec<Since>,
     /// Classes of which users were told that they stand by.
@@ -226,6 +230,7 @@ impl Job {
             checkpoints,
             crew: Crew::default(),
             unscheduled: true,
+            skips: Skips::default(),
             numerics: Vec::new(),
             strangers_told: BTreeSet::new(),
             times: status::Times::submitted(now),

@@ -92,6 +92,14 @@ pub struct AppliedSteps {
     pub watermark: Step,
     /// Applied steps above the watermark.
     pub above: BTreeSet<Step>,
+    /// Records of the applied steps that were left out, because they are bad.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub samples_skipped: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl AppliedSteps {

@@ -144,11 +144,12 @@ impl From<Plan> for pb::Plan {
     }
 }
 
-/// Checks that the job's plan has the node of a push, with as many samples.
+/// Checks that the job's plan has the node of a push, with as many samples, or with at most as many
+/// in a job that `skips` bad records.
 ///
 /// # Errors
 /// A step, M, range or number of samples that contradicts the plan.
-pub fn check_node(plan: &Plan, node: StepNode, samples: u64) -> Result<()> {
+pub fn check_node(plan: &Plan, node: StepNode, samples: u64, skips: bool) -> Result<()> {
     if node.step.get() >= plan.steps() {
         return Err(field("Node", "step", &format!("below {} by the job's plan", plan.steps()), node.step));
     }
@@ -159,11 +160,12 @@ pub fn check_node(plan: &Plan, node: StepNode, samples: u64) -> Result<()> {
     if !node.node.is_in(of) {
         return Err(field("Node", "range", &format!("a node of the reduction tree over {of}"), node.node));
     }
-    let expected = plan.samples_below(node.step, node.node);
-    if samples != expected {
-        return Err(field("Node", "samples", &format!("{expected} by the job's plan"), samples));
+    let planned = plan.samples_below(node.step, node.node);
+    if samples == planned || (skips && samples < planned) {
+        return Ok(());
     }
-    Ok(())
+    let most = if skips { "at most " } else { "" };
+    Err(field("Node", "samples", &format!("{most}{planned} by the job's plan"), samples))
 }
 
 /// Decodes a field `wire`: the type in which values of parameters travel.
@@ -725,6 +727,7 @@ mod tests {
     fn nodes_that_the_plan_lacks_are_refused() {
         let plan = Plan { records: 10, micro: 3, microbatches_per_step: 2, epochs: 1 };
         let node = |step, begin, end, of| StepNode { step: Step(step), node: Node::new(begin, end), of };
+        let check_node = |plan, node, samples| check_node(plan, node, samples, false);
         assert!(check_node(&plan, node(1, 0, 2, 2), 4).is_ok());
         for (node, samples, name) in [
             (node(2, 0, 2, 2), 4, "Node.step"),
@@ -734,6 +737,22 @@ mod tests {
         ] {
             let message = check_node(&plan, node, samples).unwrap_err().to_string();
             assert!(message.contains(name), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_node_of_a_job_that_skips_records_may_have_fewer() {
+        let plan = Plan { records: 10, micro: 3, microbatches_per_step: 2, epochs: 1 };
+        let root = StepNode { step: Step(1), node: Node::new(0, 2), of: 2 };
+        for (samples, skips, expected) in [
+            (4, false, None),
+            (3, false, Some("Node.samples: expected 4 by the job's plan, found 3")),
+            (3, true, None),
+            (0, true, None),
+            (5, true, Some("Node.samples: expected at most 4 by the job's plan, found 5")),
+        ] {
+            let found = check_node(&plan, root, samples, skips).err().map(|error| error.to_string());
+            assert_eq!(found.as_deref(), expected);
         }
     }
 

@@ -5,6 +5,7 @@
 //! code have one schema. Unknown keys are errors that name the nearest known key. All
 //! contradictions are reported at once.
 
+mod bad;
 mod checkpoint;
 mod file;
 mod purpose;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::parse;
 pub use self::purpose::{PredictSpec, Purpose};
@@ -210,10 +212,57 @@ pub struct DataSpec {
     /// Token files: type of the values, and how records are cut. Required for this format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<TokensSpec>,
+    /// What happens to a record without a value in a column, by the column's name. Default: `fail`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub missing: BTreeMap<String, MissingSpec>,
+    /// What happens to a record with a value that cannot be decoded. Default: `fail`.
+    #[serde(default, skip_serializing_if = "OnError::is_default")]
+    pub on_error: OnError,
+    /// Largest share of the records of a set that may be skipped, in [0, 1]. Default: [`MAX_BAD`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bad: Option<f64>,
     /// Folder from which relative paths start: the job file's. The reader of the file sets it, not
     /// the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<PathBuf>,
+}
+
+/// What happens to a record without a value in a column.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "\"fail\", \"skip\", a number, true, false, or a table `{ value = \"text\" }`")]
+pub enum MissingSpec {
+    /// The job fails, or skips the record.
+    Rule(MissingRule),
+    /// This flag takes the place of the value.
+    Flag(bool),
+    /// This number takes the place of the value.
+    Number(f64),
+    /// This text, number or flag takes the place of the value.
+    Table {
+        /// Value for the record.
+        value: FillSpec,
+    },
+}
+
+/// What happens to a record whose missing value nothing replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingRule {
+    /// The job fails.
+    Fail,
+    /// The record is skipped, as long as no more than `max_bad` are.
+    Skip,
+}
+
+/// What happens to a record with a value that cannot be decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The job fails, and names the record.
+    #[default]
+    Fail,
+    /// The record is skipped, as long as no more than `max_bad` are.
+    Skip,
 }
 
 /// Data files that belong together.
@@ -687,6 +736,9 @@ impl DataSpec {
             header: true,
             lengths: BTreeMap::new(),
             tokens: None,
+            missing: BTreeMap::new(),
+            on_error: OnError::default(),
+            max_bad: None,
             base: None,
         }
     }

@@ -25,6 +25,8 @@ pub struct Ledger {
     above: BTreeSet<Step>,
     microbatches_applied: u64,
     samples_applied: u64,
+    /// Records of the applied steps that were left out, because they are bad.
+    samples_skipped: u64,
     duplicates_dropped: u64,
 }
 
@@ -38,6 +40,7 @@ impl Ledger {
             above: BTreeSet::new(),
             microbatches_applied: 0,
             samples_applied: 0,
+            samples_skipped: 0,
             duplicates_dropped: 0,
         }
     }
@@ -45,21 +48,23 @@ impl Ledger {
     /// Creates a ledger with the applied steps of a checkpoint, which the caller has checked
     /// against the plan.
     pub fn restored(plan: Plan, order: Order, applied: AppliedSteps) -> Self {
-        let AppliedSteps { watermark, above } = applied;
+        let AppliedSteps { watermark, above, samples_skipped } = applied;
         let microbatches: u64 = above.iter().map(|&step| u64::from(plan.of(step))).sum();
         let samples: u64 = above.iter().map(|&step| plan.samples_of(step)).sum();
         Self {
             watermark,
             above,
             microbatches_applied: plan.first_of(watermark).get() + microbatches,
-            samples_applied: plan.samples_before(watermark) + samples,
+            samples_applied: (plan.samples_before(watermark) + samples).saturating_sub(samples_skipped),
+            samples_skipped,
             ..Self::new(plan, order)
         }
     }
 
     /// Returns which steps are applied, as a checkpoint says it.
     pub fn applied_steps(&self) -> AppliedSteps {
-        AppliedSteps { watermark: self.watermark, above: self.above.clone() }
+        let Self { watermark, samples_skipped, .. } = *self;
+        AppliedSteps { watermark, above: self.above.clone(), samples_skipped }
     }
 
     /// Returns whether a complete step may be applied now.
@@ -70,14 +75,17 @@ impl Ledger {
         }
     }
 
-    /// Writes down that a step is applied.
+    /// Writes down that a step of `samples` records is applied.
     ///
     /// # Panics
-    /// If it may not be.
-    pub fn apply(&mut self, step: Step) {
+    /// If it may not be, or the plan has fewer records for it.
+    pub fn apply(&mut self, step: Step, samples: u64) {
         assert!(self.may_apply(step), "step {step} applied at watermark {}", self.watermark);
+        let planned = self.plan.samples_of(step);
+        assert!(samples <= planned, "step {step} has {samples} records, its plan {planned}");
         self.microbatches_applied += u64::from(self.plan.of(step));
-        self.samples_applied += self.plan.samples_of(step);
+        self.samples_applied += samples;
+        self.samples_skipped += planned - samples;
         self.above.insert(step);
         while self.above.remove(&self.watermark) {
             self.watermark = self.watermark.next();
@@ -114,7 +122,7 @@ impl Ledger {
         self.microbatches_applied
     }
 
-    /// Records of the applied steps.
+    /// Records of the applied steps, without those that were left out.
     pub const fn samples_applied(&self) -> u64 {
         self.samples_applied
     }
@@ -139,7 +147,7 @@ mod tests {
     #[test]
     fn the_example_of_the_file_header_holds() {
         let mut ledger = Ledger::new(plan(9), Order::Arrival);
-        [4, 0, 1].into_iter().for_each(|step| ledger.apply(Step(step)));
+        [4, 0, 1].into_iter().for_each(|step| ledger.apply(Step(step), 5));
         assert_eq!((ledger.watermark(), ledger.version()), (Step(2), Version(3)));
         assert_eq!(ledger.applied_above().collect::<Vec<_>>(), [Step(4)]);
     }
@@ -148,7 +156,7 @@ mod tests {
     fn in_canonical_order_a_step_waits_for_the_one_before() {
         let mut ledger = Ledger::new(plan(3), Order::Canonical);
         assert!(!ledger.may_apply(Step(1)));
-        ledger.apply(Step(0));
+        ledger.apply(Step(0), 6);
         assert!(ledger.may_apply(Step(1)) && !ledger.may_apply(Step(0)));
     }
 
@@ -156,7 +164,24 @@ mod tests {
     #[should_panic(expected = "step 1 applied at watermark 2")]
     fn applying_a_step_twice_is_a_broken_invariant() {
         let mut ledger = Ledger::new(plan(3), Order::Arrival);
-        [0, 1, 1].into_iter().for_each(|step| ledger.apply(Step(step)));
+        [0, 1, 1].into_iter().for_each(|step| ledger.apply(Step(step), 5));
+    }
+
+    #[test]
+    fn skipped_records_are_counted_also_after_a_checkpoint() {
+        let mut ledger = Ledger::new(plan(3), Order::Canonical);
+        [6, 0].into_iter().enumerate().for_each(|(step, samples)| ledger.apply(Step(step as u64), samples));
+        assert_eq!(ledger.samples_applied(), 6);
+        let mut restored = Ledger::restored(plan(3), Order::Canonical, ledger.applied_steps());
+        assert_eq!(restored, ledger);
+        restored.apply(Step(2), 3);
+        assert_eq!((restored.samples_applied(), restored.applied_steps().samples_skipped), (9, 8));
+    }
+
+    #[test]
+    #[should_panic(expected = "step 0 has 7 records, its plan 6")]
+    fn a_step_with_more_records_than_planned_is_a_broken_invariant() {
+        Ledger::new(plan(3), Order::Canonical).apply(Step(0), 7);
     }
 
     proptest! {
@@ -169,7 +194,7 @@ mod tests {
             let mut applied = BTreeSet::new();
             for &step in &order {
                 prop_assert!(ledger.may_apply(Step(step)));
-                ledger.apply(Step(step));
+                ledger.apply(Step(step), plan.samples_of(Step(step)));
                 applied.insert(step);
                 let lowest_missing = (0..).find(|step| !applied.contains(step)).unwrap();
                 prop_assert_eq!(ledger.watermark(), Step(lowest_missing));
@@ -186,7 +211,7 @@ mod tests {
             prop_assert_eq!(ledger.microbatches_applied(), plan.microbatches());
             // The canonical order is one of them.
             let mut canonical = Ledger::new(plan, Order::Canonical);
-            (0..plan.steps()).for_each(|step| canonical.apply(Step(step)));
+            (0..plan.steps()).for_each(|step| canonical.apply(Step(step), plan.samples_of(Step(step))));
             prop_assert_eq!(canonical.samples_applied(), ledger.samples_applied());
             prop_assert_eq!(canonical.version(), ledger.version());
         }

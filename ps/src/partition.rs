@@ -40,7 +40,7 @@ use store::Stores;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::dense::{Dense, Held, Measured, Sums, Totals};
+use self::dense::{Dense, Held, Measured, Summed, Totals};
 use self::norms::Others;
 use crate::admission::Admission;
 use crate::aggregator::Aggregator;
@@ -98,9 +98,9 @@ pub(crate) struct Surroundings {
 struct State {
     life: Life,
     versions: Versions<Weights>,
-    aggregator: Aggregator<Sums>,
-    /// Complete steps that are not applied yet.
-    ready: BTreeMap<Step, Totals>,
+    aggregator: Aggregator<Summed>,
+    /// Complete steps that are not applied yet, with the number of their records.
+    ready: BTreeMap<Step, (u64, Totals)>,
     updating: bool,
     /// Made since it was opened.
     updates: usize,

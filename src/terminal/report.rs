@@ -128,6 +128,7 @@ pub(crate) fn status(status: &JobStatus) -> String {
         .data_wait
         .map(|share| format!("workers waited for records {:.1} % of their time", 100.0 * share));
     line("data", waited.unwrap_or_default());
+    line("skipped", status.skipped.as_ref().map(skipped).unwrap_or_default());
     line("loss", status.loss.map(value).unwrap_or_default());
     line("validation", metrics(&status.final_metrics));
     line("predictions", predictions(status).unwrap_or_default().to_owned());
@@ -137,6 +138,19 @@ pub(crate) fn status(status: &JobStatus) -> String {
         line("file", format!("{} ({} bytes, sha256 {})", artifact.name, artifact.size, artifact.sha256));
     }
     text
+}
+
+/// Returns the bad records that a job skips: `3 training records; the first: a.csv, record 5: ..`.
+fn skipped(skipped: &pb::Skipped) -> String {
+    let sets = [(skipped.train, "training"), (skipped.validation, "validation")];
+    let sets = sets.into_iter().filter(|(number, _)| *number > 0);
+    let counts: Vec<_> = sets
+        .map(|(number, set)| count(number, &format!("{set} record"), &format!("{set} records")))
+        .collect();
+    let first = skipped.records.first();
+    let first =
+        first.map(|first| format!("; the first: {}, record {}: {}", first.file, first.record, first.reason));
+    format!("{}{}", counts.join(" and "), first.unwrap_or_default())
 }
 
 fn progress(status: &JobStatus) -> String {
@@ -246,6 +260,7 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
     if !status.state().is_success() {
         line("reason", &status.reason);
     }
+    line("skipped", &status.skipped.as_ref().map(skipped).unwrap_or_default());
     let measured = if status.final_metrics.is_empty() { "training" } else { "validation" };
     line(measured, &metrics(&final_metrics(status)));
     if let Some(Written { dir, files }) = written {
@@ -401,6 +416,22 @@ mod tests {
             "{}",
             status(&job)
         );
+    }
+
+    #[test]
+    fn skipped_records_are_counted_and_the_first_is_named() {
+        let first = pb::SkippedRecord { file: "a.csv".to_owned(), record: 5, ..Default::default() };
+        let first = pb::SkippedRecord { reason: "column `x` has no value".to_owned(), ..first };
+        let skipped = pb::Skipped { train: 3, validation: 1, records: vec![first] };
+        let job = JobStatus { skipped: Some(skipped), ..succeeded() };
+        let line = "3 training records and 1 validation record; the first: a.csv, record 5: column `x` has no value\n";
+        assert!(status(&job).contains(&format!("skipped    {line}")), "{}", status(&job));
+        assert!(
+            result(&job, None, "-").contains(&format!("  skipped      {line}")),
+            "{}",
+            result(&job, None, "-")
+        );
+        assert!(!status(&succeeded()).contains("skipped"));
     }
 
     #[test]

@@ -22,7 +22,8 @@
 //! Checked at the end (`run.rs`):
 //!
 //! - The jobs finish once faults stop.
-//! - Every record is applied once per epoch (the counting oracle).
+//! - Every record is applied once per epoch (the counting oracle). Bad records are not: exactly
+//!   they are skipped, and the job says so.
 //! - Canonical runs end with the bits of a serial loop in one numerics class, and so does every
 //!   checkpoint that was ever published.
 //! - Each epoch is evaluated once, and no step is reported twice without a rewind.

@@ -1,5 +1,6 @@
 //! One run in numbers: the job, the cluster, and the chances of faults. A function of the seed.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) epochs: u64,
     /// Number of data files, each with about the same number of records.
     pub(crate) files: u64,
+    /// Records that lack a value or have a broken one, and are skipped.
+    pub(crate) bad: BTreeSet<u64>,
     /// The order `window` with this `(window, interleave)`. `None`: a permutation of all records.
     pub(crate) windows: Option<(u64, u64)>,
     /// Mode: "sync", "pipelined", "bounded" or "async".
@@ -220,6 +223,13 @@ impl Plan {
         let windows = (dice.range(1, 20), dice.range(1, 4));
         // The order `window` leaves no records of a training file to an evaluation.
         plan.windows = Some(windows).filter(|_| dice.one_in(3) && !plan.evaluates);
+        let mut dice = Dice(Keyed::new(seed, "bad", 0));
+        if dice.one_in(3) {
+            // The model is tried on a good record, and an evaluation measures at least one.
+            let most = if plan.evaluates { (plan.records / 5).max(2) - 1 } else { plan.records / 2 };
+            let count = dice.range(1, most);
+            plan.bad = (0..count).map(|_| dice.range(0, plan.records - 1)).collect();
+        }
         plan
     }
 
@@ -302,6 +312,7 @@ impl Plan {
             microbatches_per_step: dice.range(1, 7),
             epochs: dice.range(1, 4),
             files: 1,
+            bad: BTreeSet::new(),
             windows: None,
             mode,
             delay,
@@ -454,6 +465,15 @@ impl Plan {
         file * self.records / self.files..(file + 1) * self.records / self.files
     }
 
+    /// Returns the line of a record in its data file. A bad one has no number, or no value at all.
+    pub(crate) fn line(&self, record: u64) -> String {
+        match (self.bad.contains(&record), record % 2) {
+            (false, _) => format!("{record},0\n"),
+            (true, 0) => ",0\n".to_owned(),
+            (true, _) => format!("x{record},0\n"),
+        }
+    }
+
     /// Returns the job file of this run.
     pub(crate) fn job(&self, seed: u64) -> String {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
@@ -471,6 +491,8 @@ impl Plan {
             format!("shuffle = \"window\"\nwindow = {window}\ninterleave = {interleave}")
         });
         let shuffle = shuffle.unwrap_or_default();
+        let bad = "on_error = \"skip\"\nmissing = { 0 = \"skip\" }\nmax_bad = 1.0";
+        let bad = if self.bad.is_empty() { "" } else { bad };
         let files: Vec<_> = (0..self.files).map(|file| format!("\"{}\"", Self::file(file))).collect();
         let files = files.join(", ");
         format!(
@@ -488,6 +510,7 @@ header = false
 train = {{ features = [{files}] }}
 {validation}
 {shuffle}
+{bad}
 [batch]
 micro = {micro}
 effective = {effective}

@@ -1,14 +1,14 @@
 //! One run from its seed to its checked outcome.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ebbflow::data::Dataset;
-use ebbflow::spec::{self, DataSet, JobSpec};
+use ebbflow::spec::{self, DataSet, JobSpec, Records};
 use ebbflow::tensor::Values;
-use proto::ids::{Epoch, MicrobatchId, Version};
+use proto::ids::{MicrobatchId, Step, Version};
 use proto::numerics::Since;
 use proto::pb::event::Kind;
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ pub(crate) fn run(seed: u64, log: bool) -> Outcome {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let plan = Plan::of(seed);
     for file in 0..plan.files {
-        let data: String = plan.records_of(file).map(|record| format!("{record},0\n")).collect();
+        let data: String = plan.records_of(file).map(|record| plan.line(record)).collect();
         std::fs::write(folder.path().join(Plan::file(file)), data).expect("the data can be written");
     }
     let job = spec::parse(&plan.job(seed), Path::new("/simulated/job.toml"), &[]).expect("a valid job");
@@ -228,7 +228,8 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     assert_eq!(status.state(), proto::pb::JobState::Succeeded, "{}", status.reason);
     let data = Dataset::open(job, DataSet::Train, Some(folder)).expect("the data can be read");
     let numbers = job.plan(data.len());
-    assert_eq!(status.samples_applied, numbers.records * numbers.epochs, "samples_applied");
+    let skipped = check_skipped(plan, job, seen);
+    assert_eq!(status.samples_applied, (numbers.records - skipped) * numbers.epochs, "samples_applied");
     assert_eq!(status.microbatches_applied, numbers.microbatches(), "microbatches_applied");
     assert_eq!((status.steps_done, status.steps), (numbers.steps(), numbers.steps()), "steps");
 
@@ -237,19 +238,27 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         let data = tensors.tensor(name).expect("the tensor is there");
         data.data().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
     };
-    // Each epoch applies each record once, with its microbatch's share of its step.
+    // Each epoch applies each good record once, with its microbatch's share of its step.
     let mut expected = vec![0.0f64; plan.records as usize];
-    // The validation part has records of the same file.
-    let in_file = data.batch(Epoch(0), 0..data.len()).expect("all records").records;
+    // The validation part has records of the same files.
+    let in_files = records_of(plan, job, DataSet::Train).expect("training records");
+    let (mut microbatches, mut of_steps) = (Vec::new(), BTreeMap::<Step, usize>::new());
     for id in 0..numbers.microbatches() {
         let microbatch = numbers.microbatch(MicrobatchId(id));
         let order = job.order(&data.shards(), microbatch.epoch);
-        let share = job.optimizer.learning_rate * microbatch.samples() as f64
-            / numbers.samples_of(microbatch.step) as f64;
-        for position in microbatch.positions.0..microbatch.positions.1 {
-            expected[in_file[order.record(position) as usize] as usize] += share;
-        }
+        let positions = microbatch.positions.0..microbatch.positions.1;
+        let good: Vec<_> = positions
+            .map(|position| in_files.in_files(order.record(position)))
+            .filter(|record| !plan.bad.contains(record))
+            .collect();
+        *of_steps.entry(microbatch.step).or_default() += good.len();
+        microbatches.push((microbatch.step, good));
     }
+    for (step, good) in &microbatches {
+        let share = job.optimizer.learning_rate * good.len() as f64 / of_steps[step] as f64;
+        good.iter().for_each(|&record| expected[record as usize] += share);
+    }
+    checks::add("steps without a good record", of_steps.values().filter(|&&good| good == 0).count() as u64);
     for (record, (expected, found)) in expected.iter().zip(floats("counts")).enumerate() {
         // Other runs are compared with the serial loop, because they are canonical.
         assert!(
@@ -338,6 +347,53 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             assert!((loss - expected).abs() <= 1e-9, "version {version}: loss {loss}, serial {expected}");
         }
     }
+}
+
+/// Returns the records of a data set of a job, or `None` if the job has no such set.
+fn records_of(plan: &Plan, job: &JobSpec, set: DataSet) -> Option<Records> {
+    let count = |file| plan.records_of(file).count() as u64;
+    let in_files: Vec<u64> = (0..plan.files).map(count).collect();
+    job.data.records(set, &in_files, job.seed).expect("good files")
+}
+
+/// Checks that a job has skipped the bad records and no others, as far as it says. Returns the
+/// number of bad training records.
+fn check_skipped(plan: &Plan, job: &JobSpec, seen: &Seen) -> u64 {
+    let status = seen.status.as_ref().expect("the user saw the job's end");
+    let skipped = status.skipped.clone().unwrap_or_default();
+    let bad = |set| -> BTreeSet<u64> {
+        let records = records_of(plan, job, set);
+        let all =
+            records.iter().flat_map(|records| (0..records.len()).map(move |record| records.in_files(record)));
+        all.filter(|record| plan.bad.contains(record)).collect()
+    };
+    let (train, validation) = (bad(DataSet::Train), bad(DataSet::Validation));
+    // A run that goes on from a checkpoint may not meet all of them again.
+    let whole = seen.resumed == 0;
+    for (what, found, bad) in
+        [("training", skipped.train, &train), ("validation", skipped.validation, &validation)]
+    {
+        let expected = bad.len() as u64;
+        assert!(
+            found == expected || (!whole && found < expected),
+            "{found} of {expected} bad {what} records"
+        );
+    }
+    for record in &skipped.records {
+        let file = (0..plan.files).find(|&file| Plan::file(file) == record.file).expect("a data file");
+        let number = plan.records_of(file).start + record.record;
+        let bad = if record.validation { &validation } else { &train };
+        assert!(bad.contains(&number), "{record:?} was skipped and is good");
+        let reason = if number % 2 == 0 { "has no value" } else { "is no finite number" };
+        assert!(record.reason.contains(reason), "{record:?}");
+    }
+    assert!(skipped.records.is_sorted_by_key(|record| (
+        record.validation,
+        record.file.clone(),
+        record.record
+    )));
+    checks::add("skipped records", skipped.train + skipped.validation);
+    train.len() as u64
 }
 
 /// Returns the numerics class that trained a job in canonical order.

@@ -1,11 +1,14 @@
 //! The serial reference: the same job as a loop without a cluster. Canonical runs must end with its
 //! bits.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
 use ebbflow::data::{Batch, Dataset};
 use ebbflow::model::{Model, OwnMemory};
 use ebbflow::random;
 use ebbflow::spec::JobSpec;
-use ebbflow::tensor::{TensorRole, Values};
+use ebbflow::tensor::{TensorRole, TensorSpec, Values};
 use kernels::{Optimizer, Update, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
@@ -29,18 +32,29 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
         let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();
         round(spec, &model, &mut weights);
         model.load(&weights).expect("weights fit");
+        let samples = Cell::new(0);
         let leaf = |model: &mut Oracle, index: u32| {
             let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
             let microbatch = plan.microbatch(id);
             let order = spec.order(&data.shards(), microbatch.epoch);
             let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
-            let batch: Batch = data.batch(microbatch.epoch, records).expect("records");
+            let (batch, _): (Batch, _) =
+                data.read(microbatch.epoch, records, &BTreeSet::new()).expect("records");
+            samples.set(samples.get() + batch.samples);
+            if batch.samples == 0 {
+                return nothing(model, &weights);
+            }
             let key = random::key(spec.seed, "dropout", id.get());
             model.weighted_gradients(&batch, key, &OwnMemory).expect("gradients").values
         };
         let sum = reduce(spec, &mut model, Node::root(plan.of(step)), plan.of(step), &leaf);
-        let scale = 1.0 / plan.samples_of(step) as f32;
         let current = versions.last().expect("version 0");
+        if samples.get() == 0 {
+            let next = current.clone();
+            versions.push(next);
+            continue;
+        }
+        let scale = 1.0 / samples.get() as f32;
         let updates = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum, &slots);
         let tensors = model.tensors();
         let next = (0..tensors.len()).map(|at| match tensors[at].role {
@@ -61,6 +75,15 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
         versions.push(next);
     }
     versions
+}
+
+/// Returns what a microbatch without good records adds to its step.
+fn nothing(model: &Oracle, weights: &[Values]) -> Vec<Values> {
+    let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
+        TensorRole::Parameter => tensor.zeros(),
+        TensorRole::State | TensorRole::Counter => values.clone(),
+    };
+    model.tensors().iter().zip(weights).map(nothing).collect()
 }
 
 /// Updates each parameter, with the norms over the whole model if it needs them. In that case every

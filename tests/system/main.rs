@@ -7,6 +7,7 @@
 mod harness;
 
 mod bad_input;
+mod bad_records;
 mod chaos;
 mod checkpoint_faults;
 mod checkpoint_s3;

@@ -2,6 +2,7 @@
 //! reports, and everything a lease needs made ready before the loop sees it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use proto::convert::required;
 use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId};
 use proto::pb::lease::Work as Wire;
 use proto::pb::{self, Phase};
+use proto::plan::Microbatch;
+use proto::spec::DataSet;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,11 +22,12 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
+use crate::bad::{Asker, Skipped};
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
 use crate::held::Held;
-use crate::job::{self, Job};
+use crate::job::{self, Job, Read};
 use crate::master_client::MasterClient;
 use crate::other_tasks::Index;
 use crate::progress::Progress;
@@ -162,7 +166,8 @@ impl Fetcher {
         span.record("job", lease.job).record("lease", lease.id);
         let progress = self.held.progress_of(id);
         progress.enter(Phase::Opening, format!("job {}", lease.job));
-        match self.prepare(lease, &progress).await {
+        let asker = Asker { master: self.master.clone(), incarnation, lease: id };
+        match self.prepare(lease, asker, &progress).await {
             Ok(task) => {
                 progress.queue();
                 let lease = Lease { incarnation, id, progress, span };
@@ -178,50 +183,47 @@ impl Fetcher {
         }
     }
 
-    async fn prepare(&mut self, lease: pb::Lease, progress: &Progress) -> Result<Task> {
+    async fn prepare(&mut self, lease: pb::Lease, asker: Asker, progress: &Progress) -> Result<Task> {
         let wrong = |error: proto::Error| Error::Call { what: "lease".to_owned(), failure: error.into() };
-        let (id, placement) = (JobId(lease.job), Some(lease.placement));
+        let id = JobId(lease.job);
+        let needs = Needs { placement: Some(lease.placement), skipped: lease.skipped };
         match required("Lease", "work", lease.work).map_err(wrong)? {
             Wire::Index(task) => {
                 let spec = job::specification(&self.master.job(id).await?)?;
                 Ok(Task::Other(OtherTask::Index(Index::new(spec, &task, &self.options)?)))
             }
             Wire::Init(task) => {
-                let job = self.open(id, None, progress).await?;
+                let job = self.open(id, Needs { placement: None, ..needs }, progress).await?;
                 Ok(Task::Other(OtherTask::Init(job, task)))
             }
             Wire::Evaluate(task) => {
-                let job = self.open(id, placement, progress).await?;
+                let job = self.open(id, needs, progress).await?;
                 Ok(Task::Other(OtherTask::Evaluate(job, task)))
             }
             Wire::Export(task) => {
-                let job = self.open(id, placement, progress).await?;
+                let job = self.open(id, needs, progress).await?;
                 Ok(Task::Other(OtherTask::Export(job, task)))
             }
             Wire::Predict(task) => {
-                let job = self.open(id, placement, progress).await?;
+                let job = self.open(id, needs, progress).await?;
                 Ok(Task::Other(OtherTask::Predict(job, task)))
             }
             Wire::Join(task) => {
-                let job = self.open(id, placement, progress).await?;
+                let job = self.open(id, needs, progress).await?;
                 Ok(Task::Other(OtherTask::Join(job, task)))
             }
             Wire::Clear(pb::ClearTask {}) => {
-                let job = self.open(id, placement, progress).await?;
+                let job = self.open(id, needs, progress).await?;
                 Ok(Task::Other(OtherTask::Clear(job)))
             }
-            Wire::Train(task) => Ok(Task::Train(self.train(id, placement, &task, progress).await?)),
+            Wire::Train(task) => {
+                let job = self.open(id, needs, progress).await?;
+                Ok(Task::Train(self.train(job, &task, asker)?))
+            }
         }
     }
 
-    async fn train(
-        &mut self,
-        id: JobId,
-        placement: Option<u64>,
-        task: &pb::TrainTask,
-        progress: &Progress,
-    ) -> Result<Train> {
-        let job = self.open(id, placement, progress).await?;
+    fn train(&mut self, job: Arc<Job>, task: &pb::TrainTask, asker: Asker) -> Result<Train> {
         let (next, end) = (MicrobatchId(task.first), MicrobatchId(task.first + u64::from(task.count)));
         if task.count == 0 || end.get() > job.plan.microbatches() {
             return Err(Error::Task {
@@ -232,7 +234,7 @@ impl Fetcher {
                 ),
             });
         }
-        let batches = self.read_ahead(job.clone(), next, end);
+        let batches = self.read_ahead(job.clone(), next..end, asker);
         let (era, reports, pushes, began) = (Era(task.era), Vec::new(), JoinSet::new(), Instant::now());
         Ok(Train {
             job,
@@ -249,20 +251,22 @@ impl Fetcher {
         })
     }
 
-    /// Reads `next..end` on other threads, a few microbatches ahead of the computation.
+    /// Reads microbatches on other threads, a few ahead of the computation. `asker` asks about bad
+    /// records.
     fn read_ahead(
         &mut self,
         job: Arc<Job>,
-        next: MicrobatchId,
-        end: MicrobatchId,
-    ) -> mpsc::Receiver<Result<(proto::plan::Microbatch, data::Batch)>> {
+        run: Range<MicrobatchId>,
+        asker: Asker,
+    ) -> mpsc::Receiver<Result<(Microbatch, data::Batch)>> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
-        let mut ids = (next.get()..end.get()).map(MicrobatchId);
+        let mut ids = (run.start.get()..run.end.get()).map(MicrobatchId);
         if let Some(inline) = self.options.inline.clone() {
             self.readers.spawn(async move {
                 for id in ids {
                     inline.hang().await;
-                    if batches_tx.send(job.read(id)).await.is_err() {
+                    let read = good(job.read(id), &asker).await;
+                    if batches_tx.send(read).await.is_err() {
                         return;
                     }
                 }
@@ -275,11 +279,8 @@ impl Fetcher {
                     while begun.len() < readers
                         && let Some(id) = ids.next()
                     {
-                        begun.push_back(AbortOnDropHandle::new(tokio::spawn(read(
-                            job.clone(),
-                            id,
-                            reading.clone(),
-                        ))));
+                        let read = read(job.clone(), id, reading.clone(), asker.clone());
+                        begun.push_back(AbortOnDropHandle::new(tokio::spawn(read)));
                     }
                     let Some(first) = begun.pop_front() else { return };
                     let read = first
@@ -295,10 +296,10 @@ impl Fetcher {
         batches
     }
 
-    /// The job, opened once; with a placement of at least this number, when there shall be one.
-    async fn open(&mut self, id: JobId, placement: Option<u64>, progress: &Progress) -> Result<Arc<Job>> {
+    /// The job, opened once, which knows what a lease needs.
+    async fn open(&mut self, id: JobId, needs: Needs, progress: &Progress) -> Result<Arc<Job>> {
         let known = self.jobs.get(&id).filter(|job| !job.compute.is_dead()).cloned();
-        if let Some(job) = known.as_ref().filter(|job| placement.is_none_or(|number| job.is_placed(number))) {
+        if let Some(job) = known.as_ref().filter(|job| needs.are_met(job)) {
             return Ok(job.clone());
         }
         let reply = self.master.job(id).await?;
@@ -313,6 +314,7 @@ impl Fetcher {
                 job
             }
         };
+        job.skip(Skipped::of(&reply));
         if let Some(placement) = reply.placement {
             job.place(placement, &self.connector)?;
         }
@@ -320,14 +322,40 @@ impl Fetcher {
     }
 }
 
-/// Reads a microbatch on a thread that may block, in its turn.
+/// What a worker must know of a job before it begins a lease.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    /// Lowest number of the placement. `None`: there need not be one.
+    placement: Option<u64>,
+    /// Number of skipped records.
+    skipped: u64,
+}
+
+impl Needs {
+    fn are_met(self, job: &Job) -> bool {
+        self.placement.is_none_or(|number| job.is_placed(number)) && job.skipped().count() >= self.skipped
+    }
+}
+
+/// Reads a microbatch on a thread that may block, in its turn. Bad records are left out.
 async fn read(
     job: Arc<Job>,
     id: MicrobatchId,
     turn: Arc<Semaphore>,
-) -> Result<(proto::plan::Microbatch, data::Batch)> {
-    let _turn = turn.acquire_owned().await;
-    job::blocking(None, move || job.read(id)).await
+    asker: Asker,
+) -> Result<(Microbatch, data::Batch)> {
+    let turn = turn.acquire_owned().await;
+    let read = job::blocking(None, move || job.read(id)).await;
+    // Others may read while the master answers.
+    drop(turn);
+    good(read, &asker).await
+}
+
+/// Returns the good records of a microbatch, once the master knows of the others.
+async fn good(read: Result<Read>, asker: &Asker) -> Result<(Microbatch, data::Batch)> {
+    let Read { microbatch, batch, bad } = read?;
+    asker.skip(DataSet::Train, bad).await?;
+    Ok((microbatch, batch))
 }
 
 /// What the timeline shows of a lease, from asking for it on.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use data::{Batch, Dataset};
+use data::{BadRecord, Batch, Dataset};
 use model::{Context, Device, Registry};
 use proto::artifact::INITIAL;
 use proto::convert;
@@ -16,6 +16,7 @@ use proto::plan::{EpochOrder, Microbatch, Plan};
 use proto::spec::{Consistency, DataSet, JobSpec};
 
 use crate::artifact::Artifact;
+use crate::bad::Skipped;
 use crate::compute::Compute;
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
@@ -35,6 +36,8 @@ pub(crate) struct Job {
     /// Placement, known once `Init` has described the model. A placement of a higher number
     /// replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
+    /// Records that are left out, as the master said last.
+    skipped: RwLock<Arc<Skipped>>,
     /// Orders of the epochs that were read last.
     orders: Mutex<[(Epoch, Arc<EpochOrder>); 2]>,
     /// Whether weights were pulled before, so that their memory and the connections exist.
@@ -46,6 +49,18 @@ pub(crate) struct Job {
     /// Path of the weights to begin with.
     pub(crate) initial: Option<PathBuf>,
 }
+
+/// The records of one microbatch.
+pub(crate) struct Read {
+    pub(crate) microbatch: Microbatch,
+    /// The good records.
+    pub(crate) batch: Batch,
+    /// Records that were left out, and that the master may not know.
+    pub(crate) bad: Vec<BadRecord>,
+}
+
+/// Microbatches in which the model is tried on the first good record.
+const TRIED: u64 = 16;
 
 /// Placement of the model.
 pub(crate) struct Placed {
@@ -119,6 +134,7 @@ impl Job {
             validation,
             compute,
             placed: RwLock::default(),
+            skipped: RwLock::default(),
             weighed: AtomicBool::new(false),
             worker: options.name.clone(),
             _files: files,
@@ -179,6 +195,16 @@ impl Job {
         self.placed.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(missing)
     }
 
+    /// Returns the records that are left out, as the master said last.
+    pub(crate) fn skipped(&self) -> Arc<Skipped> {
+        self.skipped.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the records that are left out.
+    pub(crate) fn skip(&self, skipped: Skipped) {
+        *self.skipped.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(skipped);
+    }
+
     /// Notes that weights for training were pulled. Returns whether that is the first time.
     pub(crate) fn first_weights(&self) -> bool {
         !self.weighed.swap(true, Ordering::Relaxed)
@@ -196,15 +222,53 @@ impl Job {
         order
     }
 
-    /// Reads the records of one microbatch.
-    pub(crate) fn read(&self, id: MicrobatchId) -> Result<(Microbatch, Batch)> {
+    /// Reads the records of one microbatch, without bad ones.
+    pub(crate) fn read(&self, id: MicrobatchId) -> Result<Read> {
         let microbatch = self.plan.microbatch(id);
         let order = self.order(microbatch.epoch);
         let (begin, end) = microbatch.positions;
-        let batch =
-            self.train.batch(microbatch.epoch, (begin..end).map(|position| order.record(position)))?;
-        Ok((microbatch, batch))
+        let records = (begin..end).map(|position| order.record(position));
+        let (batch, bad) = self.train.read(microbatch.epoch, records, &self.skipped().train)?;
+        Ok(Read { microbatch, batch, bad })
     }
+
+    /// Reads the first microbatch that has a good record.
+    pub(crate) fn first_batch(&self) -> Result<Batch> {
+        let mut reason = "the job skips them".to_owned();
+        for id in (0..self.plan.microbatches_per_epoch().min(TRIED)).map(MicrobatchId) {
+            let Read { batch, bad, .. } = self.read(id)?;
+            if batch.samples > 0 {
+                return Ok(batch);
+            }
+            bad.into_iter().for_each(|bad| reason = bad.reason);
+        }
+        Err(all_bad(&reason))
+    }
+
+    /// Reads the first records with a good one of the data set that a job without training goes
+    /// over.
+    pub(crate) fn first_measured(&self) -> Result<Batch> {
+        let (data, skipped) = (self.measured()?, self.skipped());
+        let skipped = match self.spec.measured_set() {
+            Some(DataSet::Train) => &skipped.train,
+            Some(DataSet::Validation) | None => &skipped.validation,
+        };
+        let micro = u64::from(self.spec.batch.micro);
+        let mut reason = "the job skips them".to_owned();
+        for begin in (0..data.len()).step_by(micro as usize).take(TRIED as usize) {
+            let (batch, bad) = data.read(Epoch(0), begin..data.len().min(begin + micro), skipped)?;
+            if batch.samples > 0 {
+                return Ok(batch);
+            }
+            bad.into_iter().for_each(|bad| reason = bad.reason);
+        }
+        Err(all_bad(&reason))
+    }
+}
+
+fn all_bad(reason: &str) -> Error {
+    let what = "a record to try the model on".to_owned();
+    Error::Task { what, reason: format!("all of the first microbatches are bad: {reason}") }
 }
 
 /// Reads and checks the specification.

@@ -4,6 +4,7 @@
 //! [`run`] is the whole role. The crates `data` and `model` have the computation.
 
 mod artifact;
+mod bad;
 mod compute;
 pub mod config;
 pub mod error;

@@ -79,6 +79,23 @@ impl MasterClient {
         reply.await
     }
 
+    /// Asks to skip bad records. Returns when no restart of the master can forget its answer.
+    pub(crate) async fn skip(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        set: pb::DataSet,
+        records: Vec<pb::BadRecord>,
+    ) -> Result<()> {
+        let (incarnation, lease) = (incarnation.get(), lease.get());
+        let request = pb::SkipRequest { incarnation, lease, set: set.into(), records };
+        let reply = self.call("skip", |mut fleet| {
+            let request = request.clone();
+            async move { fleet.skip(request).await }
+        });
+        reply.await.map(drop)
+    }
+
     /// Reports a failed task.
     pub(crate) async fn fail(&self, incarnation: IncarnationId, lease: LeaseId, error: &Error) -> Result<()> {
         let diverged_at = match error {

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::Batch;
 use data::predictions::Predictions;
 use model::export;
 use model::weights::{Spare, Weights};
-use proto::ids::{Epoch, Era, IncarnationId, LeaseId, MicrobatchId, Version};
+use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Version};
 use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::spec::{DataSet, JobSpec, Purpose};
 
+use crate::bad::Asker;
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
@@ -84,11 +86,8 @@ pub(crate) async fn init(
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that does not fit its data must fail now, not after an hour of placement and waiting.
     let batch = match spec.purpose {
-        Purpose::Train => job.read(MicrobatchId(0))?.1,
-        Purpose::Evaluate | Purpose::Predict => {
-            let data = job.measured()?;
-            data.batch(Epoch(0), 0..data.len().min(spec.batch.micro.into()))?
-        }
+        Purpose::Train => job.first_batch()?,
+        Purpose::Evaluate | Purpose::Predict => job.first_measured()?,
     };
     let file = job.initial.clone();
     progress.enter(Phase::Computing, "the first records, to try the model");
@@ -140,8 +139,13 @@ pub(crate) async fn init(
     Ok(Report::Initialized(pb::Initialized { note }))
 }
 
-/// Evaluates a data shard of the validation set at a version.
-pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: &Progress) -> Result<Report> {
+/// Evaluates a data shard of the validation set at a version, without bad records.
+pub(crate) async fn evaluate(
+    job: &Arc<Job>,
+    task: &pb::EvaluateTask,
+    asker: &Asker,
+    progress: &Progress,
+) -> Result<Report> {
     let weights = pull(job, Era(task.era), Want::Exact(Version(task.version)), progress).await?;
     let data = job.validation.clone().ok_or_else(|| Error::Task {
         what: "evaluate".to_owned(),
@@ -149,16 +153,23 @@ pub(crate) async fn evaluate(job: &Arc<Job>, task: &pb::EvaluateTask, progress: 
     })?;
     let (begin, end, micro) = (task.begin, task.end, job.spec.batch.micro as usize);
     progress.enter(Phase::Computing, format!("validation records {begin} to {}", end.saturating_sub(1)));
-    let place = progress.clone();
+    let (place, skipped) = (progress.clone(), job.skipped());
     let evaluated = job.compute.call(move |loaded| {
+        let mut bad = Vec::new();
         let starts = (begin..end).step_by(micro);
-        let batches = starts.map(|at| {
+        let batches = starts.map(|at| -> data::Result<Batch> {
             place.advance();
-            data.batch(Epoch(0), at..end.min(at + micro as u64))
+            let records = at..end.min(at + micro as u64);
+            let (batch, found) = data.read(Epoch(0), records, &skipped.validation)?;
+            bad.extend(found);
+            Ok(batch)
         });
-        trainer::evaluate(loaded.with(&weights)?, batches)
+        let evaluated = trainer::evaluate(loaded.with(&weights)?, batches)?;
+        Ok((evaluated, bad))
     });
-    Ok(Report::Evaluated(evaluated.await?))
+    let (evaluated, bad) = evaluated.await?;
+    asker.skip(DataSet::Validation, bad).await?;
+    Ok(Report::Evaluated(evaluated))
 }
 
 /// Writes a version's files and sends them to the master.

@@ -53,7 +53,7 @@ impl Reporter {
             result
         };
         let reports = train.reports;
-        let unknown = reports.iter().any(|report| report.samples == 0);
+        let unknown = reports.iter().any(|report| (report.samples, report.skipped) == (0, 0));
         let result = async {
             let result = pushing.await;
             let took = train.began.elapsed();

@@ -38,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 use tracing::Instrument as _;
 
+use crate::bad::Asker;
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
@@ -327,7 +328,10 @@ impl TaskLoop {
             OtherTask::Init(job, task) => {
                 other_tasks::init(&job, &task, master, incarnation, id, &self.connector, &progress).await
             }
-            OtherTask::Evaluate(job, task) => other_tasks::evaluate(&job, &task, &progress).await,
+            OtherTask::Evaluate(job, task) => {
+                let asker = Asker { master: master.clone(), incarnation, lease: id };
+                other_tasks::evaluate(&job, &task, &asker, &progress).await
+            }
             OtherTask::Export(job, task) => {
                 other_tasks::export(&job, &task, master, incarnation, id, &progress).await
             }
@@ -472,7 +476,9 @@ impl TaskLoop {
                 adding.instrument(part!("compute", "internal", lease.span, step, load_us)).await?;
             let computing_took = began.elapsed();
             train.computing += computing_took;
-            self.held.computed(train.job.id, computing_took);
+            if report.samples > 0 {
+                self.held.computed(train.job.id, computing_took);
+            }
             drop(computing);
             self.metrics.microbatches.add(1);
             self.metrics.samples.add(report.samples);

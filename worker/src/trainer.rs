@@ -22,7 +22,7 @@ use proto::pb;
 use proto::plan::Microbatch;
 use proto::random;
 use proto::spec::{Consistency, Order};
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{TensorRole, TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 
@@ -68,7 +68,8 @@ impl Piece {
         Ok(Self { step, of, indices, wire, tensors, stack: Vec::new() })
     }
 
-    /// Computes one microbatch on the model's thread and reduces it with the nodes on the stack.
+    /// Computes one microbatch on the model's thread and reduces it with the nodes on the stack. A
+    /// microbatch without good records has no gradient, and leaves the state as it was.
     pub(crate) async fn add(
         self,
         job: &Job,
@@ -82,6 +83,13 @@ impl Piece {
         job.compute
             .call(move |loaded| {
                 let _place = place;
+                let (mut piece, samples) = (self, batch.samples as u64);
+                let skipped = microbatch.samples().saturating_sub(samples);
+                if samples == 0 {
+                    let nothing = nothing(&piece.tensors, &weights);
+                    piece.reduce(microbatch.leaf(), 0, nothing);
+                    return Ok((piece, pb::MicrobatchReport { loss_sum: 0.0, samples, skipped }));
+                }
                 let gradients = loaded.gradients(&weights, &batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
@@ -90,11 +98,9 @@ impl Piece {
                         loss: gradients.loss,
                     });
                 }
-                let samples = microbatch.samples();
                 let loss_sum = f64::from(gradients.loss) * samples as f64;
-                let mut piece = self;
                 piece.reduce(microbatch.leaf(), samples, checked(&piece.tensors, gradients)?);
-                Ok((piece, pb::MicrobatchReport { loss_sum, samples }))
+                Ok((piece, pb::MicrobatchReport { loss_sum, samples, skipped }))
             })
             .await
     }
@@ -139,6 +145,16 @@ impl Piece {
     }
 }
 
+/// Returns what a microbatch without records adds to its step: no gradient, and the state from which
+/// it would have been computed.
+fn nothing(tensors: &[TensorSpec], weights: &[Values]) -> Vec<Values> {
+    let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
+        TensorRole::Parameter => tensor.zeros(),
+        TensorRole::State | TensorRole::Counter => values.clone(),
+    };
+    tensors.iter().zip(weights).map(nothing).collect()
+}
+
 /// Returns the gradients if they fit the job's tensors.
 fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> {
     let fits = gradients.values.len() == tensors.len()
@@ -156,14 +172,18 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
     Ok(gradients.values)
 }
 
-/// Evaluates batches with the loaded weights. Sums are in their order.
+/// Evaluates batches with the loaded weights. Sums are in their order. Batches without records count
+/// nothing.
 pub(crate) fn evaluate(
     model: &mut dyn Model,
     batches: impl Iterator<Item = data::Result<Batch>>,
 ) -> Result<pb::Evaluated> {
     let mut total = Evaluation::default();
     for batch in batches {
-        total.merge(model.evaluate(&batch?)?)?;
+        let batch = batch?;
+        if batch.samples > 0 {
+            total.merge(model.evaluate(&batch)?)?;
+        }
     }
     Ok(convert::evaluated(total)?)
 }
@@ -259,6 +279,15 @@ mod tests {
         assert_eq!(want(consistency(Order::Canonical, Some(2)), Step(1)), Want::Exact(Version(0)));
         assert_eq!(want(consistency(Order::Arrival, Some(1)), Step(5)), Want::AtLeast(Version(4)));
         assert_eq!(want(consistency(Order::Arrival, None), Step(5)), Want::AtLeast(Version(0)));
+    }
+
+    #[test]
+    fn a_microbatch_without_records_has_no_gradient_and_the_state_of_before() {
+        let tensors =
+            [TensorSpec::parameter("w", [2]), TensorSpec::state("mean", [1]), TensorSpec::counter("n", [1])];
+        let weights = [Values::F32(vec![3.0, 4.0]), Values::F32(vec![0.5]), Values::I64(vec![7])];
+        let expected = [Values::F32(vec![0.0, 0.0]), Values::F32(vec![0.5]), Values::I64(vec![7])];
+        assert_eq!(nothing(&tensors, &weights), expected);
     }
 
     #[test]

@@ -59,11 +59,10 @@ impl Source for Arrow {
     }
 
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let first = self.outline.blocks[..block].iter().sum();
         let batch = &self.batches[block];
         let column = |&at: &usize| {
             let array = batch.column(self.fields[at]).clone();
-            arrow_columns::convert(self.object.path(), &self.outline.columns[at], &[array], first)
+            arrow_columns::convert(self.object.path(), &self.outline.columns[at], &[array])
         };
         columns.iter().map(column).collect()
     }

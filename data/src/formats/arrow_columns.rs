@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | Boolean, Int8 to Int64, UInt8, Float16 to Float64 | the type of the same name, `[]` |
 //! | UInt16, UInt32 | `i32`, `i64` |
-//! | UInt64 | `i64`; values beyond it are refused |
+//! | UInt64 | `i64` |
 //! | Date, Time, Timestamp, Duration | their number, `i32` or `i64` |
 //! | Utf8, Binary and their large forms | the bytes, ragged `u8` |
 //! | FixedSizeBinary(n) | `u8`, `[n]` |
@@ -12,7 +12,7 @@
 //! | FixedSizeList(n) of a column of fixed shape | `[n, shape..]` |
 //! | Dictionary | the column of its values |
 //!
-//! A null is refused, unless nobody uses its column.
+//! A null is a missing value. A list with a null inside, and an integer beyond `i64`, is broken.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ use arrow_schema::{DataType, Field};
 use proto::column::{ColumnSpec, ElementType};
 
 use crate::column::{Aligned, Column, Memory};
-use crate::error::{Error, Result, malformed, wrong};
+use crate::error::{Result, malformed};
 
 /// Returns the column of a field. `None`: no column holds such values.
 pub(super) fn column(field: &Field) -> Option<ColumnSpec> {
@@ -78,32 +78,85 @@ fn number(data_type: &DataType) -> Option<ElementType> {
     })
 }
 
-/// Copies arrays, one after the other, into a column. `first` is the file's number of their first
-/// record, for errors.
+/// Copies arrays, one after the other, into a column.
 ///
 /// # Errors
-/// A null, or an integer for which the column has no place.
-pub(super) fn convert(path: &Path, spec: &ColumnSpec, arrays: &[ArrayRef], first: u64) -> Result<Column> {
-    let mut out = Converter { path, spec, values: Aligned::default(), ends: Vec::new(), first };
+/// An array of another type than the column's.
+pub(super) fn convert(path: &Path, spec: &ColumnSpec, arrays: &[ArrayRef]) -> Result<Column> {
+    let mut out = Converter { path, spec, values: Aligned::default(), ends: Vec::new() };
+    let mut records = 0;
     for array in arrays {
-        out.values(array, 0)?;
-        out.first += array.len() as u64;
+        out.values(array)?;
+        records += array.len();
     }
-    let (records, memory) = ((out.first - first) as usize, Memory::Owned(out.values));
-    Ok(match spec.ragged {
+    let memory = Memory::Owned(out.values);
+    let mut column = match spec.ragged {
         true => Column::ragged(spec.clone(), memory, out.ends),
         false => Column::fixed(spec.clone(), records, memory),
-    })
+    };
+    let mut begin = 0;
+    for array in arrays {
+        mark(&mut column, begin, array);
+        begin += array.len();
+    }
+    Ok(column)
 }
 
-/// Returns the error of a record without a value.
-pub(super) fn null(path: &Path, name: &str, record: u64) -> Error {
-    malformed(
-        path,
-        format!(
-            "column `{name}`: record {record} of the file has no value (null); fill it, or leave the column out"
-        ),
-    )
+/// Says which records of an array have no value. `begin` is the column's number of the first one.
+fn mark(column: &mut Column, begin: usize, array: &dyn Array) {
+    if let Some(nulls) = array.logical_nulls().filter(|nulls| nulls.null_count() > 0) {
+        let missing = nulls.iter().enumerate().filter(|(_, is_valid)| !is_valid);
+        missing.for_each(|(at, _)| column.set_missing(begin + at));
+    }
+    let Some(flaws) = flaws(array) else { return };
+    for at in (0..flaws.len()).filter(|&at| flaws[at]) {
+        if column.fault(begin + at).is_none() {
+            column.set_broken(begin + at, || match array.data_type() {
+                DataType::UInt64 => {
+                    let value = array.as_primitive::<UInt64Type>().value(at);
+                    format!("{value} is beyond the integers of 64 bits with a sign").into()
+                }
+                _ => "a list with a null, or with an integer beyond 64 bits with a sign".into(),
+            });
+        }
+    }
+}
+
+/// Returns for each element of an array whether it has a null inside, or is an integer beyond
+/// `i64`. `None`: no element.
+fn flaws(array: &dyn Array) -> Option<Vec<bool>> {
+    let values = match array.data_type() {
+        DataType::UInt64 => {
+            let values = array.as_primitive::<UInt64Type>().values();
+            let flaws: Vec<_> = values.iter().map(|&value| i64::try_from(value).is_err()).collect();
+            return flaws.contains(&true).then_some(flaws);
+        }
+        DataType::List(_) => array.as_list::<i32>().values(),
+        DataType::LargeList(_) => array.as_list::<i64>().values(),
+        DataType::FixedSizeList(..) => array.as_fixed_size_list().values(),
+        _ => return None,
+    };
+    let nulls = values.logical_nulls().filter(|nulls| nulls.null_count() > 0);
+    let inside = flaws(values);
+    if nulls.is_none() && inside.is_none() {
+        return None;
+    }
+    let mut inside = inside.unwrap_or_else(|| vec![false; values.len()]);
+    if let Some(nulls) = nulls {
+        inside.iter_mut().zip(nulls.iter()).for_each(|(flaw, is_valid)| *flaw |= !is_valid);
+    }
+    let offsets: Vec<usize> = match array.data_type() {
+        DataType::List(_) => array.as_list::<i32>().value_offsets().iter().map(|&at| at as usize).collect(),
+        DataType::LargeList(_) => {
+            array.as_list::<i64>().value_offsets().iter().map(|&at| at as usize).collect()
+        }
+        _ => {
+            let list = array.as_fixed_size_list();
+            let (begin, size) = (list.value_offset_at(0), list.value_length() as usize);
+            (0..=list.len()).map(|at| begin + at * size).collect()
+        }
+    };
+    Some(offsets.windows(2).map(|list| inside[list[0]..list[1]].contains(&true)).collect())
 }
 
 struct Converter<'a> {
@@ -111,28 +164,11 @@ struct Converter<'a> {
     spec: &'a ColumnSpec,
     values: Aligned,
     ends: Vec<u64>,
-    first: u64,
 }
 
 impl Converter<'_> {
-    /// Appends an array's values; `depth` counts the lists around it.
-    fn values(&mut self, array: &dyn Array, depth: usize) -> Result<()> {
-        if let Some(at) = array
-            .nulls()
-            .filter(|nulls| nulls.null_count() > 0)
-            .and_then(|nulls| nulls.iter().position(|valid| !valid))
-        {
-            if depth == 0 {
-                return Err(null(self.path, &self.spec.name, self.first + at as u64));
-            }
-            let (name, first) = (&self.spec.name, self.first);
-            return wrong(
-                self.path,
-                format!(
-                    "column `{name}`: a list from record {first} on has a null; fill it, or leave the column out"
-                ),
-            );
-        }
+    /// Appends an array's values. What lies in place of a null does not count.
+    fn values(&mut self, array: &dyn Array) -> Result<()> {
         match array.data_type() {
             DataType::Boolean => {
                 let values = array.as_boolean().values();
@@ -158,17 +194,7 @@ impl Converter<'_> {
                 });
             }
             DataType::UInt64 => {
-                let values = array.as_primitive::<UInt64Type>().values();
-                if let Some(value) = values.iter().find(|&&value| i64::try_from(value).is_err()) {
-                    return wrong(
-                        self.path,
-                        format!(
-                            "column `{}`: {value} is beyond the integers of 64 bits with a sign",
-                            self.spec.name
-                        ),
-                    );
-                }
-                self.each(values, u64::to_le_bytes);
+                self.each(array.as_primitive::<UInt64Type>().values(), u64::to_le_bytes);
             }
             DataType::Date32 | DataType::Time32(_) => self.raw(array, 4),
             DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_) => {
@@ -192,29 +218,29 @@ impl Converter<'_> {
             }
             DataType::FixedSizeBinary(_) => {
                 let array = array.as_fixed_size_binary();
-                array.iter().flatten().for_each(|value| self.values.extend(value));
+                (0..array.len()).for_each(|at| self.values.extend(array.value(at)));
             }
             DataType::List(_) => {
                 let array = array.as_list::<i32>();
                 let offsets: Vec<_> = array.value_offsets().iter().map(|&end| end as usize).collect();
-                self.list(&offsets, array.values(), depth)?;
+                self.list(&offsets, array.values())?;
             }
             DataType::LargeList(_) => {
                 let array = array.as_list::<i64>();
                 let offsets: Vec<_> = array.value_offsets().iter().map(|&end| end as usize).collect();
-                self.list(&offsets, array.values(), depth)?;
+                self.list(&offsets, array.values())?;
             }
             DataType::FixedSizeList(_, size) => {
                 let list = array.as_fixed_size_list();
                 let size = *size as usize;
                 let begin = list.value_offset_at(0);
-                self.values(&list.values().slice(begin, size * list.len()), depth + 1)?;
+                self.values(&list.values().slice(begin, size * list.len()))?;
             }
             DataType::Dictionary(..) => {
                 let dictionary = array.as_any_dictionary();
                 let values = arrow_select::take::take(dictionary.values(), dictionary.keys(), None);
                 let values = values.map_err(|error| self.broken(&error.to_string()))?;
-                self.values(&values, depth)?;
+                self.values(&values)?;
             }
             other => return Err(self.broken(&format!("an array of {other}"))),
         }
@@ -251,11 +277,11 @@ impl Converter<'_> {
     }
 
     /// Appends lists.
-    fn list(&mut self, offsets: &[usize], values: &ArrayRef, depth: usize) -> Result<()> {
+    fn list(&mut self, offsets: &[usize], values: &ArrayRef) -> Result<()> {
         let (Some(&begin), Some(&end)) = (offsets.first(), offsets.last()) else { return Ok(()) };
         let base = self.ends.last().copied().unwrap_or_default();
         self.ends.extend(offsets[1..].iter().map(|&at| base + (at - begin) as u64));
-        self.values(&values.slice(begin, end - begin), depth + 1)
+        self.values(&values.slice(begin, end - begin))
     }
 
     fn broken(&self, reason: &str) -> crate::Error {

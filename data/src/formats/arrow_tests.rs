@@ -14,7 +14,7 @@ use arrow_ipc::writer::{FileWriter, StreamWriter};
 use proto::column::{ColumnSpec, ElementType};
 
 use super::{arrow, parquet};
-use crate::column::Column;
+use crate::column::{Column, Fault};
 use crate::error::Result;
 use crate::format::Source;
 use crate::object::Object;
@@ -129,26 +129,81 @@ fn columns_are_decoded_in_the_order_in_which_they_are_wanted() {
     }
 }
 
+/// Returns the faults of one column, over all blocks.
+fn faults(source: &dyn Source, column: usize) -> Vec<Option<String>> {
+    let said = |fault: Fault<'_>| match fault {
+        Fault::Missing => "missing".to_owned(),
+        Fault::Broken(reason) => reason.to_owned(),
+    };
+    let blocks = (0..source.outline().blocks.len()).map(|block| source.read(block, &[column]).unwrap());
+    let faults = blocks.flat_map(|columns| {
+        let column = &columns[0];
+        (0..column.records()).map(|record| column.fault(record).map(said)).collect::<Vec<_>>()
+    });
+    faults.collect()
+}
+
 #[test]
-fn a_null_names_its_column_and_record() {
-    let price = Float32Array::from(vec![Some(1.0), Some(2.0), None]);
-    let nulls = batch(vec![("id", Arc::new(Int64Array::from(vec![1, 2, 3]))), ("price", Arc::new(price))]);
+fn a_null_is_a_missing_value_in_every_kind_of_column() {
+    let missing = || Some("missing".to_owned());
+    let lists = [Some(vec![Some(1), Some(2)]), None, Some(vec![Some(3)]), Some(vec![])];
+    let pairs = [Some([Some(1), Some(2)]), None, Some([Some(3), Some(4)]), Some([Some(5), Some(6)])];
+    let nulls = batch(vec![
+        ("flat", Arc::new(Float64Array::from(vec![Some(1.0), None, Some(3.0), Some(4.0)]))),
+        ("price", Arc::new(Float32Array::from(vec![Some(1.0), None, Some(3.0), Some(4.0)]))),
+        ("u16", Arc::new(UInt16Array::from(vec![Some(1), None, Some(3), Some(4)]))),
+        ("is_new", Arc::new(BooleanArray::from(vec![Some(true), None, Some(true), Some(false)]))),
+        ("text", Arc::new(StringArray::from(vec![Some("Ann"), None, Some("Bob"), Some("")]))),
+        (
+            "city",
+            Arc::new(DictionaryArray::<Int32Type>::from_iter([Some("Rome"), None, Some("Oslo"), Some("")])),
+        ),
+        ("tokens", Arc::new(ListArray::from_iter_primitive::<UInt16Type, _, _>(lists))),
+        ("pair", Arc::new(FixedSizeListArray::from_iter_primitive::<Int32Type, _, _>(pairs, 2))),
+    ]);
     for source in [
-        open_parquet(&parquet_file(&nulls, 2)).unwrap(),
-        open_arrow(&arrow_file(std::slice::from_ref(&nulls))).unwrap(),
+        open_parquet(&parquet_file(&nulls, 3)).unwrap(),
+        open_arrow(&arrow_file(&[nulls.slice(0, 1), nulls.slice(1, 3)])).unwrap(),
     ] {
-        let last = source.outline().blocks.len() - 1;
-        let message = source.read(last, &[1]).unwrap_err().to_string();
-        assert!(message.contains("column `price`: record 2 of the file has no value (null)"), "{message}");
-        assert!(source.read(last, &[0]).is_ok(), "nobody uses the column with the null");
+        for column in 0..nulls.num_columns() {
+            let name = &source.outline().columns[column].name;
+            assert_eq!(faults(source.as_ref(), column), [None, missing(), None, None], "{name}");
+        }
+        let all = records(source.as_ref());
+        assert_eq!(all[0].1, bytes(&[&[1.0f64], &[0.0], &[3.0], &[4.0]]));
+        assert_eq!((&all[4].1[2][..], &all[6].1[2][..]), (&b"Bob"[..], bytemuck::cast_slice(&[3i32])));
+        assert_eq!(all[7].1[3], bytemuck::cast_slice::<i32, u8>(&[5, 6]));
     }
 }
 
 #[test]
-fn an_integer_beyond_a_column_is_refused() {
-    let large = batch(vec![("id", Arc::new(UInt64Array::from(vec![u64::MAX])))]);
-    let message = open_parquet(&parquet_file(&large, 2)).unwrap().read(0, &[0]).unwrap_err().to_string();
-    assert!(message.contains("column `id`: 18446744073709551615 is beyond"), "{message}");
+fn a_list_with_a_null_is_broken() {
+    let lists = [Some(vec![Some(1), Some(2)]), Some(vec![Some(3), None]), None, Some(vec![])];
+    let pairs = [[Some(1), Some(2)], [Some(3), Some(4)], [None, Some(6)], [Some(7), Some(8)]].map(Some);
+    let nulls = batch(vec![
+        ("tokens", Arc::new(ListArray::from_iter_primitive::<UInt16Type, _, _>(lists))),
+        ("pair", Arc::new(FixedSizeListArray::from_iter_primitive::<Int32Type, _, _>(pairs, 2))),
+    ]);
+    for source in
+        [open_parquet(&parquet_file(&nulls, 3)).unwrap(), open_arrow(&arrow_file(&[nulls])).unwrap()]
+    {
+        let broken =
+            |fault: &Option<String>| fault.as_ref().map(|said| said.starts_with("a list with a null"));
+        let tokens = faults(source.as_ref(), 0);
+        assert_eq!(tokens.iter().map(broken).collect::<Vec<_>>(), [None, Some(true), Some(false), None]);
+        assert_eq!(tokens[2].as_deref(), Some("missing"));
+        let pair = faults(source.as_ref(), 1);
+        assert_eq!(pair.iter().map(broken).collect::<Vec<_>>(), [None, None, Some(true), None]);
+    }
+}
+
+#[test]
+fn an_integer_beyond_a_column_is_broken() {
+    let large = batch(vec![("id", Arc::new(UInt64Array::from(vec![7, u64::MAX])))]);
+    let source = open_parquet(&parquet_file(&large, 2)).unwrap();
+    let faults = faults(source.as_ref(), 0);
+    assert_eq!(faults[0], None);
+    assert!(faults[1].as_ref().unwrap().contains("18446744073709551615 is beyond"), "{faults:?}");
 }
 
 #[test]

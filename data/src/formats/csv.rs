@@ -1,5 +1,5 @@
 //! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
-//! job uses. Other columns may hold anything.
+//! job uses. Other columns may hold anything. A cell that is empty or `NA` has no value.
 
 use std::path::Path;
 
@@ -10,6 +10,12 @@ use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
+
+/// Cells without a value.
+const MISSING: [&str; 2] = ["", "NA"];
+
+/// Characters of a cell that an error shows.
+const CELL_SHOWN: usize = 60;
 
 /// Opens a file. Without a header the columns' names are their numbers, from 0.
 ///
@@ -50,10 +56,10 @@ impl Source for Csv {
         &self.outline
     }
 
-    /// Decodes columns.
+    /// Decodes columns. A cell that is no number, or none that an f32 holds, is broken.
     ///
     /// # Errors
-    /// A cell is no number, or none that an f32 holds; with line and column.
+    /// The lines are others than when the file was opened.
     fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let (path, text) = (self.object.path(), self.object.bytes());
         let broken = |error| broken(path, text, &error);
@@ -64,8 +70,11 @@ impl Source for Csv {
         while reader.read_record(&mut line).map_err(broken)? {
             for (out, &at) in out.iter_mut().zip(columns) {
                 let value = line[at].parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
-                let Some(value) = value else { return Err(self.no_number(&line, at)) };
-                out.push(&value.to_le_bytes());
+                match value {
+                    Some(value) => out.push(&value.to_le_bytes()),
+                    None if MISSING.contains(&&line[at]) => out.push_missing(),
+                    None => out.push_broken(|| self.no_number(&line, at).into()),
+                }
             }
         }
         Ok(out)
@@ -73,8 +82,9 @@ impl Source for Csv {
 }
 
 impl Csv {
-    fn no_number(&self, line: &StringRecord, column: usize) -> Error {
-        let cell = &line[column];
+    /// Says where a cell is that is no number.
+    fn no_number(&self, line: &StringRecord, column: usize) -> String {
+        let cell: String = line[column].chars().take(CELL_SHOWN).collect();
         let line = line_number(self.object.bytes(), line.position());
         let name = self.header.then(|| format!(" (`{}`)", self.outline.columns[column].name));
         let hint = match (line, self.header) {
@@ -82,10 +92,7 @@ impl Csv {
             _ => "; mend it, or encode it as a number",
         };
         let name = name.unwrap_or_default();
-        malformed(
-            self.object.path(),
-            format!("line {line}, column {column}{name}: `{cell}` is no finite number{hint}"),
-        )
+        format!("line {line}, column {column}{name}: `{cell}` is no finite number{hint}")
     }
 }
 
@@ -120,12 +127,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Fault;
 
-    fn table(text: &[u8], header: bool) -> Result<Vec<(String, Vec<f64>)>> {
+    fn read(text: &[u8], header: bool) -> Result<Vec<Column>> {
         let source = open(&Object::copy(Path::new("a.csv"), text.to_vec()), header)?;
         let all: Vec<_> = (0..source.outline().columns.len()).collect();
-        let columns = source.read(0, &all)?.into_iter();
+        source.read(0, &all)
+    }
+
+    fn table(text: &[u8], header: bool) -> Result<Vec<(String, Vec<f64>)>> {
+        let columns = read(text, header)?.into_iter();
         Ok(columns.map(|column| (column.spec().name.clone(), column.values().unwrap().to_vec())).collect())
+    }
+
+    /// Returns the first broken value of a file.
+    fn broken(text: &[u8], header: bool) -> String {
+        let columns = read(text, header).unwrap();
+        let faults = columns.iter().flat_map(|column| (0..column.records()).map(move |at| column.fault(at)));
+        let mut broken = faults.filter_map(|fault| match fault? {
+            Fault::Broken(reason) => Some(reason.to_owned()),
+            Fault::Missing => None,
+        });
+        broken.next().expect("a broken value")
     }
 
     fn error(text: &[u8], header: bool) -> String {
@@ -153,19 +176,34 @@ mod tests {
 
     #[test]
     fn a_cell_that_is_no_number_has_line_and_column() {
-        let message = error(b"a,b\n1,2\n\n3,x y\n", true);
-        assert!(message.contains("a.csv: line 4, column 1 (`b`): `x y` is no finite number"), "{message}");
-        assert!(error(b"1,2\n,4\n", false).contains("line 2, column 0: `` is no"));
-        assert!(error(b"a,b\n1,2\n", false).contains("set data.header = true"));
-        assert!(error(b"1,inf\n", false).contains("`inf`"));
-        assert!(error(b"1,1e39\n", false).contains("`1e39`"));
+        let message = broken(b"a,b\n1,2\n\n3,x y\n", true);
+        assert!(message.contains("line 4, column 1 (`b`): `x y` is no finite number"), "{message}");
+        assert!(broken(b"a,b\n1,2\n", false).contains("set data.header = true"));
+        for bad in ["inf", "NaN", "1e39", "null", "N/A"] {
+            let message = broken(format!("1,{bad}\n").as_bytes(), false);
+            assert!(message.contains(&format!("line 1, column 1: `{bad}` is no")), "{message}");
+        }
+        let long = broken(format!("1,{}\n", "é".repeat(100)).as_bytes(), false);
+        assert!(long.contains(&format!("`{}` is no", "é".repeat(CELL_SHOWN))), "{long}");
+    }
+
+    #[test]
+    fn an_empty_cell_has_no_value() {
+        let columns = read(b"a,b\n1,\nNA,2\n , NA \n3,4\n", true).unwrap();
+        fn faults(column: &Column) -> Vec<Option<Fault<'_>>> {
+            (0..column.records()).map(|at| column.fault(at)).collect()
+        }
+        assert_eq!(faults(&columns[0]), [None, Some(Fault::Missing), Some(Fault::Missing), None]);
+        assert_eq!(faults(&columns[1]), [Some(Fault::Missing), None, Some(Fault::Missing), None]);
+        assert_eq!(columns[0].values(), Some(&[1.0, 0.0, 0.0, 3.0][..]));
     }
 
     #[test]
     fn a_column_that_nobody_uses_may_hold_anything() {
         let source = open(&Object::copy(Path::new("a.csv"), b"a,b\nAnn,2\n".to_vec()), true).unwrap();
-        assert_eq!(source.read(0, &[1]).unwrap()[0].values(), Some(&[2.0][..]));
-        assert!(source.read(0, &[0]).is_err());
+        let column = source.read(0, &[1]).unwrap().remove(0);
+        assert_eq!((column.values(), column.fault(0)), (Some(&[2.0][..]), None));
+        assert!(source.read(0, &[0]).unwrap()[0].fault(0).is_some());
     }
 
     #[test]

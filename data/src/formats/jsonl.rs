@@ -10,7 +10,9 @@
 //!
 //! Numbers are f64 even if all of a file are integers, because those of another file may not be. An
 //! integer of 64 bits that f64 does not hold is refused. Columns are sorted by name, because the
-//! keys of an object have no order. A value that the job does not use may be anything.
+//! keys of an object have no order. A value that the job does not use may be anything. A key that a
+//! line lacks, or whose value is `null`, has no value there. A line with another kind of value than
+//! the first line has, or one that is no object, is broken as a whole.
 
 use std::fmt;
 
@@ -91,23 +93,36 @@ impl Source for Jsonl {
         &self.outline
     }
 
-    /// Decodes columns.
+    /// Decodes columns. A line is broken if it is no object or has another kind of value than the
+    /// first line.
     ///
     /// # Errors
-    /// A line is no object, lacks a column, or has another kind of value in it.
+    /// The lines are others than when the file was opened.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let range = self.cuts.range(block, self.object.bytes().len());
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
         let (mut seen, mut scratch) = (Vec::new(), Vec::new());
-        for (begin, line) in lines(&self.object.bytes()[..range.end], range.start) {
+        let lines = lines(&self.object.bytes()[..range.end], range.start);
+        for (record, (begin, line)) in lines.enumerate() {
             seen.clear();
             seen.resize(out.len(), false);
             let line_of = Line { columns: &mut out, seen: &mut seen, scratch: &mut scratch };
             let mut json = serde_json::Deserializer::from_slice(line);
             let read = line_of.deserialize(&mut json).and_then(|()| json.end());
-            read.map_err(|error| broken(&self.object, begin, &error))?;
+            if let Err(error) = read {
+                let mut reason = None;
+                for column in &mut out {
+                    let describe =
+                        || reason.get_or_insert_with(|| at_line(&self.object, begin, &error).into()).clone();
+                    // Columns before the place of the error may have their value of this line.
+                    match column.records() == record {
+                        true => column.push_broken(describe),
+                        false => column.set_broken(record, describe),
+                    }
+                }
+            }
         }
         match out.iter().find(|column| column.records() != records) {
             Some(column) => wrong(
@@ -121,11 +136,16 @@ impl Source for Jsonl {
 
 /// Returns the error of the line that begins at `begin`.
 fn broken(object: &Object, begin: usize, error: &serde_json::Error) -> Error {
+    malformed(object.path(), at_line(object, begin, error))
+}
+
+/// Says what is wrong with the line that begins at `begin`.
+fn at_line(object: &Object, begin: usize, error: &serde_json::Error) -> String {
     let line = 1 + object.bytes()[..begin].iter().filter(|&&byte| byte == b'\n').count();
     let message = error.to_string();
     // The parser's own position counts from the begin of the line.
     let message = message.split(" at line ").next().unwrap_or_default();
-    malformed(object.path(), format!("line {line}, column {}: {message}; mend the line", error.column()))
+    format!("line {line}, column {}: {message}; mend the line", error.column())
 }
 
 /// Reads one line into the columns that are wanted.
@@ -163,13 +183,9 @@ impl<'de> Visitor<'de> for Line<'_> {
             }
             map.next_value_seed(Cell { column, scratch: self.scratch })?;
         }
-        match self.seen.iter().position(|seen| !seen) {
-            Some(at) => {
-                let name = &self.columns[at].spec().name;
-                Err(A::Error::custom(format_args!("no `{name}`, which the first line has")))
-            }
-            None => Ok(()),
-        }
+        let absent = self.columns.iter_mut().zip(&*self.seen).filter(|(_, seen)| !**seen);
+        absent.for_each(|(column, _)| column.push_missing());
+        Ok(())
     }
 }
 
@@ -214,11 +230,41 @@ impl<'de> DeserializeSeed<'de> for Cell<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         if self.takes(ElementType::F64, false) {
-            let value = deserializer.deserialize_any(Number(&self.column.spec().name))?;
-            self.column.push(&value.to_le_bytes());
+            let value = deserializer.deserialize_any(OrNull(Number(&self.column.spec().name)))?;
+            match value {
+                Some(value) => self.column.push(&value.to_le_bytes()),
+                None => self.column.push_missing(),
+            }
             return Ok(());
         }
         deserializer.deserialize_any(self)
+    }
+}
+
+/// Reads a number, or `null`.
+struct OrNull<'a>(Number<'a>);
+
+impl Visitor<'_> for OrNull<'_> {
+    type Value = Option<f64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_unit<E>(self) -> Result<Option<f64>, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Option<f64>, E> {
+        self.0.visit_f64(value).map(Some)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Option<f64>, E> {
+        self.0.visit_i64(value).map(Some)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Option<f64>, E> {
+        self.0.visit_u64(value).map(Some)
     }
 }
 
@@ -233,6 +279,11 @@ impl<'de> Visitor<'de> for Cell<'_> {
             _ => "a list of numbers",
         };
         write!(f, "{kind} in `{name}`, as in the first line")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        self.column.push_missing();
+        Ok(())
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
@@ -316,6 +367,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Fault;
 
     fn source(text: &[u8]) -> Result<Box<dyn Source>> {
         open(&Object::copy(Path::new("a.jsonl"), text.to_vec()))
@@ -330,6 +382,17 @@ mod tests {
 
     fn error(text: &str) -> String {
         read(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    /// Returns why record 1 of a file of two lines has no value of each column.
+    fn second(text: &str) -> Vec<Option<String>> {
+        let columns = read(text.as_bytes()).unwrap();
+        let said = |fault: Fault<'_>| match fault {
+            Fault::Missing => "missing".to_owned(),
+            Fault::Broken(reason) => reason.to_owned(),
+        };
+        assert!(columns.iter().all(|column| (column.records(), column.fault(0)) == (2, None)));
+        columns.iter().map(|column| column.fault(1).map(said)).collect()
     }
 
     #[test]
@@ -348,15 +411,13 @@ mod tests {
 
     #[test]
     fn a_line_that_differs_has_its_number() {
-        let error = |second: &str| {
-            error(&format!("\n{{\"x\": 1, \"t\": \"a\", \"v\": [1], \"b\": true}}\n{second}\n"))
-        };
+        let second =
+            |line: &str| second(&format!("\n{{\"x\": 1, \"t\": \"a\", \"v\": [1], \"b\": true}}\n{line}\n"));
         let good = r#"{"x": 2, "t": "", "v": [], "b": false}"#;
+        assert_eq!(second(good), [None, None, None, None]);
         for (from, to, expected) in [
-            ("\"x\": 2, ", "", "line 3, column 30: no `x`, which the first line has"),
             ("\"x\": 2", "\"x\": 2, \"x\": 3", "`x` comes twice"),
             ("2", "\"2\"", "invalid type: string \"2\", expected a number in `x`, as in the first line"),
-            ("2", "null", "invalid type: null, expected a number in `x`"),
             ("2", "9007199254740993", "`x` = 9007199254740993 is an integer that 64-bit floats do not have"),
             ("\"t\": \"\"", "\"t\": 3", "invalid type: integer `3`, expected a text in `t`"),
             ("\"t\": \"\"", "\"t\": [3]", "invalid type: sequence, expected a text in `t`"),
@@ -366,17 +427,34 @@ mod tests {
             ("}", "} {}", "trailing characters"),
             ("}", "", "line 3"),
         ] {
-            let message = error(&good.replacen(from, to, 1));
-            assert!(message.contains("a.jsonl: line 3") && message.contains(expected), "{message}");
+            // The whole line is broken, because its end is not known.
+            for reason in second(&good.replacen(from, to, 1)) {
+                let reason = reason.expect("a broken line");
+                assert!(reason.contains("line 3, column ") && reason.contains(expected), "{reason}");
+            }
         }
-        assert!(error("[1]").contains("expected an object, {\"column\": value, ..}"));
+        let reason = second("[1]").swap_remove(0).expect("a broken line");
+        assert!(reason.contains("expected an object, {\"column\": value, ..}"), "{reason}");
+    }
+
+    #[test]
+    fn null_and_a_key_that_a_line_lacks_are_missing_values() {
+        let second =
+            |line: &str| second(&format!("{{\"x\": 1, \"t\": \"a\", \"v\": [1], \"b\": true}}\n{line}\n"));
+        let missing = || Some("missing".to_owned());
+        assert_eq!(second(r#"{"t": "", "v": [2]}"#), [missing(), None, None, missing()]);
+        assert_eq!(second(r#"{"x": null, "t": null, "v": null, "b": null}"#), [(); 4].map(|()| missing()));
+        let reason = second(r#"{"v": [null], "x": 1}"#).swap_remove(0).expect("a broken line");
+        assert!(reason.contains("invalid type: null, expected a number in `v`"), "{reason}");
     }
 
     #[test]
     fn a_value_that_nobody_uses_may_be_anything() {
         let source = source(b"{\"a\": 1, \"b\": 2}\n{\"b\": 3}\n{\"b\": 4, \"a\": []}").unwrap();
         assert_eq!(source.read(0, &[1]).unwrap()[0].values(), Some(&[2.0, 3.0, 4.0][..]));
-        assert!(source.read(0, &[0]).is_err());
+        let column = source.read(0, &[0]).unwrap().remove(0);
+        assert_eq!((column.fault(0), column.fault(1)), (None, Some(Fault::Missing)));
+        assert!(matches!(column.fault(2), Some(Fault::Broken(_))));
     }
 
     #[test]
@@ -387,10 +465,11 @@ mod tests {
         for (block, &records) in source.outline().blocks.iter().enumerate() {
             assert_eq!(source.read(block, &[0]).unwrap()[0].records() as u64, records);
         }
-        let broken = line.repeat(10) + "{}";
+        let broken = line.repeat(10) + "{\"n\": []}";
         let source = self::source(broken.as_bytes()).unwrap();
-        let message = source.read(2, &[0]).unwrap_err().to_string();
-        assert!(message.contains("line 11, column 2: no `n`"), "{message}");
+        let column = source.read(2, &[0]).unwrap().remove(0);
+        let Some(Fault::Broken(reason)) = column.fault(0) else { panic!("{:?}", column.fault(0)) };
+        assert!(reason.starts_with("line 11, column "), "{reason}");
     }
 
     #[test]

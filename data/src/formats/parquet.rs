@@ -1,7 +1,7 @@
 //! Apache Parquet. A block is a row group.
 //!
-//! A column of numbers without nulls is decoded straight into its memory. All others go through
-//! batches of Arrow, which costs one more copy.
+//! A column of numbers is decoded straight into its memory. All others go through batches of Arrow,
+//! which costs one more copy.
 
 use std::sync::Arc;
 
@@ -82,10 +82,10 @@ impl Parquet {
     /// Decodes a flat column of a row group.
     ///
     /// # Errors
-    /// A page is damaged, or a record has no value.
+    /// A page is damaged.
     fn number(&self, block: usize, at: usize, leaf: usize) -> Result<Column> {
         let spec = &self.outline.columns[at];
-        let memory = match spec.dtype {
+        let (memory, levels) = match spec.dtype {
             ElementType::I32 => self.decode::<Int32Type, i32>(block, at, leaf),
             ElementType::I64 => self.decode::<Int64Type, i64>(block, at, leaf),
             ElementType::F32 => self.decode::<FloatType, f32>(block, at, leaf),
@@ -93,10 +93,15 @@ impl Parquet {
         }?;
         let range = 0..memory.bytes().len();
         let memory = Memory::File { bytes: memory, range };
-        Ok(Column::fixed(spec.clone(), self.outline.blocks[block] as usize, memory))
+        let mut column = Column::fixed(spec.clone(), self.outline.blocks[block] as usize, memory);
+        let missing = levels.iter().enumerate().filter(|(_, level)| **level == 0);
+        missing.for_each(|(record, _)| column.set_missing(record));
+        Ok(column)
     }
 
-    fn decode<T, E>(&self, block: usize, at: usize, leaf: usize) -> Result<Arc<dyn FileBytes>>
+    /// Decodes the values of a flat column, with zeros in place of missing ones, and a level for
+    /// each record, which is 0 for a missing value. Without missing values there are no levels.
+    fn decode<T, E>(&self, block: usize, at: usize, leaf: usize) -> Result<(Arc<dyn FileBytes>, Vec<i16>)>
     where
         T: ParquetType<T = E>,
         E: Element + std::fmt::Debug + Send + Sync,
@@ -128,12 +133,18 @@ impl Parquet {
         if read != records {
             return Err(failed(format!("{read} records, the footer says {records}")));
         }
-        if values.len() != records {
-            let first: u64 = self.outline.blocks[..block].iter().sum();
-            let null = levels.iter().position(|&level| level == 0).unwrap_or_default() as u64;
-            return Err(arrow_columns::null(self.object.path(), name, first + null));
+        if values.len() == records {
+            return Ok((Arc::new(Decoded(values)), Vec::new()));
         }
-        Ok(Arc::new(Decoded(values)))
+        let missing = levels.iter().filter(|&&level| level == 0).count();
+        if (levels.len(), values.len() + missing) != (records, records) {
+            return Err(failed(format!("{} values and {missing} nulls of {records} records", values.len())));
+        }
+        let mut present = values.into_iter();
+        let value = |&level: &i16| if level == 0 { None } else { present.next() };
+        let zero = <E as bytemuck::Zeroable>::zeroed();
+        let spread: Vec<E> = levels.iter().map(value).map(|value| value.unwrap_or(zero)).collect();
+        Ok((Arc::new(Decoded(spread)), levels))
     }
 }
 
@@ -157,7 +168,7 @@ impl Parquet {
     /// Decodes columns of a row group into batches of Arrow, and these into columns.
     ///
     /// # Errors
-    /// A page is damaged, or has a value for which a column has no place.
+    /// A page is damaged.
     fn through_arrow(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         if columns.is_empty() {
             return Ok(Vec::new());
@@ -176,7 +187,7 @@ impl Parquet {
         };
         let batches = guarded(decode).map_err(failed)?;
         let found: u64 = batches.iter().map(|batch| batch.num_rows() as u64).sum();
-        let (expected, first) = (self.outline.blocks[block], self.outline.blocks[..block].iter().sum());
+        let expected = self.outline.blocks[block];
         if found != expected {
             return Err(failed(format!("{found} records, the footer says {expected}")));
         }
@@ -185,7 +196,7 @@ impl Parquet {
             let arrays: Option<Vec<_>> =
                 batches.iter().map(|batch| batch.column_by_name(&spec.name).cloned()).collect();
             let arrays = arrays.ok_or_else(|| failed(format!("no column `{}`", spec.name)))?;
-            arrow_columns::convert(self.object.path(), spec, &arrays, first)
+            arrow_columns::convert(self.object.path(), spec, &arrays)
         };
         columns.iter().map(column).collect()
     }

@@ -11,7 +11,8 @@
 //! last part of an extension says what it is: `mask.npy` is an array, too.
 //! Extensions are in lower case, and columns are sorted by name. The extensions of the first record
 //! are the columns. Others are left out, as are links, devices, and members without an extension.
-//! Members are read where they lie and never written to a disk.
+//! Members are read where they lie and never written to a disk. A record without a member of the
+//! first one has no value there, and a class that is no integer is broken.
 //!
 //! A member is a header of 512 bytes and its data, padded to a multiple of 512. Two headers of
 //! zeros are the end (POSIX.1-2001, "pax Interchange Format"; GNU tar, "Basic Tar Format").
@@ -118,11 +119,10 @@ impl Source for Tar {
         &self.outline
     }
 
-    /// Decodes columns.
+    /// Decodes columns. A class that is no integer is broken.
     ///
     /// # Errors
-    /// A record lacks a member of the first one, has it twice, a class is no integer, or an array
-    /// has another type than in the first record.
+    /// A record has a member twice, or an array has another type than in the first record.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let bytes = self.object.bytes();
         let records = self.outline.blocks[block] as usize;
@@ -137,7 +137,7 @@ impl Source for Tar {
                 if begin >= end {
                     break;
                 }
-                self.complete(&out, begun, &key)?;
+                complete(&mut out, begun);
                 begun += 1;
                 of_member.clone_into(&mut key);
             }
@@ -166,16 +166,16 @@ impl Source for Tar {
                 }
             }
             let text = String::from_utf8_lossy(&bytes[data]);
-            let class: i64 = text.trim().parse().map_err(|_| {
-                let text: String = text.trim().chars().take(40).collect();
-                malformed(
-                    self.object.path(),
-                    format!("member `{name}` at byte {begin}: `{text}` is no class; expected an integer in decimal text"),
-                )
-            })?;
-            column.push(&class.to_le_bytes());
+            match text.trim().parse::<i64>() {
+                Ok(class) => column.push(&class.to_le_bytes()),
+                Err(_) => column.push_broken(|| {
+                    let text: String = text.trim().chars().take(40).collect();
+                    let place = format!("member `{name}` at byte {begin}");
+                    format!("{place}: `{text}` is no class; expected an integer in decimal text").into()
+                }),
+            }
         }
-        self.complete(&out, begun, &key)?;
+        complete(&mut out, begun);
         if begun != records {
             return wrong(
                 self.object.path(),
@@ -212,20 +212,12 @@ impl Tar {
         column.push(values.bytes());
         Ok(())
     }
+}
 
-    /// Checks that each column has values of all `begun` records. The last one has the key `key`.
-    fn complete(&self, columns: &[Column], begun: usize, key: &str) -> Result<()> {
-        match columns.iter().find(|column| column.records() != begun) {
-            None => Ok(()),
-            Some(column) => wrong(
-                self.object.path(),
-                format!(
-                    "record `{key}` has no member `{key}.{}`, which the first record has; add it, or leave the record out",
-                    column.spec().name
-                ),
-            ),
-        }
-    }
+/// Makes each column have `begun` records. The last record has no value in the others.
+fn complete(columns: &mut [Column], begun: usize) {
+    let lacking = columns.iter_mut().filter(|column| column.records() != begun);
+    lacking.for_each(Column::push_missing);
 }
 
 /// A member that is a plain file.
@@ -404,6 +396,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Fault;
 
     /// Writes a member of a kind.
     fn member(kind: u8, name: &str, data: &[u8]) -> Vec<u8> {
@@ -568,18 +561,28 @@ mod tests {
     }
 
     #[test]
-    fn records_that_differ_are_named() {
-        let message = error(&files(&[("1.a", b""), ("1.b", b""), ("2.a", b""), ("3.a", b""), ("3.b", b"")]));
-        assert!(
-            message.contains("a.tar: record `2` has no member `2.b`, which the first record has"),
-            "{message}"
-        );
-        let message = error(&files(&[("1.a", b""), ("1.b", b""), ("2.a", b"")]));
-        assert!(message.contains("record `2` has no member `2.b`"), "{message}");
+    fn a_member_that_a_record_lacks_is_a_missing_value() {
+        let first: [(&str, &[u8]); 3] = [("1.a", b""), ("1.b", b""), ("2.a", b"x")];
+        let last: [(&str, &[u8]); 2] = [("3.a", b""), ("3.b", b"")];
+        for all in [first.to_vec(), [&first[..], &last].concat()] {
+            let columns = read(&files(&all)).unwrap();
+            assert_eq!((columns[0].fault(1), columns[1].fault(1)), (None, Some(Fault::Missing)));
+            assert_eq!((columns[0].record(1), columns[1].fault(0)), (&b"x"[..], None));
+        }
+    }
+
+    #[test]
+    fn a_class_that_is_no_integer_is_broken() {
+        let columns = read(&files(&[("1.cls", b"1"), ("2.cls", b"cat"), ("3.cls", b"3")])).unwrap();
+        assert_eq!((columns[0].fault(0), columns[0].fault(2)), (None, None));
+        let Some(Fault::Broken(reason)) = columns[0].fault(1) else { panic!("{:?}", columns[0].fault(1)) };
+        assert!(reason.contains("member `2.cls` at byte 1024: `cat` is no class"), "{reason}");
+    }
+
+    #[test]
+    fn a_member_that_comes_twice_is_refused() {
         let message = error(&files(&[("1.a", b""), ("1.A", b"")]));
         assert!(message.contains("record `1`: a second `a` at byte 512"), "{message}");
-        let message = error(&files(&[("1.cls", b"1"), ("2.cls", b"cat")]));
-        assert!(message.contains("member `2.cls` at byte 1024: `cat` is no class"), "{message}");
     }
 
     #[test]

@@ -15,8 +15,10 @@
 //! | none | none |
 //!
 //! A file does not say whether a feature has one length in all records, so every column is ragged.
-//! `data.lengths` gives it a fixed shape. A feature that a record lacks is an empty list, as in
-//! TensorFlow. Columns are sorted by name, because features have no order.
+//! `data.lengths` gives it a fixed shape. A feature that a record lacks is a missing value, which is
+//! an empty list unless the job says otherwise, as in TensorFlow. Columns are sorted by name,
+//! because features have no order. A record with a damaged checksum of its data is broken, and so
+//! is a feature of another type than in the first record.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -106,7 +108,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
     if cuts.records().is_empty() {
         return wrong(object.path(), "no record, so that the columns are unknown; leave the file out");
     }
-    let first = file.example(file.frame(0)?, 0)?;
+    let first = file.example(file.frame(0)?).map_err(|reason| malformed(object.path(), reason))?;
     let column =
         |(name, feature): (String, Feature)| Some(ColumnSpec::ragged(name, feature.list?.dtype(), []));
     let columns: Vec<_> = first.into_iter().filter_map(column).collect();
@@ -131,29 +133,31 @@ impl Source for Tfrecord {
         &self.outline
     }
 
-    /// Decodes columns.
+    /// Decodes columns. A record is broken if its data is damaged, and a value if it has another
+    /// type than in the first record.
     ///
     /// # Errors
-    /// A record is damaged, or a feature has another type than in the first record.
+    /// The length of a record is damaged.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let records = self.outline.blocks[block];
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records as usize);
         let mut out: Vec<_> = columns.iter().map(column).collect();
-        let first = self.outline.blocks[..block].iter().sum::<u64>();
         let mut at = self.cuts.range(block, self.file.buffer.len()).start;
-        for record in first..first + records {
+        for _ in 0..records {
             let frame = self.file.frame(at)?;
             at = frame.end + FOOTER_BYTES;
-            let features = self.file.example(frame, record)?;
+            let features = match self.file.example(frame) {
+                Ok(features) => features,
+                Err(reason) => {
+                    out.iter_mut().for_each(|column| column.push_broken(|| reason.as_str().into()));
+                    continue;
+                }
+            };
             for column in &mut out {
                 let list = features.get(&column.spec().name).and_then(|feature| feature.list.as_ref());
-                append(column, list).map_err(|reason| {
-                    let name = &column.spec().name;
-                    malformed(
-                        self.file.object.path(),
-                        format!("feature `{name}` of record {record}: {reason}"),
-                    )
-                })?;
+                if let Err(reason) = append(column, list) {
+                    column.push_broken(|| reason.into());
+                }
             }
         }
         Ok(out)
@@ -161,6 +165,9 @@ impl Source for Tfrecord {
 }
 
 /// Appends the values of one record.
+///
+/// # Errors
+/// The values do not fit the column, and why. Then nothing is appended.
 fn append(column: &mut Column, list: Option<&List>) -> Result<(), String> {
     let dtype = column.spec().dtype;
     if let Some(other) = list.filter(|list| list.dtype() != dtype) {
@@ -170,7 +177,7 @@ fn append(column: &mut Column, list: Option<&List>) -> Result<(), String> {
         ));
     }
     match list {
-        None => column.push(&[]),
+        None => column.push_missing(),
         Some(List::Floats(list)) => column.push(bytemuck::cast_slice(&list.value)),
         Some(List::Integers(list)) => column.push(bytemuck::cast_slice(&list.value)),
         Some(List::Bytes(list)) => match list.value.as_slice() {
@@ -233,23 +240,16 @@ impl File {
     /// Checks and decodes the data of a record.
     ///
     /// # Errors
-    /// The data is damaged, or no Example.
-    fn example(&self, frame: Range<usize>, record: u64) -> Result<BTreeMap<String, Feature>> {
-        let damaged = |at: usize, what: String| {
-            malformed(self.object.path(), format!("record {record} at byte {at}: {what}"))
-        };
+    /// The data is damaged, or no Example; where, and what to do.
+    fn example(&self, frame: Range<usize>) -> Result<BTreeMap<String, Feature>, String> {
         let (begin, end) = (frame.start - HEADER_BYTES, frame.end);
         let checksum = self.buffer[end..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         if checksum != Some(masked(&self.buffer[frame.clone()])) {
-            return Err(damaged(
-                begin,
-                "the checksum of the data does not fit; copy the file again".to_owned(),
-            ));
+            return Err(format!("byte {begin}: the checksum of the data does not fit; copy the file again"));
         }
         let example = Example::decode(self.buffer.slice(frame)).map_err(|error| {
-            damaged(
-                begin,
-                format!("no tf.train.Example: {error}; write the file with one Example in each record"),
+            format!(
+                "byte {begin}: no tf.train.Example: {error}; write the file with one Example in each record"
             )
         })?;
         Ok(example.features.unwrap_or_default().feature)
@@ -282,6 +282,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Fault;
 
     /// A file of the Python package `tfrecord` 1.14.6: one Example with `a`, `int64_list` of 1.
     const BY_ANOTHER_WRITER: &[u8] =
@@ -324,6 +325,16 @@ mod tests {
         read(bytes).unwrap_err().to_string()
     }
 
+    /// Returns why record 1 of a file has no value of the first column.
+    fn broken(bytes: &[u8]) -> String {
+        let column = read(bytes).unwrap().remove(0);
+        assert_eq!((column.records(), column.fault(0)), (2, None));
+        match column.fault(1) {
+            Some(Fault::Broken(reason)) => reason.to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn features_are_ragged_columns_sorted_by_name() {
         let file = write(&[
@@ -336,6 +347,8 @@ mod tests {
         assert_eq!((columns[0].values(), columns[0].ends()), (Some(&[-3i64][..]), Some(&[1, 1][..])));
         assert_eq!((columns[1].bytes(), columns[1].ends()), (&b"Ann"[..], Some(&[3, 3][..])));
         assert_eq!((columns[2].values(), columns[2].ends()), (Some(&[0.5f32, 1.5][..]), Some(&[2, 2][..])));
+        let faults = columns.iter().map(|column| column.fault(1)).collect::<Vec<_>>();
+        assert_eq!(faults, [None, None, Some(Fault::Missing)], "an empty list is a value");
     }
 
     #[test]
@@ -349,11 +362,12 @@ mod tests {
         let first = write(&[&[("x", integers(&[1, 2]))]]);
         let at = first.len();
         let good = [first.clone(), first].concat();
-        let damaged = |place: usize| {
+        let spoiled = |place: usize| {
             let mut bad = good.clone();
             bad[place] ^= 1;
-            error(&bad)
+            bad
         };
+        let damaged = |place: usize| error(&spoiled(place));
         assert!(
             damaged(0)
                 .contains("a.tfrecord: byte 0: the checksum of a record's length does not fit: no TFRecord")
@@ -362,11 +376,13 @@ mod tests {
             damaged(at + 9)
                 .contains(&format!("byte {at}: the checksum of a record's length does not fit: the file"))
         );
-        assert!(
-            damaged(at + 13)
-                .contains(&format!("record 1 at byte {at}: the checksum of the data does not fit"))
-        );
-        assert!(damaged(2 * at - 1).contains("record 1"));
+        for place in [at + 13, 2 * at - 1] {
+            let reason = broken(&spoiled(place));
+            assert!(
+                reason.contains(&format!("byte {at}: the checksum of the data does not fit")),
+                "{reason}"
+            );
+        }
         assert!(
             error(&good[..at + 3])
                 .contains(&format!("ends within the length of the record at byte {at}; the file is"))
@@ -374,17 +390,17 @@ mod tests {
         assert!(
             error(&good[..2 * at - 1]).contains(&format!("ends within the data of the record at byte {at}"))
         );
-        assert!(error(&framed(b"\xFF")).contains("record 0 at byte 0: no tf.train.Example"));
+        assert!(error(&framed(b"\xFF")).contains("byte 0: no tf.train.Example"));
         assert!(error(b"").contains("a.tfrecord: no record"));
         assert!(error(&framed(b"")).contains("the first record has no features"));
     }
 
     #[test]
-    fn a_feature_that_differs_names_its_record() {
-        let message = error(&write(&[&[("x", integers(&[1]))], &[("x", floats(&[1.0]))]]));
-        assert!(message.contains("feature `x` of record 1: type f32, in the first record i64"), "{message}");
-        let message = error(&write(&[&[("x", texts(&[b"a"]))], &[("x", texts(&[b"a", b"b"]))]]));
-        assert!(message.contains("feature `x` of record 1: 2 texts, a column has one"), "{message}");
+    fn a_feature_of_another_type_is_broken() {
+        let reason = broken(&write(&[&[("x", integers(&[1]))], &[("x", floats(&[1.0]))]]));
+        assert!(reason.contains("type f32, in the first record i64"), "{reason}");
+        let reason = broken(&write(&[&[("x", texts(&[b"a"]))], &[("x", texts(&[b"a", b"b"]))]]));
+        assert!(reason.contains("2 texts, a column has one"), "{reason}");
     }
 
     #[test]

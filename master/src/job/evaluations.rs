@@ -132,18 +132,32 @@ impl Evaluations {
         begun
     }
 
-    /// Reads a worker's answer, if it is about this shard and has what the job asks for.
+    /// Reads a worker's answer, if it is about this shard and has what the job asks for. `skipped`
+    /// records of the shard are bad. A worker that began before that was known may have found them
+    /// good.
     ///
     /// # Errors
     /// What is wrong.
-    pub(super) fn check(&self, shard: &Shard, found: pb::Evaluated) -> Result<Evaluation, String> {
+    pub(super) fn check(
+        &self,
+        shard: &Shard,
+        found: pb::Evaluated,
+        skipped: u64,
+    ) -> Result<Evaluation, String> {
         let records = shard.end - shard.begin;
-        if found.samples != records {
-            return Err(format!("Evaluated.samples: expected {records}, found {}", found.samples));
+        if !(records.saturating_sub(skipped)..=records).contains(&found.samples) {
+            let expected = match skipped {
+                0 => format!("{records}"),
+                _ => format!("{records}, or up to {skipped} less"),
+            };
+            return Err(format!("Evaluated.samples: expected {expected}, found {}", found.samples));
         }
         let wrong = |error: proto::Error| format!("Evaluated.tallies: {error}");
         let mut found = Evaluation::try_from(found).map_err(wrong)?;
-        found.check(&self.metrics).map_err(wrong)?;
+        // Without a record a worker cannot say what tallies look like.
+        if found.samples > 0 {
+            found.check(&self.metrics).map_err(wrong)?;
+        }
         found.tallies.retain(|metric, _| self.metrics.contains(metric));
         if let Some(running) = self.running.iter().find(|running| running.epoch == shard.epoch) {
             running.merger.check(&found).map_err(wrong)?;
@@ -209,7 +223,7 @@ mod tests {
 
     /// Takes a worker's answer as the job does.
     fn record(evaluations: &mut Evaluations, shard: &Shard, found: pb::Evaluated) -> Vec<Measured> {
-        let found = evaluations.check(shard, found).unwrap();
+        let found = evaluations.check(shard, found, 0).unwrap();
         evaluations.record(shard, found).unwrap()
     }
 
@@ -263,14 +277,34 @@ mod tests {
         let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
-        assert!(evaluations.check(&shard, good.clone()).is_ok());
-        let refused = |found| evaluations.check(&shard, found).unwrap_err();
+        assert!(evaluations.check(&shard, good.clone(), 0).is_ok());
+        let refused = |found| evaluations.check(&shard, found, 0).unwrap_err();
         let short = pb::Evaluated { samples: 9, ..good.clone() };
         assert!(refused(short).contains("expected 10, found 9"));
         let bare = pb::Evaluated { tallies: BTreeMap::new(), ..good.clone() };
         assert!(refused(bare).contains("`accuracy`"));
         let empty = pb::Evaluated { tallies: [("accuracy".to_owned(), pb::Tally::default())].into(), ..good };
         assert!(refused(empty).contains("Tally.kind"));
+    }
+
+    #[test]
+    fn skipped_records_are_not_measured() {
+        let mut evaluations = Evaluations::new(PLAN, 1500, vec![Metric::Accuracy], Epoch(0));
+        let shards = evaluations.begin(Step(2));
+        let found = |samples: u64, right: f64| {
+            let tally = Tally::Mean { sum: right, count: samples };
+            let loss_sum = samples as f64;
+            encoded(Evaluation { samples, loss_sum, tallies: [(Metric::Accuracy, tally)].into() })
+        };
+        let refused = evaluations.check(&shards[0], found(1000, 0.0), 23).unwrap_err();
+        assert!(refused.contains("expected 1024, or up to 23 less, found 1000"), "{refused}");
+        assert!(evaluations.check(&shards[0], found(1025, 0.0), 24).is_err());
+        let first = evaluations.check(&shards[0], found(1000, 250.0), 24).unwrap();
+        assert_eq!(evaluations.record(&shards[0], first), Ok(vec![]));
+        let none = evaluations.check(&shards[1], pb::Evaluated::default(), 476).unwrap();
+        let measured = evaluations.record(&shards[1], none).unwrap().remove(0);
+        assert_eq!((measured.samples, measured.metrics["accuracy"]), (1000, 0.25));
+        assert_eq!(measured.metrics["loss"], 1.0);
     }
 
     #[test]
@@ -292,7 +326,7 @@ mod tests {
             encoded(Evaluation { samples: shard.end - shard.begin, loss_sum: 0.0, tallies })
         };
         assert_eq!(record(&mut evaluations, &shards[1], answer(&shards[1], 3)), []);
-        let refused = evaluations.check(&shards[0], answer(&shards[0], 4)).unwrap_err();
+        let refused = evaluations.check(&shards[0], answer(&shards[0], 4), 0).unwrap_err();
         assert!(refused.contains("expected counts of 3 classes, found counts of 4 classes"), "{refused}");
         assert_eq!(record(&mut evaluations, &shards[0], answer(&shards[0], 3)).len(), 1);
     }
@@ -343,7 +377,7 @@ mod tests {
             let scores = Scores::from_table((first..first + REPORT_SCORES_MAX).map(row).collect()).unwrap();
             let tallies = [(Metric::Auc, Tally::Scores(scores))].into();
             let found = Evaluation { samples: SHARD_RECORDS, loss_sum: 0.0, tallies };
-            let found = evaluations.check(shard, encoded(found)).unwrap();
+            let found = evaluations.check(shard, encoded(found), 0).unwrap();
             assert!(failed.is_none());
             failed = evaluations.record(shard, found).err();
         }

@@ -248,10 +248,11 @@ impl Job {
                 self.on_initialized(now);
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {
+                let skipped = self.skipped_in(shard);
                 let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
                 let found = training
                     .evaluations
-                    .check(shard, found)
+                    .check(shard, found, skipped)
                     .map_err(|message| Failure::new(Kind::Malformed, message))?;
                 let measured = training.evaluations.record(shard, found);
                 self.task_done(worker, lease);
@@ -368,6 +369,7 @@ impl Job {
             expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
             work: Some(grant.work.wire(self.era)),
             placement: self.placement(),
+            skipped: self.skips.count(),
         }
     }
 
@@ -382,6 +384,7 @@ impl Job {
             expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
             work: Some(pb::lease::Work::Train(task)),
             placement: self.placement(),
+            skipped: self.skips.count(),
         }
     }
 

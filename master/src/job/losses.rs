@@ -77,7 +77,9 @@ impl Losses {
             let step = self.next;
             self.next = step.next();
             let reports = self.steps.remove(&step).unwrap_or_default();
-            self.window.0 += self.plan.samples_of(step);
+            let skipped: u64 = reports.iter().map(|report| report.skipped).sum();
+            let records = self.plan.samples_of(step).saturating_sub(skipped);
+            self.window.0 += records;
             let sum = |sum: (f64, u64), report: &pb::MicrobatchReport| {
                 (sum.0 + report.loss_sum, sum.1 + report.samples)
             };
@@ -88,7 +90,7 @@ impl Losses {
             let loss = loss / samples as f64;
             self.newest = Some(loss);
             if self.is_told(step) {
-                told.push(Told { step, loss, samples: self.plan.samples_of(step), samples_per_second: 0.0 });
+                told.push(Told { step, loss, samples: records, samples_per_second: 0.0 });
             }
         }
         if told.is_empty() {
@@ -118,7 +120,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn report(loss_sum: f64, samples: u64) -> pb::MicrobatchReport {
-        pb::MicrobatchReport { loss_sum, samples }
+        pb::MicrobatchReport { loss_sum, samples, skipped: 0 }
     }
 
     #[test]
@@ -135,6 +137,17 @@ mod tests {
         let told = losses.advance(5 * SECOND, Step(2));
         assert_eq!(told, [Told { step: Step(1), loss: 2.0, samples: 3, samples_per_second: 1.0 }]);
         assert_eq!(losses.newest(), Some(2.0));
+    }
+
+    #[test]
+    fn skipped_records_are_no_records_of_a_step() {
+        let plan = Plan { records: 8, micro: 2, microbatches_per_step: 2, epochs: 1 };
+        let mut losses = Losses::new(plan, Step(0), Duration::ZERO);
+        let skipped = |report, skipped| pb::MicrobatchReport { skipped, ..report };
+        losses.record(MicrobatchId(0), &[report(6.0, 2), skipped(report(1.5, 1), 1)]);
+        losses.record(MicrobatchId(2), &[skipped(report(0.0, 0), 2); 2]);
+        let told = losses.advance(SECOND, Step(2));
+        assert_eq!(told, [Told { step: Step(0), loss: 2.5, samples: 3, samples_per_second: 3.0 }]);
     }
 
     #[test]

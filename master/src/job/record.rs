@@ -11,7 +11,7 @@ use proto::ids::{Epoch, Era, JobId};
 use proto::numerics::Since;
 use proto::pb;
 use proto::pb::JobState;
-use proto::spec::JobSpec;
+use proto::spec::{DataSet, JobSpec};
 
 use super::checkpoints::Resume;
 use super::ending::End;
@@ -73,6 +73,8 @@ impl Job {
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: self.numbers.confusion.clone(),
             delivery: Delivery::recorded(self.delivery).into(),
+            skipped_train: self.skips.record(DataSet::Train),
+            skipped_validation: self.skips.record(DataSet::Validation),
         }
     }
 
@@ -109,6 +111,7 @@ impl Job {
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
         job.numbers.samples_before = record.samples_before;
         job.numbers.confusion = record.confusion;
+        job.skips.restore(record.skipped_train, record.skipped_validation);
         job.era = Era(record.era);
         job.epochs_measured = Epoch(record.epochs_measured);
         if let Some(end) = record.ending {

@@ -8,7 +8,7 @@ use proto::ids::{IncarnationId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
-use proto::spec::Purpose;
+use proto::spec::{DataSet, Purpose};
 
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
 use super::predictions::Delivery;
@@ -244,6 +244,8 @@ impl Job {
         let plan = facts.map(|facts| facts.plan).filter(|_| self.spec.purpose.trains());
         let whole = plan.filter(|_| whole);
         let delivered = self.delivery.zip(self.spec.predict.as_ref());
+        let skipped = self.skips.records(DataSet::Train).len() as u64;
+        let whole_samples = whole.map(|plan| plan.records.saturating_sub(skipped) * plan.epochs);
         pb::JobStatus {
             job: self.id.get(),
             name: self.name(),
@@ -263,8 +265,10 @@ impl Job {
                 .unwrap_or(0),
             samples_applied: ledger
                 .map(|ledger| ledger.samples_applied)
+                // Nobody told this start of the master what was skipped before.
+                .or_else(|| whole_samples.filter(|_| skipped > 0))
                 .or_else(|| training.map(|training| training.samples_done))
-                .or_else(|| whole.map(|plan| plan.records * plan.epochs))
+                .or(whole_samples)
                 .unwrap_or(0),
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
             leases_expired: numbers.leases_expired,
@@ -299,6 +303,7 @@ impl Job {
             records,
             records_done,
             predictions: delivered.map(|(delivery, predict)| delivery.place(predict)).unwrap_or_default(),
+            skipped: self.skipped(),
         }
     }
 
@@ -315,6 +320,8 @@ impl Job {
             label_max: facts.and_then(|facts| facts.label_max),
             train_bytes: facts.map(|facts| facts.train_bytes.clone()).unwrap_or_default(),
             validation_bytes: facts.map(|facts| facts.validation_bytes.clone()).unwrap_or_default(),
+            skipped_train: self.skips.records(DataSet::Train),
+            skipped_validation: self.skips.records(DataSet::Validation),
         }
     }
 }

@@ -273,7 +273,7 @@ fn address(name: &str) -> PsAddress {
 fn report(lease: &pb::Lease) -> Report {
     match lease.work.as_ref().expect("work") {
         pb::lease::Work::Train(task) => {
-            let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
+            let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1, skipped: 0 };
             let ids = task.first..task.first + u64::from(task.count);
             Report::Trained(pb::Trained { microbatches: ids.map(loss).collect(), ..pb::Trained::default() })
         }
@@ -639,13 +639,13 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
     let lease = world.lease(0).expect("training");
     let trained = |loss_sum, samples, count| {
         Report::Trained(pb::Trained {
-            microbatches: vec![pb::MicrobatchReport { loss_sum, samples }; count],
+            microbatches: vec![pb::MicrobatchReport { loss_sum, samples, skipped: 0 }; count],
             ..pb::Trained::default()
         })
     };
     refuse(&mut world, &lease, Report::Initialized(pb::Initialized::default()), "expected `trained`");
     refuse(&mut world, &lease, trained(1.0, 1, 3), "expected 16 reports, found 3");
-    refuse(&mut world, &lease, trained(1.0, 2, 16), "expected 1 or 0, found 2");
+    refuse(&mut world, &lease, trained(1.0, 2, 16), "expected 1 with those skipped, or 0, found 2");
     refuse(&mut world, &lease, trained(f64::NAN, 1, 16), "expected a finite number");
     assert_eq!(world.status().samples_applied, 0);
     let (worker, id) = (world.workers[0], LeaseId(lease.id));
@@ -653,7 +653,7 @@ fn reports_that_do_not_fit_their_task_change_nothing() {
         pb::Trained { microbatches: vec![pb::MicrobatchReport::default(); 17], ..pb::Trained::default() };
     assert!(world.job.release(world.now, worker, id, &too_much).is_err());
     let some = pb::Trained {
-        microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1 }; 5],
+        microbatches: vec![pb::MicrobatchReport { loss_sum: 1.0, samples: 1, skipped: 0 }; 5],
         ..pb::Trained::default()
     };
     assert_eq!(world.job.release(world.now, worker, id, &some), Ok(true));
@@ -681,3 +681,4 @@ fn a_second_description_may_move_the_model_while_nothing_is_trained() {
 
 mod losses_of_ps;
 mod restarts;
+mod skips;

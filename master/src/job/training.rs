@@ -26,13 +26,16 @@ use crate::scheduler::Crew;
 pub(super) struct Training {
     plan: Plan,
     optimizer: OptimizerSpec,
+    /// Whether the job may skip records.
+    skips: bool,
     pub(super) books: Dispatcher,
     pub(super) losses: Losses,
     pub(super) evaluations: Evaluations,
     /// Only in a job that predicts.
     pub(super) predictions: Option<Predictions>,
     purpose: Purpose,
-    /// Records of all microbatches that are done.
+    /// Records of all microbatches that are done, without skipped ones, as far as workers reported
+    /// them.
     pub(super) samples_done: u64,
 }
 
@@ -81,6 +84,7 @@ impl Training {
         Self {
             plan,
             optimizer: spec.optimizer.clone(),
+            skips: spec.data.may_skip(),
             books,
             losses,
             evaluations,
@@ -198,8 +202,13 @@ impl Training {
     fn check(&self, first: MicrobatchId, reports: &[pb::MicrobatchReport]) -> Result<(), Failure> {
         for (id, report) in (first.get()..).zip(reports) {
             let expected = self.plan.microbatch(MicrobatchId(id)).samples();
-            let wrong = if report.samples != 0 && report.samples != expected {
-                format!("samples: expected {expected} or 0, found {}", report.samples)
+            let (samples, skipped) = (report.samples, report.skipped);
+            let wrong = if (samples, skipped) != (0, 0) && samples.checked_add(skipped) != Some(expected) {
+                format!(
+                    "samples: expected {expected} with those skipped, or 0, found {samples} and {skipped}"
+                )
+            } else if skipped > 0 && !self.skips {
+                format!("skipped: expected 0, because the job skips nothing, found {skipped}")
             } else if !report.loss_sum.is_finite() {
                 format!(
                     "loss_sum: expected a finite number, found {}; report it as diverged",
@@ -215,7 +224,8 @@ impl Training {
 
     fn record(&mut self, first: MicrobatchId, reports: &[pb::MicrobatchReport]) {
         self.losses.record(first, reports);
-        let ids = first.get()..first.get() + reports.len() as u64;
-        self.samples_done += ids.map(|id| self.plan.microbatch(MicrobatchId(id)).samples()).sum::<u64>();
+        for (id, report) in (first.get()..).zip(reports) {
+            self.samples_done += self.plan.microbatch(MicrobatchId(id)).samples() - report.skipped;
+        }
     }
 }

@@ -128,6 +128,10 @@ impl Fleet for FleetService {
             sender.is_member(books)?;
             books.job(id).map(crate::job::Job::reply)
         })?;
+        if !(reply.skipped_train.is_empty() && reply.skipped_validation.is_empty()) {
+            // A worker leaves these records out, which a restart must not forget.
+            self.shared.durable().await?;
+        }
         Ok(Response::new(reply))
     }
 
@@ -179,6 +183,19 @@ impl Fleet for FleetService {
             tell_granted(incarnation, next);
         }
         Ok(Response::new(pb::CompleteReply { accepted, next }))
+    }
+
+    async fn skip(&self, request: Request<pb::SkipRequest>) -> Result<Response<pb::SkipReply>, Status> {
+        let (sender, request) = (Sender::of(&request), request.into_inner());
+        let (incarnation, lease, records) = (request.incarnation, request.lease, request.records.len());
+        self.shared.act(|books, now| {
+            sender.speaks_for(books, incarnation)?;
+            books.skip(now, request)
+        })?;
+        // The worker pushes without these records, and so does every other one after a restart.
+        self.shared.durable().await?;
+        tracing::debug!(incarnation, lease, records, "bad records skipped");
+        Ok(Response::new(pb::SkipReply {}))
     }
 
     async fn fail(&self, request: Request<pb::FailRequest>) -> Result<Response<pb::FailReply>, Status> {

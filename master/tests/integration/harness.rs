@@ -492,7 +492,7 @@ impl Worker {
 
 /// Returns a report of consecutive microbatches, each with its number as loss.
 pub(crate) fn trained(first: u64, count: u32) -> Report {
-    let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1 };
+    let loss = |id: u64| pb::MicrobatchReport { loss_sum: id as f64, samples: 1, skipped: 0 };
     Report::Trained(pb::Trained {
         microbatches: (first..first + u64::from(count)).map(loss).collect(),
         ..pb::Trained::default()

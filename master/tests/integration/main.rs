@@ -9,5 +9,6 @@ mod harness;
 mod jobs;
 mod places;
 mod sessions;
+mod skips;
 mod stores;
 mod unreadable;

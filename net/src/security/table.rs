@@ -93,7 +93,7 @@ const PS: Whose = Whose::Of(&[TokenRole::Ps]);
 const MASTERS: Whose = Whose::Of(&[TokenRole::Master]);
 
 /// Table of calls: the call's path in HTTP/2, and its allowed callers.
-const TABLE: [(&str, Whose); 33] = [
+const TABLE: [(&str, Whose); 34] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
@@ -110,6 +110,7 @@ const TABLE: [(&str, Whose); 33] = [
     ("/ebbflow.v1.Fleet/Job", WORKERS),
     ("/ebbflow.v1.Fleet/Describe", WORKERS),
     ("/ebbflow.v1.Fleet/Complete", WORKERS),
+    ("/ebbflow.v1.Fleet/Skip", WORKERS),
     ("/ebbflow.v1.Fleet/Fail", WORKERS),
     ("/ebbflow.v1.Fleet/Release", WORKERS),
     ("/ebbflow.v1.Fleet/Download", WORKERS),
@@ -225,6 +226,7 @@ mod tests {
             ("Jobs/Cancel", &[TokenRole::Operate]),
             ("Fleet/Register", &[TokenRole::Worker, TokenRole::Ps]),
             ("Fleet/Lease", &[TokenRole::Worker]),
+            ("Fleet/Skip", &[TokenRole::Worker]),
             ("Parameters/Push", &[TokenRole::Worker]),
             ("Parameters/Squares", &[TokenRole::Ps]),
             ("Parameters/Close", &[TokenRole::Master]),

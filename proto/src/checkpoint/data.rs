@@ -23,7 +23,11 @@ use crate::ids::{PartitionId, Step, Version};
 use crate::tensor::DType;
 
 /// Format that this program writes.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
+
+/// First format with `samples_skipped`. A file without skipped records has the format before it, so
+/// that older programs can read it.
+const WITH_SKIPPED: u64 = 2;
 
 /// Longest header in bytes: the limit of other readers of safetensors.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -102,6 +106,8 @@ struct Metadata {
     partitions: String,
     watermark: String,
     applied_above: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    samples_skipped: Option<String>,
     crc32c: String,
 }
 
@@ -123,13 +129,15 @@ impl Partition {
     /// [`ALIGNED`]. The length does not depend on the checksums.
     pub fn encode(&self) -> Bytes {
         let list = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join(" ");
+        let skipped = Some(self.applied.samples_skipped).filter(|&skipped| skipped > 0);
         let metadata = Metadata {
-            format: FORMAT.to_string(),
+            format: if skipped.is_some() { WITH_SKIPPED } else { WITH_SKIPPED - 1 }.to_string(),
             version: self.version.to_string(),
             partition: self.partition.to_string(),
             partitions: self.partitions.to_string(),
             watermark: self.applied.watermark.to_string(),
             applied_above: list(&mut self.applied.above.iter().map(Step::to_string)),
+            samples_skipped: skipped.map(|skipped| skipped.to_string()),
             crc32c: list(&mut self.entries.iter().map(|entry| format!("{:08x}", entry.crc32c))),
         };
         let json = |value| serde_json::to_value(value).expect("strings and numbers");
@@ -188,7 +196,7 @@ impl Partition {
         let metadata = header.shift_remove(METADATA).unwrap_or_default();
         let format = metadata.get("format").and_then(Value::as_str).and_then(|format| format.parse().ok());
         match format {
-            Some(FORMAT) => {}
+            Some(1..=FORMAT) => {}
             Some(found) if found > FORMAT => {
                 return Err(Error::Future { file: file.to_owned(), found, known: FORMAT });
             }
@@ -201,6 +209,7 @@ impl Partition {
         let applied = AppliedSteps {
             watermark: Step(number(&metadata.watermark)?),
             above: above.collect::<Result<_>>()?,
+            samples_skipped: metadata.samples_skipped.as_deref().map_or(Ok(0), number)?,
         };
         let checksums = metadata.crc32c.split_whitespace().map(|checksum| {
             u32::from_str_radix(checksum, 16).map_err(|_| wrong(format!("`{checksum}` is no checksum")))
@@ -296,18 +305,22 @@ mod tests {
             any::<u32>(),
             any::<u64>(),
             proptest::collection::btree_set(any::<u64>(), 0..5),
+            0u64..3,
             entries(),
         )
-            .prop_map(|(version, partition, partitions, watermark, above, entries)| Partition {
-                version: Version(version),
-                partition: PartitionId(partition),
-                partitions,
-                applied: AppliedSteps {
-                    watermark: Step(watermark),
-                    above: above.into_iter().map(Step).collect(),
+            .prop_map(
+                |(version, partition, partitions, watermark, above, samples_skipped, entries)| Partition {
+                    version: Version(version),
+                    partition: PartitionId(partition),
+                    partitions,
+                    applied: AppliedSteps {
+                        watermark: Step(watermark),
+                        above: above.into_iter().map(Step).collect(),
+                        samples_skipped,
+                    },
+                    entries,
                 },
-                entries,
-            })
+            )
     }
 
     fn decode(partition: &Partition, header: &[u8]) -> Result<Partition> {
@@ -359,8 +372,8 @@ mod tests {
             let length = bytes.len() as u64;
             Partition::decode("p", length, &bytes).unwrap_err()
         };
-        let future = framed(r#"{"__metadata__":{"format":"2","rows":"7"}}"#);
-        assert_eq!(future, Error::Future { file: "p".to_owned(), found: 2, known: 1 });
+        let future = framed(r#"{"__metadata__":{"format":"3","rows":"7"}}"#);
+        assert_eq!(future, Error::Future { file: "p".to_owned(), found: 3, known: 2 });
         assert!(framed("{}").to_string().contains("this is no partition of a checkpoint"));
     }
 

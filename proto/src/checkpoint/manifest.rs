@@ -23,7 +23,7 @@ use crate::tensor::TensorSpec;
 
 /// Newest format. Each manifest is written in the oldest format that has all of its fields, so that
 /// older programs can read it.
-pub const FORMAT: u64 = 3;
+pub const FORMAT: u64 = 4;
 
 /// Oldest format.
 const PLAIN: u64 = 1;
@@ -33,6 +33,9 @@ const WITH_SCRIPT: u64 = 2;
 
 /// First format with `numerics` and `trained_on`.
 const WITH_ORIGIN: u64 = 3;
+
+/// First format with `samples_skipped`.
+const WITH_SKIPPED: u64 = 4;
 
 /// Most partitions of a checkpoint, and of a job.
 const FILES_MAX: usize = 1024;
@@ -141,7 +144,9 @@ impl Manifest {
     /// Encodes the manifest as a file's text.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
+        let skips = self.files.iter().any(|file| file.applied.samples_skipped > 0);
         let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
+            _ if skips => WITH_SKIPPED,
             (false, _) => WITH_ORIGIN,
             (true, Some(_)) => WITH_SCRIPT,
             (true, None) => PLAIN,
@@ -325,7 +330,8 @@ pub(super) mod tests {
     }"#;
 
     fn applied(watermark: u64, above: &[u64]) -> AppliedSteps {
-        AppliedSteps { watermark: Step(watermark), above: above.iter().copied().map(Step).collect() }
+        let above = above.iter().copied().map(Step).collect();
+        AppliedSteps { watermark: Step(watermark), above, samples_skipped: 0 }
     }
 
     pub(in crate::checkpoint) fn manifest(order: Order, ledgers: &[AppliedSteps]) -> Manifest {
@@ -395,8 +401,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_later_format_is_named_whatever_else_it_has() {
-        let error = Manifest::decode("m", br#"{"format":4,"rows":[1]}"#).unwrap_err();
-        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 4, known: 3 });
+        let error = Manifest::decode("m", br#"{"format":5,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 5, known: 4 });
     }
 
     #[test]
@@ -414,6 +420,10 @@ pub(super) mod tests {
         manifest.numerics = vec![Since { version: Version(0), numerics }];
         let text = manifest.encode();
         assert!(text.starts_with("{\"format\":3,"), "{text}");
+        assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
+        manifest.files[0].applied.samples_skipped = 2;
+        let text = manifest.encode();
+        assert!(text.starts_with("{\"format\":4,"), "{text}");
         assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
         manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
         let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();

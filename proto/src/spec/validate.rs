@@ -223,6 +223,7 @@ impl DataSpec {
             );
         }
         self.validate_transforms(check);
+        self.validate_bad(check);
         for (column, &length) in &self.lengths {
             check(
                 length > 0,

@@ -135,6 +135,7 @@ impl Reported {
                         crc32c: *crc32c,
                         watermark: applied.watermark.get(),
                         applied_above: applied.above.iter().copied().map(Step::get).collect(),
+                        samples_skipped: applied.samples_skipped,
                     });
                 }
                 Report::Failed(SaveFailed { place, era, version, message }) => {

@@ -13,7 +13,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
-use kernels::{Merge, Optimizer, Squares, Update, parallel};
+use kernels::{Merge, Operand, Optimizer, Squares, Update, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
@@ -37,6 +37,13 @@ const STREAMED_BYTES_MIN: usize = 16 << 20;
 
 /// What a node says about each chunk of the partition.
 pub(super) type Sums = Vec<Sum>;
+
+/// What a node says, with the number of its records.
+#[derive(Clone, Debug)]
+pub(super) struct Summed {
+    pub(super) samples: u64,
+    pub(super) sums: Sums,
+}
 
 /// What a whole step says about each chunk of the partition.
 pub(super) type Totals = Vec<Total>;
@@ -261,6 +268,17 @@ impl Dense {
             *next = Some(Arc::new(buffer));
         });
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
+    }
+
+    /// Returns weights of the next version that are equal to those of one version: the step has no
+    /// records. Slots stay as they are.
+    pub(super) fn unchanged(&self, weights: &Weights) -> Weights {
+        let copy = |weights: &Arc<Buffer>| {
+            let mut next = self.pool.take(Use::Weights, weights.dtype(), weights.len());
+            next.write(Operand::Stored(weights));
+            Arc::new(next)
+        };
+        weights.iter().map(copy).collect()
     }
 
     /// References of these versions (oldest first, the last is the one that is saved) and of the

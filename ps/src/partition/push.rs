@@ -18,13 +18,14 @@ use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use tokio::task::JoinHandle;
 
-use super::dense::Sums;
+use super::dense::{Summed, Sums};
 use super::{BreaksByPanic, Partition, State};
 use crate::admission::Reserved;
 use crate::aggregator::Offer;
 use crate::checks;
 use crate::chunk::{Sum, Total};
 use crate::error::{Error, Result};
+use crate::opening::Opening;
 
 /// What the header of a push says.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +86,8 @@ pub(super) struct Arrived {
     /// What they are added to as they come, and the node that the sums belong to.
     pub(super) sibling: Option<(StepNode, Sums)>,
     sums: Sums,
+    /// Records of the node, and of the sibling if there is one.
+    samples: u64,
     /// The sender's span.
     mark: Option<Mark>,
 }
@@ -128,7 +131,8 @@ impl Partition {
     pub(super) fn check(&self, era: Era, target: Target, wire: WireType) -> Result<()> {
         proto::convert::check_push_wire(target, wire, self.wire())?;
         if let Target::Node { node, samples } = target {
-            proto::convert::check_node(&self.opening.plan, node, samples)?;
+            let Opening { plan, spec, .. } = &self.opening;
+            proto::convert::check_node(plan, node, samples, spec.data.may_skip())?;
         }
         let state = self.state();
         self.check_era(&state, era)?;
@@ -170,15 +174,21 @@ impl Partition {
     /// Creates the receiver of a push's chunks. Each chunk from a socket is added to the sibling's
     /// on arrival, if the sibling is here.
     pub(super) fn arriving(&self, target: Target, wire: WireType, carrier: Carrier) -> Arrived {
-        let sibling = match (target, carrier) {
-            (Target::Initial, _) | (_, Carrier::Memory) => None,
-            (Target::Node { node, .. }, Carrier::Socket) => {
+        let (sibling, samples) = match (target, carrier) {
+            (Target::Initial, _) => (None, 0),
+            (Target::Node { samples, .. }, Carrier::Memory) => (None, samples),
+            (Target::Node { node, samples }, Carrier::Socket) => {
                 let state = self.state();
-                state.aggregator.sibling(node).map(|(parent, sums)| (parent, sums.clone()))
+                match state.aggregator.sibling(node) {
+                    Some((parent, sibling)) => {
+                        (Some((parent, sibling.sums.clone())), samples + sibling.samples)
+                    }
+                    None => (None, samples),
+                }
             }
         };
         let sums = Vec::with_capacity(self.dense.members().len());
-        Arrived { target, wire, sibling, sums, mark: None }
+        Arrived { target, wire, sibling, sums, samples, mark: None }
     }
 
     /// Takes the values of the next chunk of a push, which were checked.
@@ -193,7 +203,8 @@ impl Partition {
             Target::Initial => self.push_initial(era, &arrived.sums),
             Target::Node { node, .. } => {
                 let node = arrived.sibling.map_or(node, |(parent, _)| parent);
-                self.push_node(era, node, arrived.sums, arrived.mark)
+                let summed = Summed { samples: arrived.samples, sums: arrived.sums };
+                self.push_node(era, node, summed, arrived.mark)
             }
         }
     }
@@ -229,10 +240,10 @@ impl Partition {
         self: &Arc<Self>,
         era: Era,
         node: StepNode,
-        sums: Sums,
+        summed: Summed,
         mark: Option<Mark>,
     ) -> Result<Pushed> {
-        let offer = self.offer(era, node, sums, mark)?;
+        let offer = self.offer(era, node, summed, mark)?;
         let outcome = self.climb(era, node.step, offer)?;
         let mut state = self.state();
         self.count_held(&mut state);
@@ -240,14 +251,14 @@ impl Partition {
     }
 
     /// Offers a node to the aggregator, which says what it makes possible.
-    fn offer(&self, era: Era, node: StepNode, sums: Sums, mark: Option<Mark>) -> Result<Offer<Sums>> {
+    fn offer(&self, era: Era, node: StepNode, summed: Summed, mark: Option<Mark>) -> Result<Offer<Summed>> {
         let mut state = self.state();
         self.check_era(&state, era)?;
         checks::taken_up(self.opening.address, era, node.step, &state.ledger, self.consistency.delay);
         if state.ledger.is_applied(node.step) {
-            return Ok(Offer::Duplicate(sums));
+            return Ok(Offer::Duplicate(summed));
         }
-        let offer = state.aggregator.offer(node, sums);
+        let offer = state.aggregator.offer(node, summed);
         if let (Some(mark), false) = (mark, matches!(offer, Offer::Duplicate(_))) {
             state.marks.entry(node.step).or_default().push(mark);
         }
@@ -256,7 +267,7 @@ impl Partition {
 
     /// Climbs the tree of a step from an offer, for as long as the node's sibling is here: each
     /// merge is an offer again.
-    fn climb(self: &Arc<Self>, era: Era, step: Step, offer: Offer<Sums>) -> Result<Outcome> {
+    fn climb(self: &Arc<Self>, era: Era, step: Step, offer: Offer<Summed>) -> Result<Outcome> {
         match offer {
             Offer::Duplicate(_) => {
                 self.state().ledger.drop_duplicate();
@@ -270,19 +281,20 @@ impl Partition {
                 let offer = self.merge(era, parent, left, right)?;
                 self.climb(era, step, offer)
             }
-            Offer::Complete(sums) => {
-                self.complete(step, sums.into_iter().map(Total::Sum).collect());
+            Offer::Complete(Summed { samples, sums }) => {
+                self.complete(step, samples, sums.into_iter().map(Total::Sum).collect());
                 Ok(Outcome::Completed)
             }
         }
     }
 
     /// Adds two siblings up, and offers the sum as their parent.
-    fn merge(&self, era: Era, parent: StepNode, left: Sums, right: Sums) -> Result<Offer<Sums>> {
-        let sums = self.dense.merge(left, right);
+    fn merge(&self, era: Era, parent: StepNode, left: Summed, right: Summed) -> Result<Offer<Summed>> {
+        let samples = left.samples + right.samples;
+        let sums = self.dense.merge(left.sums, right.sums);
         let mut state = self.state();
         self.check_era(&state, era)?;
-        Ok(state.aggregator.merged(parent, sums))
+        Ok(state.aggregator.merged(parent, Summed { samples, sums }))
     }
 
     /// Completes the step of `root` from the two halves of its tree, which are not added up here:
@@ -291,18 +303,20 @@ impl Partition {
         self: &Arc<Self>,
         era: Era,
         root: StepNode,
-        left: Sums,
-        right: Sums,
+        left: Summed,
+        right: Summed,
     ) -> Result<Outcome> {
+        let samples = left.samples + right.samples;
         let mut state = self.state();
         self.check_era(&state, era)?;
-        let whole = state.aggregator.merged(root, Sums::new());
+        let whole = state.aggregator.merged(root, Summed { samples, sums: Sums::new() });
         drop(state);
         if !matches!(whole, Offer::Complete(_)) {
             return Ok(Outcome::Merged);
         }
-        let halves = left.into_iter().zip(right).map(|(left, right)| Total::Halves(left, right));
-        self.complete(root.step, halves.collect());
+        let halves = left.sums.into_iter().zip(right.sums);
+        let halves = halves.map(|(left, right)| Total::Halves(left, right));
+        self.complete(root.step, samples, halves.collect());
         Ok(Outcome::Completed)
     }
 }

@@ -11,11 +11,17 @@ use super::push::{Arrived, Carrier};
 use super::*;
 
 fn partition(consistency: &str) -> Arc<Partition> {
+    partition_of(consistency, r#"{ "kind": "adam", "learning_rate": 0.1 }"#, "fail")
+}
+
+fn partition_of(consistency: &str, optimizer: &str, on_error: &str) -> Arc<Partition> {
     let spec = format!(
         r#"{{
             "name": "test", "epochs": 50, "model": {{ "builtin": "linear" }},
-            "data": {{ "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }} }},
-            "batch": {{ "micro": 1, "effective": 4 }}, "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }},
+            "data": {{
+                "format": "idx", "train": {{ "features": ["x"], "labels": ["y"] }}, "on_error": "{on_error}"
+            }},
+            "batch": {{ "micro": 1, "effective": 4 }}, "optimizer": {optimizer},
             "consistency": {consistency}
         }}"#
     );
@@ -65,6 +71,59 @@ fn push(partition: &Arc<Partition>, step: u64, begin: u32, end: u32) -> Outcome 
     let target = node(step, begin, end);
     partition.check(Era(0), target, WireType::F32).unwrap();
     partition.push(Era(0), arrived_one_by_one(partition, target)).unwrap().outcome
+}
+
+/// Pushes a node that has `samples` records, the gradient `sum`, and the counter `count`.
+fn push_bad(partition: &Arc<Partition>, step: u64, (begin, end): (u32, u32), samples: u64, sum: f32) {
+    let Target::Node { node, .. } = node(step, begin, end) else { panic!("a node") };
+    let target = Target::Node { node, samples };
+    partition.check(Era(0), target, WireType::F32).unwrap();
+    let mut arrived = partition.arriving(target, WireType::F32, Carrier::Socket);
+    let gradient = sum.to_le_bytes().repeat(100);
+    partition.arrive(&mut arrived, gradient.into());
+    partition.arrive(&mut arrived, 5i64.to_le_bytes().to_vec().into());
+    partition.push(Era(0), arrived).unwrap();
+}
+
+/// Returns the newest version, its first weight, and its counter.
+fn newest(partition: &Partition) -> (Version, f32, i64) {
+    let state = partition.state();
+    let (version, weights) = state.versions.newest().unwrap();
+    let [weight, counter] = [&weights[0], &weights[1]].map(|buffer| buffer.bytes().into_owned());
+    let weight = f32::from_le_bytes(*weight.first_chunk().unwrap());
+    (version, weight, i64::from_le_bytes(*counter.first_chunk().unwrap()))
+}
+
+#[test]
+fn a_step_is_divided_by_the_records_of_its_nodes_and_without_any_changes_nothing() {
+    let momentum = r#"{ "kind": "momentum", "momentum": 0.5, "learning_rate": 1.0 }"#;
+    let partition = partition_of(r#"{ "mode": "sync" }"#, momentum, "skip");
+    partition.push(Era(0), arrived(&partition, Target::Initial)).unwrap();
+    push_bad(&partition, 0, (0, 1), 1, 6.0);
+    push_bad(&partition, 0, (1, 2), 0, 0.0);
+    push_bad(&partition, 0, (2, 4), 1, 2.0);
+    assert_eq!(newest(&partition), (Version(1), -4.0, 5), "8 of 2 records, and not of 4");
+    push_bad(&partition, 1, (2, 4), 0, 0.0);
+    push_bad(&partition, 1, (0, 2), 0, 0.0);
+    assert_eq!(newest(&partition), (Version(2), -4.0, 5), "a step without records has no momentum");
+    push_bad(&partition, 2, (0, 4), 4, 0.0);
+    assert_eq!(newest(&partition), (Version(3), -6.0, 5));
+    let ledger = partition.applied().ledger;
+    assert_eq!((ledger.samples_applied(), ledger.applied_steps().samples_skipped), (6, 6));
+    assert_eq!((ledger.watermark(), ledger.microbatches_applied()), (Step(3), 12));
+}
+
+#[test]
+fn only_a_job_that_skips_records_may_push_fewer_than_planned() {
+    for (on_error, is_taken) in [("fail", false), ("skip", true)] {
+        let adam = r#"{ "kind": "adam", "learning_rate": 0.1 }"#;
+        let partition = partition_of(r#"{ "mode": "sync" }"#, adam, on_error);
+        partition.push(Era(0), arrived(&partition, Target::Initial)).unwrap();
+        let Target::Node { node, .. } = node(0, 0, 2) else { panic!("a node") };
+        let checked = partition.check(Era(0), Target::Node { node, samples: 1 }, WireType::F32);
+        assert_eq!(checked.is_ok(), is_taken, "{checked:?}");
+        assert!(partition.check(Era(0), Target::Node { node, samples: 3 }, WireType::F32).is_err());
+    }
 }
 
 #[test]

@@ -22,6 +22,8 @@ struct Begun {
     /// Version of the weights before it.
     version: Version,
     weights: Weights,
+    /// Records of the step: the divisor of its sums. Skipped ones are none.
+    samples: u64,
     totals: Totals,
     /// The update as the timeline shows it.
     span: Span,
@@ -30,9 +32,9 @@ struct Begun {
 impl Partition {
     /// Records that the sum of a step is there. The caller applies it unless an update is under
     /// way, which then goes on with this step.
-    pub(super) fn complete(self: &Arc<Self>, step: Step, totals: Totals) {
+    pub(super) fn complete(self: &Arc<Self>, step: Step, samples: u64, totals: Totals) {
         let mut state = self.state();
-        state.ready.insert(step, totals);
+        state.ready.insert(step, (samples, totals));
         if !std::mem::replace(&mut state.updating, true) {
             drop(state);
             self.apply_ready();
@@ -67,7 +69,7 @@ impl Partition {
             state.updating = false;
             return None;
         };
-        let totals = state.ready.remove(&step).expect("found just now");
+        let (samples, totals) = state.ready.remove(&step).expect("found just now");
         let (version, weights) = state.versions.newest().expect("a step is taken up after version 0");
         let weights = weights.clone();
         let gone = state.versions.make_room();
@@ -77,7 +79,7 @@ impl Partition {
         drop(gone);
         let span = self.apply_span(step, version);
         timeline::join(&span, marks);
-        Some(Begun { step, version, weights, totals, span })
+        Some(Begun { step, version, weights, samples, totals, span })
     }
 
     /// Tells the other partitions what this one contributes, learns what they do, and then goes on
@@ -116,7 +118,7 @@ impl Partition {
     /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it
     /// then.
     fn apply(&self, begun: Begun, updates: Updates) {
-        let (step, version) = (begun.step, begun.version);
+        let (step, version, samples) = (begun.step, begun.version, begun.samples);
         let span = begun.span.clone();
         let next = span.in_scope(|| self.advance(begun, updates));
 
@@ -125,7 +127,7 @@ impl Partition {
             return;
         }
         let gone = state.versions.insert(version.next(), next);
-        state.ledger.apply(step);
+        state.ledger.apply(step, samples);
         state.aggregator.forget(step);
         self.count_held(&mut state);
         checks::applied(self.opening.address, step, version.next(), state.versions.len());
@@ -154,15 +156,20 @@ impl Partition {
 
     /// Returns the scalars of a step's update.
     fn prepare(&self, begun: &Begun) -> Update {
-        let scale = (1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32;
+        // The gradient of a step without records is zero, also for norms.
+        let scale = if begun.samples == 0 { 0.0 } else { (1.0 / begun.samples as f64) as f32 };
         self.dense.prepare(begun.version, scale)
     }
 
-    /// Computes the weights of the next version from those of one version and the sums of a step.
+    /// Computes the weights of the next version from those of one version and the sums of a step. A
+    /// step without records changes nothing.
     fn advance(&self, begun: Begun, updates: Updates) -> Weights {
         let begin = Instant::now();
-        let Begun { step, weights, totals, .. } = begun;
-        let next = self.dense.advance(updates, self.opening.plan.of(step), &weights, totals);
+        let Begun { step, weights, samples, totals, .. } = begun;
+        let next = match samples {
+            0 => self.dense.unchanged(&weights),
+            _ => self.dense.advance(updates, self.opening.plan.of(step), &weights, totals),
+        };
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
         next

@@ -80,6 +80,9 @@ impl Fleet for Master {
     async fn complete(&self, _: Request<pb::CompleteRequest>) -> Reply<pb::CompleteReply> {
         Err(Status::unimplemented("complete"))
     }
+    async fn skip(&self, _: Request<pb::SkipRequest>) -> Reply<pb::SkipReply> {
+        Err(Status::unimplemented("skip"))
+    }
     async fn fail(&self, _: Request<pb::FailRequest>) -> Reply<pb::FailReply> {
         Err(Status::unimplemented("fail"))
     }

@@ -1,0 +1,262 @@
+//! Bad records that a job skips: which ones, whether they are too many, and what users hear. Pure.
+//!
+//! Always true here:
+//!
+//! - A record that is skipped stays skipped, over all epochs and restarts of the master. The
+//!   journal has it before a worker hears of it.
+//! - The list that users see is the same in whatever order workers find the records: it has the
+//!   records that come first in the files, and each has one reason, whoever finds it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::ids::{IncarnationId, LeaseId};
+use proto::pb;
+use proto::spec::{DataSet, SKIPPED_MAX};
+use proto::status::{Failure, Kind};
+
+use super::ending::{Salvage, failed};
+use super::work::Shard;
+use super::{Job, ended};
+use crate::clock::Now;
+
+/// Skipped records that users see, with their reasons.
+const LISTED_MAX: usize = 100;
+
+/// Records of one request at most.
+const REQUESTED_MAX: usize = 1000;
+
+/// Characters of a reason that are kept.
+const REASON_CHARACTERS: usize = 300;
+
+/// Records that the failure of a job names.
+const NAMED_MAX: usize = 3;
+
+/// The skipped records of a job.
+#[derive(Debug, Default)]
+pub(super) struct Skips {
+    train: Skipped,
+    validation: Skipped,
+}
+
+/// The skipped records of one data set, by their numbers over all files.
+#[derive(Debug, Default)]
+struct Skipped {
+    records: BTreeSet<u64>,
+    /// Reasons of the first of them, at most [`LISTED_MAX`].
+    reasons: BTreeMap<u64, String>,
+}
+
+impl Skips {
+    /// Returns the number of skipped records.
+    pub(super) fn count(&self) -> u64 {
+        (self.train.records.len() + self.validation.records.len()) as u64
+    }
+
+    /// Returns the skipped records of a data set, in increasing order.
+    pub(super) fn records(&self, set: DataSet) -> Vec<u64> {
+        self.of(set).records.iter().copied().collect()
+    }
+
+    /// Returns what is written down of a data set. `None`: nothing is skipped.
+    pub(super) fn record(&self, set: DataSet) -> Option<pb::SkippedRecords> {
+        let reasons = self.of(set).reasons.values().cloned().collect();
+        let record = pb::SkippedRecords { records: self.records(set), reasons };
+        (!record.records.is_empty()).then_some(record)
+    }
+
+    /// Takes over what an earlier start of the master wrote down.
+    pub(super) fn restore(
+        &mut self,
+        train: Option<pb::SkippedRecords>,
+        validation: Option<pb::SkippedRecords>,
+    ) {
+        for (skipped, found) in [(&mut self.train, train), (&mut self.validation, validation)] {
+            let pb::SkippedRecords { records, reasons } = found.unwrap_or_default();
+            skipped.reasons = records.iter().copied().zip(reasons).collect();
+            skipped.records = records.into_iter().collect();
+        }
+    }
+
+    const fn of(&self, set: DataSet) -> &Skipped {
+        match set {
+            DataSet::Train => &self.train,
+            DataSet::Validation => &self.validation,
+        }
+    }
+
+    const fn of_mut(&mut self, set: DataSet) -> &mut Skipped {
+        match set {
+            DataSet::Train => &mut self.train,
+            DataSet::Validation => &mut self.validation,
+        }
+    }
+}
+
+impl Skipped {
+    /// Adds records; answers whether any of them is new. The first reason of a record stays.
+    fn add(&mut self, found: Vec<pb::BadRecord>) -> bool {
+        let before = self.records.len();
+        for pb::BadRecord { record, reason } in found {
+            if self.records.insert(record) {
+                self.reasons.insert(record, reason.chars().take(REASON_CHARACTERS).collect());
+            }
+        }
+        while self.reasons.len() > LISTED_MAX {
+            self.reasons.pop_last();
+        }
+        self.records.len() > before
+    }
+}
+
+impl Job {
+    /// Skips records that a worker found bad. The caller waits until that is durable before it
+    /// answers the worker.
+    ///
+    /// # Errors
+    /// The lease has ended, the records are none of the job's, or the job skips nothing: nothing
+    /// changed. The job would skip more records than it may: it fails.
+    pub(crate) fn skip(
+        &mut self,
+        now: Now,
+        worker: IncarnationId,
+        lease: LeaseId,
+        request: pb::SkipRequest,
+    ) -> Result<(), Failure> {
+        // A job that closes still finishes the steps that have begun.
+        if !self.holds(worker, lease) || self.phase.ends().is_some() {
+            return Err(ended(lease));
+        }
+        let malformed = |message: String| Err(Failure::new(Kind::Malformed, message));
+        let set = match request.set() {
+            pb::DataSet::Train => DataSet::Train,
+            pb::DataSet::Validation => DataSet::Validation,
+            pb::DataSet::Unspecified => return malformed("SkipRequest.set: expected a data set".to_owned()),
+        };
+        let count = request.records.len();
+        if !(1..=REQUESTED_MAX).contains(&count) {
+            return malformed(format!("SkipRequest.records: expected 1 to {REQUESTED_MAX}, found {count}"));
+        }
+        let in_files: u64 = self.records_of(set).iter().sum();
+        if let Some(bad) = request.records.iter().find(|bad| bad.record >= in_files) {
+            return malformed(format!(
+                "SkipRequest.records: expected numbers below {in_files}, found {}",
+                bad.record
+            ));
+        }
+        if !self.spec.data.may_skip() {
+            return malformed(
+                "SkipRequest: the job skips no records (data.on_error, data.missing)".to_owned(),
+            );
+        }
+        let is_first = self.skips.of(set).records.is_empty();
+        if !self.skips.of_mut(set).add(request.records) {
+            return Ok(());
+        }
+        self.changed = true;
+        let (skipped, records) = (self.skips.of(set).records.len() as u64, self.records_in(set));
+        let most = self.spec.data.skipped_max(records);
+        if skipped > most {
+            let reason = self.too_many(set, skipped, most, records);
+            self.stop(now, failed(reason.clone()), Salvage::Newest);
+            return Err(Failure::new(Kind::Fenced, reason));
+        }
+        if is_first {
+            let first = self.listed(set).next().map(|record| named(&record)).unwrap_or_default();
+            let message = format!("bad {} are skipped, at most {most}: {first}", title(set));
+            self.warn(now, message);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of skipped records in a data shard of the validation set.
+    pub(super) fn skipped_in(&self, shard: &Shard) -> u64 {
+        let skipped = &self.skips.of(DataSet::Validation).records;
+        if skipped.is_empty() {
+            return 0;
+        }
+        let in_files = self.records_of(DataSet::Validation);
+        let Ok(Some(records)) = self.spec.data.records(DataSet::Validation, in_files, self.spec.seed) else {
+            return 0;
+        };
+        let inside = shard.begin..shard.end.min(records.len());
+        inside.filter(|&record| skipped.contains(&records.in_files(record))).count() as u64
+    }
+
+    /// Returns what users hear of skipped records. `None`: there are none.
+    pub(super) fn skipped(&self) -> Option<pb::Skipped> {
+        if self.skips.count() == 0 {
+            return None;
+        }
+        let count = |set| self.skips.of(set).records.len() as u64;
+        let records = self.listed(DataSet::Train).chain(self.listed(DataSet::Validation));
+        Some(pb::Skipped {
+            train: count(DataSet::Train),
+            validation: count(DataSet::Validation),
+            records: records.take(LISTED_MAX).collect(),
+        })
+    }
+
+    /// Returns the first skipped records of a data set.
+    fn listed(&self, set: DataSet) -> impl Iterator<Item = pb::SkippedRecord> {
+        let in_files = self.records_of(set);
+        let files = self.spec.data.files_of(set).and_then(|source| self.spec.data.files(source));
+        let record = move |(&number, reason): (&u64, &String)| {
+            let (mut file, mut record) = (0, number);
+            while in_files.get(file).is_some_and(|&records| records <= record) {
+                record -= in_files[file];
+                file += 1;
+            }
+            pb::SkippedRecord {
+                validation: set == DataSet::Validation,
+                file: files.map(|files| files.name(file).to_owned()).unwrap_or_default(),
+                record,
+                reason: reason.clone(),
+            }
+        };
+        self.skips.of(set).reasons.iter().map(record)
+    }
+
+    /// Returns why the job fails with so many skipped records.
+    fn too_many(&self, set: DataSet, skipped: u64, most: u64, records: u64) -> String {
+        let first: Vec<_> = self.listed(set).take(NAMED_MAX).map(|record| named(&record)).collect();
+        let advice = match most {
+            SKIPPED_MAX => "no job may skip more; clean the data",
+            _ => "clean the data, or raise data.max_bad",
+        };
+        format!(
+            "{skipped} of {records} {} are bad, at most {most} may be skipped (data.max_bad); {}; {advice}",
+            title(set),
+            first.join("; ")
+        )
+    }
+
+    /// Returns the number of records in each file of a data set.
+    fn records_of(&self, set: DataSet) -> &[u64] {
+        let facts = self.phase.facts();
+        match (self.spec.data.files_of(set), facts) {
+            (Some(DataSet::Train), Some(facts)) => &facts.train_records,
+            (Some(DataSet::Validation), Some(facts)) => &facts.validation_records,
+            _ => &[],
+        }
+    }
+
+    /// Returns the number of records of a data set.
+    fn records_in(&self, set: DataSet) -> u64 {
+        self.phase.facts().map_or(0, |facts| match set {
+            DataSet::Train => facts.plan.records,
+            DataSet::Validation => facts.validation,
+        })
+    }
+}
+
+const fn title(set: DataSet) -> &'static str {
+    match set {
+        DataSet::Train => "training records",
+        DataSet::Validation => "validation records",
+    }
+}
+
+/// Names a record for people: `a.csv, record 3: column ..`.
+fn named(record: &pb::SkippedRecord) -> String {
+    format!("`{}`, record {}: {}", record.file, record.record, record.reason)
+}
