@@ -180,6 +180,15 @@ pub(crate) enum Fault<'a> {
     Broken(&'a str),
 }
 
+impl fmt::Display for Fault<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("there is no value"),
+            Self::Broken(reason) => f.write_str(reason),
+        }
+    }
+}
+
 impl Column {
     /// Returns a column without records, with room for `records`.
     ///

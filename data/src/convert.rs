@@ -444,11 +444,23 @@ impl Records<'_> {
         };
         let (mut batch, mut bytes, mut collected, mut scratch) = (empty(), 0, 0, Vec::new());
         for record in range {
+            let mut fault = None;
             self.read(record, |at, column, row| {
+                if let Some(found) = column.fault(row) {
+                    fault = Some((column.spec().name.clone(), found.to_string()));
+                }
                 let raw = column.record(row);
                 bytes += raw.len();
                 append(&mut batch[at], column.spec().dtype, raw, &mut scratch);
             })?;
+            if let (Some((column, fault)), Some(open)) = (fault, &self.open) {
+                let record = record - work.starts[open.file];
+                let what = format!(
+                    "record {record}, column `{column}`: {fault}; a conversion keeps each value, so give it one or remove \
+                     the record"
+                );
+                return wrong(open.table.path(), what);
+            }
             collected += 1;
             if bytes >= BATCH_BYTES || collected >= BATCH_RECORDS {
                 sink.add(&batch)?;

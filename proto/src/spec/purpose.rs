@@ -202,6 +202,12 @@ impl JobSpec {
              use .jsonl or .parquet"
                 .to_owned(),
         );
+        check(
+            !self.data.may_skip(),
+            "data.on_error: predictions have each record, so none can be skipped; bad records must be mended or given a \
+             value (data.missing)"
+                .to_owned(),
+        );
         if predict.on == DataSet::Train {
             for (column, transforms) in &self.data.transforms {
                 let random = transforms.iter().find(|transform| transform.is_random());
