@@ -24,6 +24,7 @@
 //! | `convert.rs`, `convert/` | the records of files in another format |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
+//! | `fuzz.rs` | decoders as plain functions, for tests with damaged bytes |
 
 mod batch;
 mod cache;
@@ -34,6 +35,8 @@ mod dataset;
 pub mod error;
 mod format;
 mod formats;
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod inspect;
 mod lengths;
