@@ -181,7 +181,9 @@ impl Converted {
         // A text of JSON is one of TOML.
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let mut text = "[data]\n".to_owned();
-        let columns = self.columns.iter().map(|column| format!("#     {column}\n"));
+        // A name may have an end of line in it, at which a comment ends.
+        let plain = |column: &ColumnSpec| column.to_string().replace(char::is_control, " ");
+        let columns = self.columns.iter().map(|column| format!("#     {}\n", plain(column)));
         text += &format!("# {} records of these columns:\n{}", self.records, columns.collect::<String>());
         text += &format!("format = {}\n", quoted(&self.data.format.name()));
         let lists: Vec<_> = self

@@ -26,6 +26,7 @@
 //! | `predictions.rs`, `predictions/` | files of a model's outputs, and their parts joined |
 //! | `measure.rs` | how fast the input pipeline of a job is |
 //! | `observer.rs` | the progress of a reader |
+//! | `fuzz.rs` | decoders as plain functions, for tests with damaged bytes |
 
 mod batch;
 mod cache;
@@ -36,6 +37,8 @@ mod dataset;
 pub mod error;
 mod format;
 mod formats;
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod inspect;
 mod lengths;

@@ -124,6 +124,15 @@ impl Object {
         }
     }
 
+    /// Returns the object of a file's bytes, which are unpacked like those of a file.
+    ///
+    /// # Errors
+    /// The compression is damaged.
+    pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let unpacked = Self::unpacked(path, bytes, &())?;
+        Ok(unpacked.unwrap_or_else(|| Self::copy(path, bytes.to_vec())))
+    }
+
     /// Returns the object of a file's bytes.
     pub(crate) fn copy(path: &Path, bytes: Vec<u8>) -> Self {
         Self { path: path.to_owned(), bytes: Arc::new(bytes), mapped: None }

@@ -17,6 +17,7 @@ use std::task::{Context, Poll};
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::FutureExt as _;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::{Body, Frame};
 use prost::Message;
@@ -421,9 +422,37 @@ where
     response
 }
 
+/// A body that is one frame.
+struct One(Option<Bytes>);
+
+impl Body for One {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+/// Decodes the messages of a request that has arrived as a whole. For tests with damaged bytes.
+///
+/// # Errors
+/// The bytes are no messages.
+#[doc(hidden)]
+pub fn messages<M: Message + Default>(request: Bytes) -> Result<Vec<M>, Status> {
+    let mut incoming = Incoming::request(One(Some(request)));
+    let mut messages = Vec::new();
+    while let Some(message) = incoming.message().now_or_never().expect("all frames are there")? {
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt as _;
     use proptest::prelude::*;
     use proto::pb;
 

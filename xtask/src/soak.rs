@@ -18,13 +18,13 @@ use std::{
     time::Duration,
 };
 
-/// Run the long matrix: chaos, crashes, many seeds of the simulation, and all tests again and
-/// again.
+/// Run the long matrix: chaos, crashes, damaged bytes, many seeds of the simulation, and all tests
+/// again and again.
 ///
 /// Everything runs to the end, whatever fails; then a table says what passed how often. By default
 /// a night on 2 cores: 16 scenarios of chaos ({sync, pipelined} x {3, 5 workers} x {1, 2, 3 ps} and
-/// the counting oracle in all four modes), 10 rounds of the crashes, 10,000 seeds from a fresh
-/// base, 10 rounds of the test stage.
+/// the counting oracle in all four modes), 10 rounds of the crashes, an hour of damaged
+/// bytes, 10,000 seeds from a fresh base, 10 rounds of the test stage.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only this part, may be repeated [default: all]
@@ -47,9 +47,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     seeds: u64,
     /// The first of them [default: a fresh one, which is in the log]; also which faults chaos makes
-    /// in which order
+    /// in which order, and the seed of damaged bytes
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// Time for damaged bytes, in seconds
+    #[arg(long, value_name = "N", default_value_t = 3600)]
+    fuzz_seconds: u64,
     /// The build without libtorch
     #[arg(long)]
     without_torch: bool,
@@ -58,7 +61,7 @@ pub(crate) struct Args {
     places: Option<u16>,
 }
 
-const PARTS: [&str; 4] = ["chaos", "crashes", "simulation", "tests"];
+const PARTS: [&str; 5] = ["chaos", "crashes", "fuzz", "simulation", "tests"];
 
 /// Longer than any of these takes.
 const LIMIT: Duration = Duration::from_secs(12 * 3600);
@@ -110,6 +113,10 @@ impl Args {
             "simulation" => {
                 let seeds = Some(("EBB_SIM_SEEDS", self.seeds.to_string()));
                 (1, "seeds", &["--nocapture"], [seeds, seed("EBB_SIM_SEED")])
+            }
+            "fuzz" => {
+                let seconds = Some(("EBB_FUZZ_SECONDS", self.fuzz_seconds.to_string()));
+                (1, "decoders", &["--nocapture"], [seconds, seed("EBB_FUZZ_SEED")])
             }
             "crashes" => (self.rounds, "", &[], [None, None]),
             _ => (self.rounds, self.test.as_deref().unwrap_or_default(), &[], [None, None]),

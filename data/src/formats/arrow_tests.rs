@@ -10,7 +10,8 @@ use arrow_array::{
     ArrayRef, BinaryArray, BooleanArray, DictionaryArray, FixedSizeListArray, Float32Array, Float64Array,
     Int64Array, ListArray, RecordBatch, StringArray, UInt16Array, UInt64Array,
 };
-use arrow_ipc::writer::{FileWriter, StreamWriter};
+use arrow_ipc::CompressionType;
+use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 use proto::column::{ColumnSpec, ElementType};
 
 use super::{arrow, parquet};
@@ -229,5 +230,37 @@ fn damaged_pages_are_refused_or_read_and_never_panic() {
             let all: Vec<usize> = (0..source.outline().columns.len()).collect();
             (0..source.outline().blocks.len()).for_each(|block| drop(source.read(block, &all)));
         }
+    }
+}
+
+#[test]
+fn damaged_arrow_files_are_refused_or_read_and_never_panic() {
+    let good = arrow_file(&[every_kind()]);
+    for at in 8..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 0xFF;
+        if let Ok(source) = open_arrow(&bad) {
+            let all: Vec<usize> = (0..source.outline().columns.len()).collect();
+            let read = |block| drop(source.read(block, &all));
+            (0..source.outline().blocks.len()).for_each(read);
+        }
+    }
+}
+
+#[test]
+fn compressed_arrow_files_are_read_and_announce_no_more_than_they_can_have() {
+    let batch = batch(vec![("x", Arc::new(Int64Array::from(vec![7; 1000])))]);
+    for compression in [CompressionType::LZ4_FRAME, CompressionType::ZSTD] {
+        let options = IpcWriteOptions::default().try_with_compression(Some(compression)).unwrap();
+        let mut writer = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+        writer.write(&batch).unwrap();
+        let mut file = writer.into_inner().unwrap();
+        let column = open_arrow(&file).unwrap().read(0, &[0]).unwrap().remove(0);
+        assert_eq!(column.values(), Some(&[7i64; 1000][..]));
+        let size = 8000u64.to_le_bytes();
+        let at = file.windows(8).position(|window| window == size).expect("the size of the array");
+        file[at..at + 8].copy_from_slice(&(1u64 << 50).to_le_bytes());
+        let message = open_arrow(&file).err().expect("too large").to_string();
+        assert!(message.contains("cannot become 1125899906842624"), "{message}");
     }
 }

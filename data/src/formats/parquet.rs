@@ -29,6 +29,9 @@ use crate::object::Object;
 /// cache.
 const BATCH_RECORDS: usize = 8192;
 
+/// Most values for which memory is taken before they are decoded.
+const RESERVED_RECORDS_MAX: usize = 1 << 20;
+
 /// Opens a file.
 ///
 /// # Errors
@@ -115,8 +118,9 @@ impl Parquet {
             let column = self.metadata.parquet_schema().column(leaf);
             let mut reader = ColumnReaderImpl::<T>::new(column, Box::new(pages));
             let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
-            // A damaged footer may announce more than there is memory for.
-            values.try_reserve_exact(records).map_err(|error| ParquetError::General(error.to_string()))?;
+            // A damaged footer may announce more than there is. Memory beyond this is taken as values
+            // come.
+            values.reserve_exact(records.min(RESERVED_RECORDS_MAX));
             while read < records {
                 let (more, _, _) =
                     reader.read_records(records - read, Some(&mut levels), None, &mut values)?;

@@ -1,0 +1,201 @@
+//! Good inputs of each decoder: files that Ebbflow or another program wrote.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use bytes::{BufMut as _, Bytes};
+use data::{Conversion, ShardSize};
+use flate2::write::{DeflateEncoder, GzEncoder};
+use flate2::{Compression, Crc};
+use prost::Message as _;
+use proto::pb;
+use proto::spec::{DataSpec, FilesSpec, Format};
+
+/// A table with columns of all kinds that JSON Lines have.
+const TABLE: &str = r#"{"id": 7, "new": true, "text": "Ann", "list": [1, 2.5, -3e2]}
+{"id": 8, "new": false, "text": "", "list": []}
+{"id": 9, "new": true, "text": "né\n", "list": [0]}
+"#;
+
+/// Zstandard frames of 5 bytes: as they are, and one byte repeated.
+const ZSTD: [&[u8]; 2] = [b"\x28\xB5\x2F\xFD\x20\x05\x29\0\0hello", b"\x28\xB5\x2F\xFD\x20\x05\x2B\0\0a"];
+
+/// Returns good inputs by the name of the decoder. Files are made in `folder`.
+pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let made = |to| made(folder, to);
+    let images = |ending| golden(&root.join("data/src/pixels/golden"), ending);
+    let saved = root.join("tests/golden/upgrade/checkpoints/kept/v0000000900");
+    let manifest = fs::read(saved.join("manifest.json")).expect("a manifest");
+    let partition = headers(&saved);
+    let jobs = ["digits", "mnist", "tabular", "custom_model"]
+        .map(|name| fs::read(root.join("examples").join(name).join("job.toml")).expect("a job file"));
+    let tar = made(Format::Tar);
+    let tfrecord = made(Format::Tfrecord);
+    let csv = vec![b"a,b,label\n1,2.5,0\n-4,5e1,1\n".to_vec(), b"1,\"2\"\r\n\r\n3,4".to_vec()];
+    let mut arrow = made(Format::Arrow);
+    // A stream is a file without its first bytes. What follows its end is not read.
+    arrow.extend(arrow.clone().iter().map(|file| file[8..].to_vec()));
+    let body = |text: &[u8]| {
+        let begin = text.windows(14).position(|window| window == b"\"checkpoint\":{").map_or(0, |at| at + 13);
+        text[begin..text.len().saturating_sub(2)].to_vec()
+    };
+    let json = jobs.iter().filter_map(|text| {
+        let text = std::str::from_utf8(text).ok()?;
+        Some(proto::spec::parse(text, Path::new("job.toml"), &[]).ok()?.to_json().into_bytes())
+    });
+    BTreeMap::from([
+        ("arrow", arrow),
+        ("chunks", vec![chunks()]),
+        ("csv", csv.clone()),
+        ("csv_without_header", csv),
+        ("evaluated", vec![evaluated()]),
+        // The data of a record, between its length and its checksum.
+        ("example", tfrecord.iter().map(|file| first_record(file)).collect()),
+        ("idx", vec![idx(&[3, 2, 2], 12), idx(&[4], 4)]),
+        ("job_file", jobs.to_vec()),
+        ("job_json", json.collect()),
+        ("jpeg", images("jpg")),
+        ("jsonl", vec![TABLE.into()]),
+        ("manifest", vec![manifest.clone()]),
+        ("manifest_with_checksum", vec![body(&manifest)]),
+        ("npy", made(Format::Npy)),
+        ("npz", vec![npz(folder, false), npz(folder, true)]),
+        ("packed", packed()),
+        ("parquet", made(Format::Parquet)),
+        ("partition", partition.clone()),
+        ("partition_with_length", partition.iter().map(|header| header[8..].to_vec()).collect()),
+        ("png", images("png")),
+        ("safetensors", made(Format::Safetensors)),
+        ("tar", tar.clone()),
+        ("tar_with_checksums", tar),
+        ("tfrecord", tfrecord),
+        ("tokens", (0..8).map(|cut| [&[cut * 35][..], &[1; 200]].concat()).collect()),
+        ("webp", images("webp")),
+    ])
+}
+
+/// Converts tables of several kinds into a format, as far as it holds them, and returns the files.
+fn made(folder: &Path, to: Format) -> Vec<Vec<u8>> {
+    let numbers = folder.join("numbers.csv");
+    let (table, arrays) = (folder.join("table.jsonl"), folder.join("arrays.idx"));
+    fs::write(&numbers, "a,b\n1,2.5\n-3,4\n").expect("a file");
+    fs::write(&table, TABLE).expect("a file");
+    fs::write(&arrays, idx(&[5, 2, 3], 30)).expect("a file");
+    let sources =
+        [(Format::Csv, "files", numbers), (Format::Jsonl, "files", table), (Format::Idx, "x", arrays)];
+    let mut found = Vec::new();
+    for (number, (from, key, source)) in sources.into_iter().enumerate() {
+        let lists = BTreeMap::from([(key.to_owned(), vec![source.display().to_string()])]);
+        let order = Conversion {
+            source: DataSpec::of(from, FilesSpec { records: None, lists }),
+            format: to,
+            folder: folder.join(format!("{}-{number}", to.name())),
+            size: ShardSize::Records(100),
+            threads: 1,
+            overwrite: true,
+        };
+        let Ok(Some(converted)) = data::convert(&order, &|_, _| true) else { continue };
+        let files = converted.data.train.lists.values().flatten();
+        found.extend(files.map(|file| fs::read(file).expect("a file")));
+    }
+    assert!(!found.is_empty(), "no table can be written as {}", to.name());
+    found
+}
+
+/// Returns the files of a folder with this ending.
+fn golden(folder: &Path, ending: &str) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(folder).expect("golden files").map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).expect("a file")).collect()
+}
+
+/// Returns the headers of the files of a checkpoint.
+fn headers(folder: &Path) -> Vec<Vec<u8>> {
+    let files = golden(folder, "safetensors").into_iter();
+    let header = |file: Vec<u8>| {
+        let length = u64::from_le_bytes(*file.first_chunk()?) as usize;
+        Some(file.get(..8 + length)?.to_vec())
+    };
+    files.filter_map(header).collect()
+}
+
+/// Returns an idx file of bytes.
+fn idx(shape: &[u32], values: u8) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, shape.len() as u8];
+    bytes.extend(shape.iter().flat_map(|size| size.to_be_bytes()));
+    bytes.extend(0..values);
+    bytes
+}
+
+/// Returns the data of the first record of a TFRecord file.
+fn first_record(file: &[u8]) -> Vec<u8> {
+    let length = u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
+    file[12..12 + length].to_vec()
+}
+
+/// Returns an archive of arrays.
+fn npz(folder: &Path, deflate: bool) -> Vec<u8> {
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    let arrays = made(folder, Format::Npy);
+    for (number, array) in arrays.iter().take(2).enumerate() {
+        let name = format!("{number}.npy");
+        let mut crc = Crc::new();
+        crc.update(array);
+        let mut packed = array.clone();
+        if deflate {
+            let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+            encoder.write_all(array).expect("memory");
+            packed = encoder.finish().expect("memory");
+        }
+        let begin = file.len() as u32;
+        let method = [if deflate { 8 } else { 0 }, 0];
+        let sizes = [crc.sum(), packed.len() as u32, array.len() as u32].map(u32::to_le_bytes).concat();
+        let lengths = [name.len() as u8, 0, 0, 0];
+        file.extend([&b"PK\x03\x04\x14\0\0\0"[..], &method, &[0; 4], &sizes, &lengths].concat());
+        file.extend([name.as_bytes(), &packed].concat());
+        directory.extend([&b"PK\x01\x02\x14\0\x14\0\0\0"[..], &method, &[0; 4], &sizes, &lengths].concat());
+        directory.extend([&[0; 10][..], &begin.to_le_bytes(), name.as_bytes()].concat());
+    }
+    let (at, size) = (file.len() as u32, directory.len() as u32);
+    file.extend(directory);
+    file.extend(
+        [&b"PK\x05\x06\0\0\0\0\x02\0\x02\0"[..], &size.to_le_bytes(), &at.to_le_bytes(), &[0; 2]].concat(),
+    );
+    file
+}
+
+/// Returns compressed texts.
+fn packed() -> Vec<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(TABLE.repeat(9).as_bytes()).expect("memory");
+    let gzip = encoder.finish().expect("memory");
+    [&gzip[..]].into_iter().chain(ZSTD).map(<[u8]>::to_vec).collect()
+}
+
+/// Returns a stream of two messages.
+fn chunks() -> Vec<u8> {
+    let chunk = |id, bytes| pb::Chunk { id, values: Bytes::from(vec![7; bytes]), region: None };
+    let region = Some(pb::Region { offset: 4096, bytes: 8 });
+    let messages = [
+        pb::Chunks { chunks: vec![chunk(0, 16), chunk(1, 300)] },
+        pb::Chunks { chunks: vec![pb::Chunk { region, ..chunk(2, 0) }] },
+    ];
+    let mut bytes = Vec::new();
+    for message in messages {
+        bytes.put_u8(0);
+        bytes.put_u32(message.encoded_len() as u32);
+        message.encode(&mut bytes).expect("memory");
+    }
+    bytes
+}
+
+/// Returns what a worker counted in an evaluation.
+fn evaluated() -> Vec<u8> {
+    let metric_sums = [("accuracy".to_owned(), 3.0), ("mae".to_owned(), 1.0)].into();
+    pb::Evaluated { loss_sum: 2.0, samples: 4, metric_sums, ..Default::default() }.encode_to_vec()
+}
