@@ -15,6 +15,7 @@
 //! the first line has, or one that is no object, is broken as a whole.
 
 use std::fmt;
+use std::sync::Arc;
 
 use proto::column::{ColumnSpec, ElementType};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -112,7 +113,7 @@ impl Source for Jsonl {
             let mut json = serde_json::Deserializer::from_slice(line);
             let read = line_of.deserialize(&mut json).and_then(|()| json.end());
             if let Err(error) = read {
-                let mut reason = None;
+                let mut reason: Option<Arc<str>> = None;
                 for column in &mut out {
                     let describe =
                         || reason.get_or_insert_with(|| at_line(&self.object, begin, &error).into()).clone();
