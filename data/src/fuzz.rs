@@ -14,8 +14,11 @@ use crate::pixels;
 /// Name that the bytes have in errors.
 const NAME: &str = "fuzzed";
 
+/// Reads some bytes, whatever they are.
+pub type Target = fn(&[u8]);
+
 /// Decoders, by their names.
-pub const TARGETS: [(&str, fn(&[u8])); 18] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("arrow", |bytes| file(Format::Arrow, bytes)),
     ("csv", |bytes| file(Format::Csv, bytes)),
     ("csv_without_header", csv_without_header),

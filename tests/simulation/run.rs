@@ -384,7 +384,7 @@ fn check_skipped(plan: &Plan, job: &JobSpec, seen: &Seen) -> u64 {
         let number = plan.records_of(file).start + record.record;
         let bad = if record.validation { &validation } else { &train };
         assert!(bad.contains(&number), "{record:?} was skipped and is good");
-        let reason = if number % 2 == 0 { "has no value" } else { "is no finite number" };
+        let reason = if number.is_multiple_of(2) { "has no value" } else { "is no finite number" };
         assert!(record.reason.contains(reason), "{record:?}");
     }
     assert!(skipped.records.is_sorted_by_key(|record| (
