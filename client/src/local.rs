@@ -63,8 +63,8 @@ impl Local {
     /// The URL of the cluster's master, for its [`dialer`](Self::dialer).
     pub const MASTER_URL: &'static str = "http://master";
 
-    /// Starts master, ps and workers. Checkpoints and predictions lie in `stores`; `registry` has the
-    /// networks that `model.builtin` can name.
+    /// Starts master, ps and workers. Checkpoints and predictions lie in `stores`; `registry` has
+    /// the networks that `model.builtin` can name.
     ///
     /// # Errors
     /// A role cannot start.

@@ -35,8 +35,8 @@ pub struct Dataset {
     /// Number of each table's first record over all files.
     starts: Vec<u64>,
     records: Records,
-    /// What a batch has of the tables' columns.
-    schema: Schema,
+    /// What a batch has of each table's columns. They differ only in the places of the columns.
+    schemas: Vec<Schema>,
     /// Seed of random transforms: the job's.
     seed: u64,
 }
@@ -69,9 +69,9 @@ impl Dataset {
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 
-        let schema = Schema::new(spec, set, first)?;
+        let mut schemas = vec![Schema::new(spec, set, first)?];
         for table in &tables[1..] {
-            let other = Schema::new(spec, set, table)?;
+            let (schema, other) = (&schemas[0], Schema::new(spec, set, table)?);
             if let Some((expected, found)) = schema.renamed(&other) {
                 return wrong(
                     table.path(),
@@ -92,6 +92,7 @@ impl Dataset {
                     ),
                 );
             }
+            schemas.push(other);
         }
         let in_files: Vec<u64> = tables.iter().map(|table| table.records()).collect();
         let records = spec.data.records(set, &in_files, spec.seed).map_err(Error::Specification)?;
@@ -99,7 +100,7 @@ impl Dataset {
         Ok(Arc::new(Self {
             starts: starts.collect(),
             records: records.ok_or(Error::NoSuchSet(set))?,
-            schema,
+            schemas,
             seed: spec.seed,
             tables,
         }))
@@ -144,7 +145,7 @@ impl Dataset {
 
     /// Returns the inputs of a batch, each named after the argument that takes it.
     pub fn inputs(&self) -> Vec<ColumnSpec> {
-        self.schema.inputs()
+        self.schemas[0].inputs()
     }
 
     /// Returns the smallest and the largest class in the files, or `None` if labels are no classes.
@@ -153,7 +154,7 @@ impl Dataset {
     /// # Errors
     /// A label is no class.
     pub fn label_range(&self) -> Result<Option<(i64, i64)>> {
-        let ranges = self.tables.iter().map(|table| self.schema.label_range(table));
+        let ranges = self.tables.iter().zip(&self.schemas).map(|(table, schema)| schema.label_range(table));
         let ranges = ranges.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         Ok(ranges.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))))
     }
@@ -183,7 +184,7 @@ impl Dataset {
     ) -> Result<(Batch, Vec<BadRecord>)> {
         let mut bad = Vec::new();
         let skip = |unfit: Unfit, table: &Table, row, record| {
-            if !self.schema.skips(&unfit) {
+            if !self.schemas[0].skips(&unfit) {
                 return Err(unfit.at(table, row));
             }
             let (_, reason) = unfit.described(table, row);
@@ -217,7 +218,7 @@ impl Dataset {
         records.retain(|record| !skipped.contains(record));
         let mut inputs: Vec<Column> =
             self.inputs().into_iter().map(|spec| Column::with_capacity(spec, records.len())).collect();
-        let mut labels = Column::with_capacity(self.schema.labels(), records.len());
+        let mut labels = Column::with_capacity(self.schemas[0].labels(), records.len());
         let mut readers: Vec<_> = self.tables.iter().map(|_| None).collect();
         let mut good = Vec::with_capacity(records.len());
         for record in records {
@@ -227,11 +228,11 @@ impl Dataset {
                 Some(reader) => reader,
                 none => {
                     table.check()?;
-                    none.insert(self.schema.reader(table))
+                    none.insert(self.schemas[at].reader(table))
                 }
             };
-            let read =
-                self.schema.read(reader, row, Draws { epoch: of_epoch, record }, &mut inputs, &mut labels);
+            let draws = Draws { epoch: of_epoch, record };
+            let read = self.schemas[at].read(reader, row, draws, &mut inputs, &mut labels);
             if let Err(unfit) = read {
                 on_unfit(unfit, table, row, record)?;
                 // A part of it may be there.
@@ -251,9 +252,10 @@ impl Dataset {
         let record = self.records.in_files(record);
         let (at, row) = self.locate(record);
         let draws = Draws { epoch: Draws::epoch(self.seed, epoch.0), record };
-        let mut reader = self.schema.reader(&self.tables[at]);
-        match self.schema.time(&mut reader, row, draws, steps) {
-            Err(unfit) if !self.schema.skips(&unfit) => Err(unfit.at(&self.tables[at], row)),
+        let schema = &self.schemas[at];
+        let mut reader = schema.reader(&self.tables[at]);
+        match schema.time(&mut reader, row, draws, steps) {
+            Err(unfit) if !schema.skips(&unfit) => Err(unfit.at(&self.tables[at], row)),
             _ => Ok(()),
         }
     }

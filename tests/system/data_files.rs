@@ -20,7 +20,8 @@ optimizer = { kind = "sgd", learning_rate = 1e-4 }
 /// Runs `ebb` and reads the JSON object that it prints.
 fn object(args: &[&str]) -> Value {
     let said = succeed(args);
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
 /// Copies golden images into a folder with two classes.

@@ -1,8 +1,8 @@
 //! Apache Arrow IPC: files (`.arrow`, `.feather`) and streams (`.arrows`). A block is a batch of
 //! records.
 //!
-//! Arrays of a file lie where the file is, mapped or in memory, unless they are compressed. A stream
-//! is copied.
+//! Arrays of a file lie where the file is, mapped or in memory, unless they are compressed. A
+//! stream is copied.
 
 use std::io::Cursor;
 use std::sync::Arc;

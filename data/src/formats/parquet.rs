@@ -118,8 +118,8 @@ impl Parquet {
             let column = self.metadata.parquet_schema().column(leaf);
             let mut reader = ColumnReaderImpl::<T>::new(column, Box::new(pages));
             let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
-            // A damaged footer may announce more than there is. Memory beyond this is taken as values
-            // come.
+            // A damaged footer may announce more than there is. Memory beyond this is taken as
+            // values come.
             values.reserve_exact(records.min(RESERVED_RECORDS_MAX));
             while read < records {
                 let (more, _, _) =
