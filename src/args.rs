@@ -233,7 +233,7 @@ pub(crate) struct DataBench {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataInspect {
-    /// Data file
+    /// Data file, or its URL
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Format of the file, as in a job file [default: what its name says]

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, FilesSpec, Format, data_url};
 
 use crate::column::each_f64;
-use crate::error::Result;
+use crate::error::{Result, malformed, wrong};
 use crate::format;
 use crate::object::Object;
+use crate::remote;
 
 /// Values of one record that are shown.
 const VALUES_SHOWN: usize = 8;
@@ -29,14 +30,26 @@ pub struct Inspected {
     pub first: Vec<Vec<String>>,
 }
 
-/// Looks at the file at `path`. It decodes the blocks of its first `records` records. `header` says
+/// Looks at the file at `path`, which may be a URL. It decodes the blocks of its first `records` records. `header` says
 /// whether the first line of a CSV file names the columns. The call blocks.
 ///
 /// # Errors
 /// The file is missing, or no file of this format.
 pub fn inspect(path: &Path, format: Format, header: bool, records: u64) -> Result<Inspected> {
     let spec = DataSpec { header, ..DataSpec::of(format, FilesSpec::default()) };
+    let located = match path.to_str() {
+        Some(name) => {
+            let shown = || Path::new(&data_url::shown(name)).to_owned();
+            data_url::check(name).map_err(|reason| malformed(&shown(), reason))?;
+            spec.locate(name, None)
+        }
+        None => path.to_owned(),
+    };
+    let path = located.as_path();
     let object = match format {
+        Format::Images if remote::url(path).is_some() => {
+            return wrong(path, "folders of images are local; look at a tar archive instead");
+        }
         Format::Images => Object::copy(path, Vec::new()),
         _ => Object::open(path, &())?,
     };

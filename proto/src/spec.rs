@@ -6,6 +6,7 @@
 //! contradictions are reported at once.
 
 mod checkpoint;
+pub mod data_url;
 mod file;
 mod records;
 pub mod transform;
@@ -711,9 +712,10 @@ impl DataSpec {
     }
 
     /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job
-    /// file's folder.
+    /// file's folder. A URL of another machine stays as it is.
     pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
-        let path = Path::new(file);
+        let Some(path) = data_url::local(file) else { return PathBuf::from(file) };
+        let path = Path::new(&*path);
         match (root, &self.base) {
             (Some(root), _) => root.join(path.strip_prefix("/").unwrap_or(path)),
             (None, Some(base)) => base.join(path),

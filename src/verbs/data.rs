@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use client::Submission;
 use data::Inspected;
-use proto::spec::Format;
+use proto::spec::{Format, data_url};
 use serde_json::json;
 
 use crate::app::App;
@@ -39,7 +39,8 @@ async fn inspect(args: args::DataInspect, app: &App) -> Result<()> {
 }
 
 async fn bench(args: args::DataBench, app: &App) -> Result<()> {
-    let spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
+    let mut spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
+    super::replace_patterns(&mut spec, args.data_root.as_deref()).await?;
     let options = worker::Options::default();
     let threads = args.data_threads.map_or(options.data_threads, |threads| threads as usize);
     let time = Duration::from_secs(args.seconds);
@@ -74,7 +75,9 @@ async fn bench(args: args::DataBench, app: &App) -> Result<()> {
 fn format(args: &args::DataInspect) -> Result<Format> {
     let Some(name) = &args.format else {
         let name = args.file.to_string_lossy();
-        return Format::of_name(&name)
+        // The query of a URL is no part of the file's name.
+        let plain = if data_url::is_remote(&name) { name.split('?').next() } else { None };
+        return Format::of_name(plain.unwrap_or(&name))
             .with_context(|| format!("{name}: its name does not say which format it has; add --format"));
     };
     match serde_json::from_value(name.as_str().into()) {

@@ -72,14 +72,14 @@ impl Job {
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
-        train.check(&reply.train_records, &reply.train_bytes)?;
+        train.check(&reply.train_records, &reply.train_bytes, &reply.train_versions)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
-            data.check(&reply.validation_records, &reply.validation_bytes)?;
+            data.check(&reply.validation_records, &reply.validation_bytes, &reply.validation_versions)?;
         }
         let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;
         let files = Arc::new(files);
@@ -184,14 +184,23 @@ impl Job {
         order
     }
 
-    /// Reads the records of one microbatch.
+    /// Reads the records of one microbatch. The call blocks.
     pub(crate) fn read(&self, id: MicrobatchId) -> Result<(Microbatch, Batch)> {
+        self.reading(id)()
+    }
+
+    /// Returns the reading of one microbatch, for a thread that may block.
+    pub(crate) fn reading(
+        &self,
+        id: MicrobatchId,
+    ) -> impl FnOnce() -> Result<(Microbatch, Batch)> + Send + use<> {
         let microbatch = self.plan.microbatch(id);
-        let order = self.order(microbatch.epoch);
-        let (begin, end) = microbatch.positions;
-        let batch =
-            self.train.batch(microbatch.epoch, (begin..end).map(|position| order.record(position)))?;
-        Ok((microbatch, batch))
+        let (order, train) = (self.order(microbatch.epoch), self.train.clone());
+        move || {
+            let (begin, end) = microbatch.positions;
+            let batch = train.batch(microbatch.epoch, (begin..end).map(|position| order.record(position)))?;
+            Ok((microbatch, batch))
+        }
     }
 }
 

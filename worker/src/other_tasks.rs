@@ -64,6 +64,7 @@ impl Index {
             label_max: indexed.labels.map(|(_, max)| max),
             crc32c: Some(indexed.content.crc32c),
             bytes: indexed.content.bytes,
+            version: indexed.version,
             ..pb::Indexed::default()
         }))
     }
@@ -82,14 +83,16 @@ pub(crate) async fn init(
 ) -> Result<Report> {
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that does not fit its data must fail now, not after an hour of placement and waiting.
-    let (_, batch) = job.read(MicrobatchId(0))?;
+    let read = job.reading(MicrobatchId(0));
     let file = job.initial.clone();
-    progress.enter(Phase::Computing, "the first records, to try the model");
+    progress.enter(Phase::Reading, "the first records, to try the model");
     let place = progress.clone();
     let (tensors, values, note) = job
         .compute
         .call(move |loaded| {
-            let _place = place;
+            // In the model's thread, because a file on another machine takes its time.
+            let (_, batch) = read()?;
+            place.enter(Phase::Computing, "the first records, to try the model");
             let tensors = loaded.model.tensors();
             let mut values = loaded.model.initial(seed)?;
             let mut note = String::new();

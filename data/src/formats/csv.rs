@@ -1,11 +1,12 @@
 //! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
 //! job uses. Other columns may hold anything.
 
-use std::path::Path;
+use std::io::Read;
 
 use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
+use super::cuts::Cuts;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
@@ -16,32 +17,35 @@ use crate::object::Object;
 /// # Errors
 /// Lines of different lengths, bytes that are no text, or less than two columns.
 pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
-    let (path, text) = (object.path(), object.bytes());
-    let broken = |error| broken(path, text, &error);
-    let mut reader = reader(text, header);
+    let bytes = object.reader(0);
+    let failure = bytes.failure();
+    let broken = |error: csv::Error| failure.or(|| broken(object, 0, &error));
+    let mut reader = reader(bytes, header);
     // Without `has_headers` this is the first record, which is read again below.
     let names = reader.headers().map_err(broken)?.clone();
     if names.len() < 2 {
         return wrong(
-            path,
+            object.path(),
             format!("{} columns; a record needs at least one feature and the label", names.len()),
         );
     }
     let name = |(at, name): (usize, &str)| if header { name.to_owned() } else { at.to_string() };
     let column = |name| ColumnSpec::fixed(name, ElementType::F64, []);
     let columns = names.iter().enumerate().map(name).map(column).collect();
-    let (mut records, mut line) = (0, StringRecord::new());
+    let (mut cuts, mut line) = (Cuts::default(), StringRecord::new());
     while reader.read_record(&mut line).map_err(broken)? {
-        records += 1;
+        cuts.add(place(line.position()));
     }
-    let outline = Outline { columns, blocks: vec![records] };
-    Ok(Box::new(Csv { object: object.clone(), header, outline }))
+    // A header alone is a file without records, which has its columns nevertheless.
+    let blocks = if cuts.records().is_empty() { vec![0] } else { cuts.records().to_vec() };
+    let outline = Outline { columns, blocks };
+    Ok(Box::new(Csv { object: object.clone(), header, cuts, outline }))
 }
 
-/// A file that is one block.
 struct Csv {
     object: Object,
     header: bool,
+    cuts: Cuts,
     outline: Outline,
 }
 
@@ -54,28 +58,45 @@ impl Source for Csv {
     ///
     /// # Errors
     /// A cell is no number, or none that an f32 holds; with line and column.
-    fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let (path, text) = (self.object.path(), self.object.bytes());
-        let broken = |error| broken(path, text, &error);
-        let records = self.outline.records() as usize;
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
-        let (mut reader, mut line) = (reader(text, self.header), StringRecord::new());
+        if records == 0 {
+            return Ok(out);
+        }
+        let range = self.cuts.range(block, self.object.len());
+        let text = self.object.slice(range.clone())?;
+        let broken = |error: csv::Error| broken(&self.object, range.start, &error);
+        // The first line of a block is a record.
+        let (mut reader, mut line) = (reader(&*text, false), StringRecord::new());
         while reader.read_record(&mut line).map_err(broken)? {
             for (out, &at) in out.iter_mut().zip(columns) {
-                let value = line[at].parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
-                let Some(value) = value else { return Err(self.no_number(&line, at)) };
+                let cell = line.get(at).unwrap_or_default();
+                let value = cell.parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
+                let Some(value) = value else {
+                    return Err(self.no_number(cell, range.start + place(line.position()), at));
+                };
                 out.push(&value.to_le_bytes());
             }
         }
-        Ok(out)
+        match out.iter().find(|column| column.records() != records) {
+            Some(column) => wrong(
+                self.object.path(),
+                format!("a block of {records} lines has {} now; restore the file", column.records()),
+            ),
+            None => Ok(out),
+        }
     }
 }
 
 impl Csv {
-    fn no_number(&self, line: &StringRecord, column: usize) -> Error {
-        let cell = &line[column];
-        let line = line_number(self.object.bytes(), line.position());
+    /// Returns the error of a cell in the line that begins at `byte`.
+    fn no_number(&self, cell: &str, byte: usize, column: usize) -> Error {
+        let line = match line_number(&self.object, byte) {
+            Ok(line) => line,
+            Err(error) => return error,
+        };
         let name = self.header.then(|| format!(" (`{}`)", self.outline.columns[column].name));
         let hint = match (line, self.header) {
             (1, false) => "; if the first line names the columns, set data.header = true",
@@ -89,12 +110,21 @@ impl Csv {
     }
 }
 
-fn reader(text: &[u8], header: bool) -> Reader<&[u8]> {
+fn reader<R: Read>(text: R, header: bool) -> Reader<R> {
     ReaderBuilder::new().has_headers(header).trim(Trim::All).from_reader(text)
 }
 
-fn broken(path: &Path, text: &[u8], error: &csv::Error) -> Error {
-    let line = line_number(text, error.position());
+fn place(position: Option<&csv::Position>) -> usize {
+    position.map_or(0, |position| position.byte() as usize)
+}
+
+/// Returns the error of text that begins at byte `begin` of the file.
+fn broken(object: &Object, begin: usize, error: &csv::Error) -> Error {
+    let path = object.path();
+    let line = match line_number(object, begin + place(error.position())) {
+        Ok(line) => line,
+        Err(error) => return error,
+    };
     match error.kind() {
         ErrorKind::UnequalLengths { expected_len, len, .. } => {
             malformed(path, format!("line {line}: {len} columns, the lines before have {expected_len}"))
@@ -108,15 +138,19 @@ fn broken(path: &Path, text: &[u8], error: &csv::Error) -> Error {
 
 /// Returns the line of a record, from 1. The reader's own count is that before the empty lines that
 /// it skips.
-fn line_number(text: &[u8], at: Option<&csv::Position>) -> usize {
-    let byte = at.map_or(0, |at| at.byte() as usize).min(text.len());
-    let is_empty = |&&byte: &&u8| byte == b'\r' || byte == b'\n';
-    let start = byte + text[byte..].iter().take_while(is_empty).count();
-    1 + text[..start].iter().filter(|&&byte| byte == b'\n').count()
+///
+/// # Errors
+/// The file cannot be read.
+fn line_number(object: &Object, byte: usize) -> Result<usize> {
+    let after = object.reader(byte.min(object.len())).window()?;
+    let skipped = after.iter().take_while(|&&byte| byte == b'\r' || byte == b'\n').count();
+    object.line(byte + skipped)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;

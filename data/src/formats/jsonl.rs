@@ -19,6 +19,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde_json::{Map, Value};
 
 use super::cuts::Cuts;
+use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
@@ -32,19 +33,22 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// # Errors
 /// There is no line, or the first one is no object with a column.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let (path, text) = (object.path(), object.bytes());
-    let start = if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+    let path = object.path();
+    let mark = object.slice(0..object.len().min(BYTE_ORDER_MARK.len()))?;
+    let start = if mark == BYTE_ORDER_MARK { BYTE_ORDER_MARK.len() } else { 0 };
     let mut cuts = Cuts::default();
     let mut first = None;
-    for (begin, line) in lines(text, start) {
+    each_line(object, start, |begin, line| {
         cuts.add(begin);
-        first = first.or(Some((begin, line)));
-    }
+        if first.is_none() {
+            first = Some((begin, line.to_vec()));
+        }
+    })?;
     let Some((begin, line)) = first else {
         return wrong(path, "no line, so that the columns are unknown; leave the file out");
     };
     let object_of_line: Map<String, Value> =
-        serde_json::from_slice(line).map_err(|error| broken(object, begin, &error))?;
+        serde_json::from_slice(&line).map_err(|error| broken(object, begin, &error))?;
     let mut columns: Vec<_> = object_of_line.iter().filter_map(|(name, value)| column(name, value)).collect();
     columns.sort_by(|a, b| a.name.cmp(&b.name));
     if columns.is_empty() {
@@ -57,9 +61,53 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
     Ok(Box::new(Jsonl { object: object.clone(), cuts, outline }))
 }
 
-/// Returns the lines with text from `start` on, each with its place in the file.
+/// Calls `take` with each line with text from `start` on, and its place in the file.
+///
+/// # Errors
+/// The file cannot be read, or a line is longer than a file that must be in memory may be.
+fn each_line(object: &Object, start: usize, mut take: impl FnMut(usize, &[u8])) -> Result<()> {
+    let (mut reader, mut begin, mut begun) = (object.reader(start), start, Vec::new());
+    let mut line = |line: &[u8]| {
+        if !line.trim_ascii().is_empty() {
+            take(begin, line);
+        }
+        begin += line.len();
+    };
+    loop {
+        let window = reader.window()?;
+        if window.is_empty() {
+            break;
+        }
+        for part in window.split_inclusive(|&byte| byte == b'\n') {
+            let is_whole = part.ends_with(b"\n");
+            if begun.is_empty() && is_whole {
+                line(part);
+                continue;
+            }
+            begun.extend_from_slice(part);
+            if is_whole {
+                line(&begun);
+                begun.clear();
+            }
+        }
+        let bytes_max = cache::whole_bytes_max();
+        if begun.len() as u64 > bytes_max {
+            return wrong(
+                object.path(),
+                format!("a line of more than {bytes_max} bytes (data_memory); is this a JSON Lines file?"),
+            );
+        }
+    }
+    if !begun.is_empty() {
+        line(&begun);
+    }
+    Ok(())
+}
+
+/// Returns the lines with text of a block that begins at `start` of the file, each with its place
+/// in the file.
 fn lines(text: &[u8], start: usize) -> impl Iterator<Item = (usize, &[u8])> {
-    let lines = text[start..].split_inclusive(|&byte| byte == b'\n');
+    let lines = text.split_inclusive(|&byte| byte == b'\n');
     let placed = lines.scan(start, |begin, line| {
         let end = *begin + line.len();
         Some((std::mem::replace(begin, end), line))
@@ -96,12 +144,13 @@ impl Source for Jsonl {
     /// # Errors
     /// A line is no object, lacks a column, or has another kind of value in it.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let range = self.cuts.range(block, self.object.bytes().len());
+        let range = self.cuts.range(block, self.object.len());
+        let text = self.object.slice(range.clone())?;
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
         let (mut seen, mut scratch) = (Vec::new(), Vec::new());
-        for (begin, line) in lines(&self.object.bytes()[..range.end], range.start) {
+        for (begin, line) in lines(&text, range.start) {
             seen.clear();
             seen.resize(out.len(), false);
             let line_of = Line { columns: &mut out, seen: &mut seen, scratch: &mut scratch };
@@ -121,7 +170,10 @@ impl Source for Jsonl {
 
 /// Returns the error of the line that begins at `begin`.
 fn broken(object: &Object, begin: usize, error: &serde_json::Error) -> Error {
-    let line = 1 + object.bytes()[..begin].iter().filter(|&&byte| byte == b'\n').count();
+    let line = match object.line(begin) {
+        Ok(line) => line,
+        Err(error) => return error,
+    };
     let message = error.to_string();
     // The parser's own position counts from the begin of the line.
     let message = message.split(" at line ").next().unwrap_or_default();
