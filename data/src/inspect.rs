@@ -30,8 +30,8 @@ pub struct Inspected {
     pub first: Vec<Vec<String>>,
 }
 
-/// Looks at the file at `path`, which may be a URL. It decodes the blocks of its first `records` records. `header` says
-/// whether the first line of a CSV file names the columns. The call blocks.
+/// Looks at the file at `path`, which may be a URL. It decodes the blocks of its first `records`
+/// records. `header` says whether the first line of a CSV file names the columns. The call blocks.
 ///
 /// # Errors
 /// The file is missing, or no file of this format.

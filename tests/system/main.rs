@@ -39,4 +39,5 @@ mod takeover;
 mod tidy;
 mod traced;
 mod upgrade;
+mod urls;
 mod watched;
