@@ -3,9 +3,9 @@
 //! - **Tables.** Files that are open are open once. The references are weak, so that a file is
 //!   closed when the last job that reads it is gone. A file that was changed on disk is another
 //!   file.
-//! - **Blocks and pieces.** Decoded blocks, and pieces of files on other machines, stay in memory up
-//!   to a bound. Then those that were not used lately go. A block that lies in a mapped file takes
-//!   no memory and is not kept here.
+//! - **Blocks and pieces.** Decoded blocks, and pieces of files on other machines, stay in memory
+//!   up to a bound. Then those that were not used lately go. A block that lies in a mapped file
+//!   takes no memory and is not kept here.
 //!
 //! Both are process-wide state, but harmless: what they hold never changes.
 

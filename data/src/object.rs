@@ -2,9 +2,11 @@
 //!
 //! | file | its bytes |
 //! | --- | --- |
-//! | local | mapped into memory, so the process holds only what it reads, and the system may take that back |
+//! | local | mapped into memory |
 //! | on another machine | fetched part by part (`remote.rs`) |
 //! | compressed, or on a server that gives no parts | in memory as a whole, up to a limit |
+//!
+//! Of a mapped file the process holds only what it reads, and the system may take that back.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read};
@@ -90,7 +92,7 @@ enum Place {
     /// In the memory of this process.
     Here {
         bytes: Arc<dyn FileBytes>,
-        /// The same bytes, for parts of them.
+        /// These bytes again, for parts of them.
         shared: Bytes,
         /// The file, if it is mapped. Otherwise the process has a copy.
         mapped: Option<Arc<Opened>>,

@@ -192,8 +192,8 @@ fn place(object: &Object, block: &Block) -> Result<(std::ops::Range<usize>, std:
     range().ok_or_else(|| "the footer names bytes that the file does not have".to_owned().into())
 }
 
-/// Reads the head and the body that a footer names. The body is a copy with Arrow's alignment, which
-/// nobody else can change after Arrow has checked it.
+/// Reads the head and the body that a footer names. The body is a copy with Arrow's alignment,
+/// which nobody else can change after Arrow has checked it.
 ///
 /// # Errors
 /// The footer names bytes that the file does not have, or they cannot be read.
