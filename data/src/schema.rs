@@ -5,8 +5,8 @@
 //! `data.inputs` named it. With `data.inputs` each argument is a column in its own type and shape,
 //! except that f64 becomes f32, the type of a model's weights. `data.dtypes` sets another type.
 //!
-//! A column with transforms counts here as what they make of it. A value that is missing is replaced
-//! before its transforms, if the job says by what.
+//! A column with transforms counts here as what they make of it. A missing value is replaced before
+//! its transforms, if the job says by what.
 
 use std::sync::Arc;
 use std::time::Duration;

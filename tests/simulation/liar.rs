@@ -1,6 +1,6 @@
 //! A member of the fleet that lies. It registers like any worker. Then it claims in the names of
-//! others that work is done or failed, that they leave, and that checkpoints are written. In its
-//! own name it claims work of others. All of its claims must be refused.
+//! others that work is done or failed, that records are bad, that they leave, and that checkpoints
+//! are written. In its own name it claims work of others. All of its claims must be refused.
 
 use std::ops::Not;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) async fn run(seed: u64, plan: Plan, channel: Channel) {
             boast(&mut fleet, shown, lease, microbatches).await;
             continue;
         }
-        let what = dice.range(0, 2);
+        let what = dice.range(0, 3);
         let believed = lie(&mut fleet, shown, other, what, &mut dice).await;
         assert!(believed.is_err(), "incarnation {other} was spoken for: {what}");
         checks::count("lies that nobody believed");
@@ -96,6 +96,12 @@ async fn lie(
             let result = Some(pb::complete_request::Result::Initialized(pb::Initialized::default()));
             let request = pb::CompleteRequest { incarnation: other, lease, result, more: true };
             fleet.complete(signed(shown, request)).await.map(drop)
+        }
+        2 => {
+            let records = vec![pb::BadRecord { record: 0, reason: "a lie".to_owned() }];
+            let set = pb::DataSet::Train.into();
+            let request = pb::SkipRequest { incarnation: other, lease, set, records };
+            fleet.skip(signed(shown, request)).await.map(drop)
         }
         _ => {
             let saved = pb::SavedPartition {

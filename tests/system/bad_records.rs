@@ -1,5 +1,5 @@
-//! Records that cannot be decoded or lack a value: any fleet skips the same ones and trains the same
-//! bits, whatever dies meanwhile.
+//! Records that cannot be decoded or lack a value: any fleet skips the same ones and trains the
+//! same bits, whatever dies meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};

@@ -55,7 +55,7 @@ impl Asker {
     ///
     /// # Errors
     /// The job fails, because it would skip too many records; or the lease has ended.
-    pub(crate) async fn skip(&self, set: DataSet, bad: Vec<BadRecord>) -> Result<()> {
+    pub(crate) async fn skip(&self, set: DataSet, bad: &[BadRecord]) -> Result<()> {
         let set = match set {
             DataSet::Train => pb::DataSet::Train,
             DataSet::Validation => pb::DataSet::Validation,

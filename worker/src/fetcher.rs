@@ -354,7 +354,7 @@ async fn read(
 /// Returns the good records of a microbatch, once the master knows of the others.
 async fn good(read: Result<Read>, asker: &Asker) -> Result<(Microbatch, data::Batch)> {
     let Read { microbatch, batch, bad } = read?;
-    asker.skip(DataSet::Train, bad).await?;
+    asker.skip(DataSet::Train, &bad).await?;
     Ok((microbatch, batch))
 }
 

@@ -171,7 +171,7 @@ pub(crate) async fn evaluate(
         Ok((evaluated, bad))
     });
     let (evaluated, bad) = evaluated.await?;
-    asker.skip(DataSet::Validation, bad).await?;
+    asker.skip(DataSet::Validation, &bad).await?;
     Ok(Report::Evaluated(evaluated))
 }
 

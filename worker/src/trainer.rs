@@ -145,8 +145,8 @@ impl Piece {
     }
 }
 
-/// Returns what a microbatch without records adds to its step: no gradient, and the state from which
-/// it would have been computed.
+/// Returns what a microbatch without records adds to its step: no gradient, and the state from
+/// which it would have been computed.
 fn nothing(tensors: &[TensorSpec], weights: &[Values]) -> Vec<Values> {
     let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
         TensorRole::Parameter => tensor.zeros(),
@@ -172,8 +172,8 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
     Ok(gradients.values)
 }
 
-/// Evaluates batches with the loaded weights. Sums are in their order. Batches without records count
-/// nothing.
+/// Evaluates batches with the loaded weights. Sums are in their order. Batches without records
+/// count nothing.
 pub(crate) fn evaluate(
     model: &mut dyn Model,
     batches: impl Iterator<Item = data::Result<Batch>>,

@@ -438,4 +438,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let _ = (&held, incarnation, lease);",
         test: Test::Lib("worker", "fetcher"),
     },
+    Mutant {
+        what: "a worker hears of a skipped record before the journal has it",
+        file: "master/src/service/fleet.rs",
+        find: "        // The worker pushes without these records, and so does every other one after a restart.\n        self.shared.durable().await?;",
+        replace: "",
+        test: Test::Integration("master", "skips"),
+    },
+    Mutant {
+        what: "a step is divided by more records than it has",
+        file: "ps/src/partition/update.rs",
+        find: "(1.0 / begun.samples as f64) as f32",
+        replace: "(1.0 / self.opening.plan.samples_of(begun.step) as f64) as f32",
+        test: Test::Lib("ps", "partition::tests"),
+    },
+    Mutant {
+        what: "a step without records moves the weights",
+        file: "ps/src/partition/update.rs",
+        find: "0 => self.dense.unchanged(&weights),",
+        replace: "u64::MAX => self.dense.unchanged(&weights),",
+        test: Test::Lib("ps", "partition::tests"),
+    },
+    Mutant {
+        what: "a worker skips records of which the master does not know",
+        file: "worker/src/fetcher.rs",
+        find: "    asker.skip(DataSet::Train, &bad).await?;",
+        replace: "    asker.skip(DataSet::Train, &bad[bad.len()..]).await?;",
+        test: Test::Seeds(100),
+    },
 ];

@@ -435,6 +435,9 @@ impl Life {
                 let report = Report::Exported(exported);
                 let _ = self.world.job.complete(self.world.now, self.world.workers[worker], id, report);
             }
+            work @ (Wire::Predict(_) | Wire::Join(_) | Wire::Clear(_)) => {
+                panic!("a job that trains has no {work:?}")
+            }
         }
     }
 
