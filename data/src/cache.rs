@@ -99,6 +99,11 @@ pub fn limit_memory(bytes: u64) {
     KEPT.set_capacity(bytes);
 }
 
+/// Bounds the memory of decoded blocks in this process alone.
+pub fn limit_blocks(bytes: u64) {
+    KEPT.set_capacity(bytes);
+}
+
 /// Returns the most bytes of a file that must be in memory as a whole, such as a compressed one.
 pub(crate) fn whole_bytes_max() -> u64 {
     match LIMIT.load(Ordering::Relaxed) {

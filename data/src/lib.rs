@@ -61,7 +61,7 @@ mod tests;
 mod transform;
 
 pub use batch::Batch;
-pub use cache::{default_memory, limit_memory};
+pub use cache::{default_memory, limit_blocks, limit_memory};
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
 pub use dataset::{BadRecord, Dataset};

@@ -309,6 +309,14 @@ impl Object {
         Reader { object: self.clone(), at, window: Bytes::new(), failure: failure.clone() }
     }
 
+    /// Forgets the parts of a remote file that were read.
+    #[cfg(all(test, feature = "cloud"))]
+    pub(crate) fn forget(&self) {
+        if let Place::Remote(remote) = &self.place {
+            remote.forget();
+        }
+    }
+
     /// Returns the number of the line in which a byte lies, from 1.
     ///
     /// # Errors

@@ -258,6 +258,12 @@ mod with {
             bridge::wait(reading).map_err(|failure| error(&self.url, failure))
         }
 
+        /// Forgets the pieces that were read.
+        #[cfg(test)]
+        pub(crate) fn forget(&self) {
+            cache::forget_pieces(self.id);
+        }
+
         /// Begins to fetch a piece.
         fn fetch(&self, number: u64) -> bridge::Waiting<Result<Bytes, Failure>> {
             let (source, state, limits) = (self.source.clone(), self.state.clone(), self.limits);

@@ -29,8 +29,10 @@ pub(super) struct Limits {
     pub(super) idle: Duration,
     /// Time of one attempt to fetch a piece.
     pub(super) attempt: Duration,
-    /// Time of all attempts, after which no further one begins.
+    /// Time of all attempts, after which no further one begins, but for the first few.
     pub(super) total: Duration,
+    /// Attempts that are made in any case, so that a slow machine does not give up early.
+    pub(super) attempts_min: u32,
     /// Wait before the second attempt. It doubles each time.
     pub(super) first_wait: Duration,
 }
@@ -41,6 +43,7 @@ pub(super) const LIMITS: Limits = Limits {
     idle: Duration::from_secs(20),
     attempt: Duration::from_secs(120),
     total: Duration::from_secs(60),
+    attempts_min: 4,
     first_wait: Duration::from_millis(200),
 };
 
@@ -60,7 +63,8 @@ pub(super) enum Failure {
 }
 
 impl Limits {
-    /// Calls `attempt` until it succeeds, fails for good, or the time for all attempts is over.
+    /// Calls `attempt` until it succeeds, fails for good, or has failed often enough and the time
+    /// for all attempts is over.
     /// Waits grow exponentially, with jitter.
     ///
     /// # Errors
@@ -76,10 +80,11 @@ impl Limits {
         let (begun, attempt) = (Instant::now(), &attempt);
         let judge = |failures: u32, failure: Failure| match failure {
             Failure::Passing(why) => {
-                if begun.elapsed() + retry.wait(failures, seed) < self.total {
+                let attempts = failures + 1;
+                if attempts < self.attempts_min || begun.elapsed() + retry.wait(failures, seed) < self.total {
                     return Ok(Pause::Growing);
                 }
-                let (attempts, secs) = (failures + 1, begun.elapsed().as_secs());
+                let secs = begun.elapsed().as_secs();
                 Err(Failure::Passing(format!("{why} (attempt {attempts}, after {secs} s)")))
             }
             failure => Err(failure),
@@ -164,6 +169,18 @@ mod tests {
             let said = format!("{:?}", result.unwrap_err());
             assert!(!said.contains("503") || said.contains("attempt"), "{said}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn some_attempts_are_made_however_long_they_take() {
+        let (tried, limits) = (AtomicU32::new(0), Limits { attempts_min: 3, ..LIMITS });
+        let slow = || async {
+            tried.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(2 * limits.total).await;
+            Err::<(), _>(Failure::Passing("503".to_owned()))
+        };
+        limits.patiently(slow).await.unwrap_err();
+        assert_eq!(tried.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,10 +1,10 @@
 //! Files on a web server, over real sockets, with a server that fails in all ways.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,26 +12,29 @@ use ::parquet::arrow::ArrowWriter;
 use ::parquet::file::properties::WriterProperties;
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
 use proto::column::ColumnSpec;
-use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec};
+use proto::ids::Epoch;
+use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec};
 
 use super::bridge::{self, Failure, LIMITS, Limits};
 use super::http::Http;
 use super::{PIECE_BYTES, Remote, State};
+use crate::Dataset;
+use crate::column::Column;
 use crate::error::{Error, Result};
 use crate::format::{self, Source};
 use crate::formats::{idx, npy, npz, tar, tfrecord};
 use crate::object::Object;
 
 /// Limits for servers that answer sooner or later.
-const SOON: Limits = Limits { first_wait: Duration::from_millis(5), ..LIMITS };
+const SOON: Limits =
+    Limits { first_wait: Duration::from_millis(5), total: Duration::from_secs(3600), ..LIMITS };
 
-/// Limits for servers that stay away.
-const NEVER: Limits = Limits {
-    idle: Duration::from_millis(100),
-    total: Duration::from_millis(200),
-    first_wait: Duration::from_millis(20),
-    ..LIMITS
-};
+/// Limits for servers that stay away: the number of attempts alone counts.
+const NEVER: Limits =
+    Limits { first_wait: Duration::from_millis(5), total: Duration::ZERO, attempts_min: 3, ..LIMITS };
+
+/// Limits for servers that do not go on with an answer.
+const STALLED: Limits = Limits { idle: Duration::from_millis(100), ..NEVER };
 
 /// A request, with names of headers in lower case.
 #[derive(Clone, Debug)]
@@ -247,9 +250,9 @@ fn a_server_that_stays_away_is_named_with_the_cause() {
     for word in [&*url, "stays away: it answers 503", "attempt", "check that the server is up"] {
         assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
     }
-    assert!(busy.requests().len() > 1);
+    assert_eq!(busy.requests().len(), 3);
     let stalled = Server::start(|_, _| Answer::Stall(b"HTTP/1.1 206 Partial".to_vec()));
-    let error = stalled.open(NEVER).unwrap_err();
+    let error = stalled.open(STALLED).unwrap_err();
     assert!(said(&error).contains("the server stays away"), "{}", said(&error));
     // Nobody listens on a port that was closed.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -261,7 +264,7 @@ fn a_server_that_stays_away_is_named_with_the_cause() {
 fn an_answer_that_stops_in_its_middle_may_pass() {
     let served = bytes(1000);
     let server = Server::start(move |request, _| Answer::Stall(good(request, &served, "\"1\"").cut(500)));
-    let file = Http::new(server.url("x").parse().unwrap(), &NEVER).unwrap();
+    let file = Http::new(server.url("x").parse().unwrap(), &STALLED).unwrap();
     let state = State { bytes: 1000, tag: None, modified: None, has_ranges: true };
     let failure = bridge::wait(async move { file.get(0..1000, &state).await }).unwrap_err();
     assert!(matches!(failure, Failure::Passing(_)), "{failure:?}");
@@ -581,4 +584,88 @@ fn an_error_of_a_server_is_not_taken_for_a_damaged_file() {
         seen += 1;
     }
     assert!(seen >= 7, "{seen} files have more than a piece");
+}
+
+/// Returns a server that gives a file until the switch is set, and refuses it then.
+fn refusing(file: Vec<u8>, refuses: Arc<AtomicBool>) -> Server {
+    Server::start(move |request, _| match refuses.load(Ordering::Relaxed) {
+        false => good(request, &file, "\"1\""),
+        true => Answer::of("403 Forbidden", "", b""),
+    })
+}
+
+#[test]
+fn a_value_that_a_server_does_not_give_is_neither_missing_nor_broken() {
+    let tokens = TokensSpec { dtype: TokenType::U16, block: 64, stride: None };
+    let mut refused = Vec::new();
+    for (format, file) in files() {
+        let mut spec = DataSpec::of(format, FilesSpec::default());
+        spec.tokens = (format == Format::Tokens).then_some(tokens);
+        let refuses = Arc::new(AtomicBool::new(false));
+        let server = refusing(file, refuses.clone());
+        let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
+        let source = format::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
+        let all: Vec<usize> = (0..source.outline().columns.len()).collect();
+        refuses.store(true, Ordering::Relaxed);
+        object.forget();
+        for block in 0..source.outline().blocks.len() {
+            match source.read(block, &all) {
+                Err(error) => {
+                    assert!(matches!(error, Error::Remote { .. }), "{}: {}", format.name(), said(&error));
+                    refused.push(format);
+                }
+                // The whole file is in memory.
+                Ok(columns) => {
+                    let faults = |column: &Column| {
+                        (0..column.records()).filter(|&record| column.fault(record).is_some()).count()
+                    };
+                    assert_eq!(columns.iter().map(faults).sum::<usize>(), 0, "{}", format.name());
+                }
+            }
+        }
+    }
+    for format in [
+        Format::Arrow,
+        Format::Csv,
+        Format::Jsonl,
+        Format::Npy,
+        Format::Parquet,
+        Format::Tar,
+        Format::Tfrecord,
+        Format::Tokens,
+    ] {
+        assert!(refused.contains(&format), "{} was read from nowhere", format.name());
+    }
+}
+
+#[test]
+fn a_job_that_skips_bad_records_skips_none_that_a_server_does_not_give() {
+    let array = npy::tests::header("<f4", "False", "(1310720,)");
+    let array = npy::tests::write(1, &array, &[0; 5 << 20]);
+    let refuses = Arc::new(AtomicBool::new(false));
+    let server = refusing(array, refuses.clone());
+    let text = format!(
+        r#"name = "t"
+        epochs = 1
+        seed = 5
+        model = {{ builtin = "mlp", loss = "mse" }}
+        batch = {{ micro = 2 }}
+        optimizer = {{ kind = "sgd", learning_rate = 0.1 }}
+        [data]
+        format = "npy"
+        train = {{ features = ["{0}"], labels = ["{0}"] }}
+        on_error = "skip"
+        max_bad = 1.0
+        "#,
+        server.url("x")
+    );
+    let spec = proto::spec::parse(&text, Path::new("job.toml"), &[]).unwrap();
+    let data = Dataset::open(&spec, DataSet::Train, None).unwrap();
+    refuses.store(true, Ordering::Relaxed);
+    let last = data.len() - 1;
+    let error = data.read(Epoch(0), [last], &BTreeSet::new()).unwrap_err();
+    assert!(matches!(error, Error::Remote { .. }) && said(&error).contains("403"), "{}", said(&error));
+    refuses.store(false, Ordering::Relaxed);
+    let (batch, bad) = data.read(Epoch(0), [last], &BTreeSet::new()).unwrap();
+    assert_eq!((batch.samples, bad.len()), (1, 0), "a failure leaves nothing behind");
 }

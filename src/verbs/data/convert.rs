@@ -36,7 +36,7 @@ const VALUES: &str = "values";
 /// written.
 pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
     let (folder, json) = (args.out.clone(), args.json);
-    data::limit_memory(data::default_memory().min(CACHE_BYTES_MAX));
+    data::limit_blocks(data::default_memory().min(CACHE_BYTES_MAX));
     let (bar, stop) = (Bar::new(app.screen.clone(), "records"), app.stop.token().clone());
     let convert = move || -> Result<Option<Converted>> {
         Ok(data::convert(&order(&args)?, &|done, all| {
