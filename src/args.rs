@@ -276,7 +276,7 @@ fn length(text: &str) -> Result<(String, usize), String> {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataInspect {
-    /// Data file, or folder of images
+    /// Data file, its URL, or folder of images
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     #[command(flatten)]
@@ -302,9 +302,9 @@ pub(crate) struct DataInspect {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataConvert {
-    /// Data files with the same columns, or folders of images. Files of one array each (idx, npy)
-    /// are given as COLUMN=FILE, e.g. `features=x.npy labels=y.npy`; a repeated column has several
-    /// files
+    /// Data files with the same columns, their URLs, or folders of images. The last part of a name
+    /// may have `*` in it. Files of one array each (idx, npy) are given as COLUMN=FILE, e.g.
+    /// `features=x.npy labels=y.npy`; a repeated column has several files
     #[arg(value_name = "SOURCE", required = true)]
     pub(crate) sources: Vec<String>,
     #[command(flatten)]

@@ -123,6 +123,7 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         let telemetry = telemetry::start(&environment, cli.log, level, service, trace, &screen)?;
         let numbers = Numbers::new(telemetry.meter());
         let (stop, dialer) = (Stop::on_signals()?, environment.dialer()?);
+        ::data::use_store_settings(environment.stores.settings().clone());
         let app = App { environment, registry, screen, stop, dialer, numbers };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {

@@ -20,3 +20,19 @@ pub(crate) mod scale;
 pub(crate) mod status;
 pub(crate) mod submit;
 pub(crate) mod watch;
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use proto::spec::JobSpec;
+
+/// Replaces patterns in the job's lists of files by the files that fit them.
+///
+/// # Errors
+/// A folder cannot be listed, no file fits, or the lists do not fit each other then.
+pub(crate) async fn replace_patterns(spec: &mut JobSpec, root: Option<&Path>) -> Result<()> {
+    let (data, root) = (spec.data.clone(), root.map(Path::to_owned));
+    let replace = move || ::data::without_patterns(&data, root.as_deref());
+    spec.data = tokio::task::spawn_blocking(replace).await.context("the reader of folders panicked")??;
+    Ok(spec.validate()?)
+}

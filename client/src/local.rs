@@ -166,6 +166,8 @@ impl Local {
             threads: options.threads,
             device: options.device,
             data_root: options.data_root.clone(),
+            // The user of this process chose the job's URLs.
+            data_urls: data::every_url(),
             ..worker::Options::default()
         };
         let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());

@@ -3,13 +3,15 @@
 //! - **Tables.** Files that are open are open once. The references are weak, so that a file is
 //!   closed when the last job that reads it is gone. A file that was changed on disk is another
 //!   file.
-//! - **Blocks.** Decoded blocks stay in memory up to a bound. Then those that were not used lately
-//!   go. A block that lies in a mapped file takes no memory and is not kept here.
+//! - **Blocks and pieces.** Decoded blocks, and pieces of files on other machines, stay in memory
+//!   up to a bound. Then those that were not used lately go. A block that lies in a mapped file
+//!   takes no memory and is not kept here.
 //!
 //! Both are process-wide state, but harmless: what they hold never changes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
@@ -46,12 +48,33 @@ pub fn default_memory() -> u64 {
     machine.min(limit) / 4
 }
 
+/// What the cache holds.
 #[derive(Clone)]
-struct Bytes;
+enum Kept {
+    Block(Blocks),
+    /// Bytes of a file on another machine.
+    #[cfg_attr(not(feature = "cloud"), allow(dead_code, reason = "all files are local"))]
+    Piece(bytes::Bytes),
+}
 
-impl Weighter<Key, Blocks> for Bytes {
-    fn weight(&self, _: &Key, block: &Blocks) -> u64 {
-        bytes(block)
+/// Place of what the cache holds.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Place {
+    Block(Key),
+    /// Number of the file in this process, and of the piece in the file.
+    #[cfg_attr(not(feature = "cloud"), allow(dead_code, reason = "all files are local"))]
+    Piece(u64, u64),
+}
+
+#[derive(Clone)]
+struct Weights;
+
+impl Weighter<Place, Kept> for Weights {
+    fn weight(&self, _: &Place, kept: &Kept) -> u64 {
+        match kept {
+            Kept::Block(block) => bytes(block),
+            Kept::Piece(piece) => piece.len() as u64,
+        }
     }
 }
 
@@ -59,17 +82,34 @@ fn bytes(block: &Blocks) -> u64 {
     block.iter().map(|column| column.owned_bytes() as u64).sum()
 }
 
-static BLOCKS: LazyLock<Cache<Key, Blocks, Bytes>> = LazyLock::new(|| {
+static KEPT: LazyLock<Cache<Place, Kept, Weights>> = LazyLock::new(|| {
     let mut options = OptionsBuilder::new();
     let options = options.shards(1).estimated_items_capacity(1024).weight_capacity(default_memory());
     let options = options.build().expect("all options are given");
-    Cache::with_options(options, Bytes, Default::default(), Default::default())
+    Cache::with_options(options, Weights, Default::default(), Default::default())
 });
 
-/// Bounds the memory of decoded blocks in this process. Without a call it is [`default_memory`].
-/// Blocks in use are not counted.
+/// Bound of the memory in bytes, if somebody has set it. 0: nobody has.
+static LIMIT: AtomicU64 = AtomicU64::new(0);
+
+/// Bounds the memory of decoded blocks in this process, and the size of a file that must be in
+/// memory as a whole. Without a call it is [`default_memory`]. Blocks in use are not counted.
 pub fn limit_memory(bytes: u64) {
-    BLOCKS.set_capacity(bytes);
+    LIMIT.store(bytes.max(1), Ordering::Relaxed);
+    KEPT.set_capacity(bytes);
+}
+
+/// Bounds the memory of decoded blocks in this process alone.
+pub fn limit_blocks(bytes: u64) {
+    KEPT.set_capacity(bytes);
+}
+
+/// Returns the most bytes of a file that must be in memory as a whole, such as a compressed one.
+pub(crate) fn whole_bytes_max() -> u64 {
+    match LIMIT.load(Ordering::Relaxed) {
+        0 => default_memory(),
+        bytes => bytes,
+    }
 }
 
 /// Returns a decoded block from memory, or from `read`. Other readers of the same block wait.
@@ -77,16 +117,55 @@ pub fn limit_memory(bytes: u64) {
 /// # Errors
 /// `read` fails. The next reader tries again.
 pub(crate) fn block(key: &Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
-    let block = BLOCKS.get_or_insert_with(key, || read().map(Arc::new))?;
+    let place = Place::Block(key.clone());
+    let kept = KEPT.get_or_insert_with(&place, || read().map(|block| Kept::Block(Arc::new(block))))?;
+    let Kept::Block(block) = kept else { unreachable!("a block lies at {key:?}") };
     if bytes(&block) == 0 {
-        BLOCKS.remove(key);
+        KEPT.remove(&place);
     }
     Ok(block)
 }
 
 /// Forgets the blocks of a table.
 pub(crate) fn forget(table: u64) {
-    BLOCKS.retain(|key, _| key.table != table);
+    KEPT.retain(|place, _| !matches!(place, Place::Block(key) if key.table == table));
+}
+
+/// Returns a piece of a file from memory, or from `fetch`. Other readers of the same piece wait.
+///
+/// # Errors
+/// `fetch` fails. The next reader tries again.
+#[cfg(feature = "cloud")]
+pub(crate) fn piece(
+    file: u64,
+    number: u64,
+    fetch: impl FnOnce() -> Result<bytes::Bytes>,
+) -> Result<bytes::Bytes> {
+    match KEPT.get_or_insert_with(&Place::Piece(file, number), || fetch().map(Kept::Piece))? {
+        Kept::Piece(piece) => Ok(piece),
+        Kept::Block(_) => unreachable!("a piece lies at {file}, {number}"),
+    }
+}
+
+/// Returns a piece of a file if it is in memory.
+#[cfg(feature = "cloud")]
+pub(crate) fn known_piece(file: u64, number: u64) -> Option<bytes::Bytes> {
+    match KEPT.get(&Place::Piece(file, number))? {
+        Kept::Piece(piece) => Some(piece),
+        Kept::Block(_) => None,
+    }
+}
+
+/// Keeps a piece of a file.
+#[cfg(feature = "cloud")]
+pub(crate) fn keep_piece(file: u64, number: u64, piece: bytes::Bytes) {
+    KEPT.insert(Place::Piece(file, number), Kept::Piece(piece));
+}
+
+/// Forgets the pieces of a file.
+#[cfg(feature = "cloud")]
+pub(crate) fn forget_pieces(file: u64) {
+    KEPT.retain(|place, _| !matches!(place, Place::Piece(of, _) if *of == file));
 }
 
 /// Opens file number `file` of each list of `files`, or finds it open.

@@ -107,11 +107,12 @@ impl Dataset {
     }
 
     /// Checks that each file has as many records and bytes as when the job was indexed, because the
-    /// order of records depends on the counts. 0 bytes are unknown.
+    /// order of records depends on the counts. 0 bytes are unknown. A file on another machine must
+    /// also have its version, unless that is unknown, which is the empty text.
     ///
     /// # Errors
-    /// The first file with another number.
-    pub fn check(&self, records: &[u64], bytes: &[u64]) -> Result<()> {
+    /// The first file with another number or version.
+    pub fn check(&self, records: &[u64], bytes: &[u64], versions: &[String]) -> Result<()> {
         for (at, table) in self.tables.iter().enumerate() {
             let number = |list: &[u64], found| list.get(at).copied().unwrap_or(found);
             let (records, bytes) = (number(records, table.records()), number(bytes, 0));
@@ -122,6 +123,16 @@ impl Dataset {
                     expected: (records, bytes),
                     found: (table.records(), table.bytes()),
                 });
+            }
+            let (found, then) = (table.version(), versions.get(at).map_or("", String::as_str));
+            if !found.is_empty() && !then.is_empty() && found != then {
+                return wrong(
+                    table.path(),
+                    format!(
+                        "the file has changed since the job was indexed: it is version {found} now, it was {then}; \
+                         restore it, or submit the job anew"
+                    ),
+                );
             }
         }
         Ok(())

@@ -18,6 +18,14 @@ pub enum Error {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// A file on another machine cannot be read.
+    #[error("{url}: {reason}")]
+    Remote {
+        /// URL of the file.
+        url: String,
+        /// Cause, and what to check.
+        reason: String,
+    },
     /// A data file is malformed.
     #[error("{}: {reason}", path.display())]
     Malformed {
@@ -76,8 +84,40 @@ impl Error {
             | Self::Specification(_)
             | Self::NoRecord { .. }
             | Self::Predictions(_) => true,
-            Self::File { .. } | Self::NoSuchSet(_) | Self::NoSuchFile { .. } | Self::Changed { .. } => false,
+            Self::File { .. } | Self::Remote { .. } | Self::NoSuchSet(_) => false,
+            Self::NoSuchFile { .. } | Self::Changed { .. } => false,
         }
+    }
+}
+
+/// Why a part of a file makes no column.
+#[derive(Debug)]
+pub(crate) enum Flaw {
+    /// The part is malformed for this reason.
+    Malformed(String),
+    /// The part cannot be read.
+    Unread(Error),
+}
+
+impl Flaw {
+    /// Returns the error. `named` names the part in a reason.
+    pub(crate) fn at(self, path: &Path, named: impl FnOnce(String) -> String) -> Error {
+        match self {
+            Self::Malformed(reason) => malformed(path, named(reason)),
+            Self::Unread(error) => error,
+        }
+    }
+}
+
+impl From<String> for Flaw {
+    fn from(reason: String) -> Self {
+        Self::Malformed(reason)
+    }
+}
+
+impl From<Error> for Flaw {
+    fn from(error: Error) -> Self {
+        Self::Unread(error)
     }
 }
 

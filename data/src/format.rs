@@ -1,9 +1,12 @@
 //! The interface of a format: from a file's bytes to columns of records.
 //!
 //! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
-//! Parquet, a batch of Arrow, a whole array, a whole CSV file, 4 MiB of a tar archive. Some records
-//! of a block cost as much as all of them, so decoded blocks stay in memory for a while
-//! (`cache.rs`).
+//! Parquet, a batch of Arrow, a whole array in memory, 4 MiB of an array elsewhere, of a CSV file
+//! or of a tar archive. Some records of a block cost as much as all of them, so decoded blocks stay
+//! in memory for a while (`cache.rs`).
+//!
+//! A format asks an `Object` for the parts that it needs (`Object::slice`), because the file may
+//! lie on another machine.
 
 use std::path::Path;
 
@@ -29,7 +32,8 @@ pub(crate) struct Outline {
 impl Outline {
     /// Returns the number of records.
     pub(crate) fn records(&self) -> u64 {
-        self.blocks.iter().sum()
+        // A damaged file may say anything.
+        self.blocks.iter().fold(0, |all, &records| all.saturating_add(records))
     }
 }
 
@@ -51,11 +55,14 @@ pub(crate) trait Source: Send + Sync {
 
     /// Returns the bytes of the content without compression. Default: those of the file.
     fn bytes(&self, object: &Object) -> u64 {
-        object.bytes().len() as u64
+        object.len() as u64
     }
 
     /// Returns the identity of the content. Default: that of the file's bytes.
-    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Content {
+    ///
+    /// # Errors
+    /// The file cannot be read, or has changed.
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         object.hash(content, observer)
     }
 }

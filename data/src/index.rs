@@ -23,6 +23,9 @@ pub struct Indexed {
     pub labels: Option<(i64, i64)>,
     /// Size and checksum of the content.
     pub content: Content,
+    /// What the servers of files on other machines say of this content: ETags, or times of the last
+    /// modification. Empty: nothing.
+    pub version: String,
 }
 
 /// Indexes file number `file` of each list of a data set's own files, below `root` if given. The
@@ -49,6 +52,12 @@ pub fn index_observed(
     let table = cache::open(&spec.data, files, file, root, observer)?;
     let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table)?;
-    let content = table.content(observer);
-    Ok(Indexed { records: table.records(), inputs: schema.inputs(), labels, content })
+    let content = table.content(observer)?;
+    Ok(Indexed {
+        records: table.records(),
+        inputs: schema.inputs(),
+        labels,
+        content,
+        version: table.version(),
+    })
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use proto::column::{ColumnSpec, ElementType};
-use proto::spec::{DataSpec, Format};
+use proto::spec::{DataSpec, Format, data_url};
 
 use crate::column::{Column, Fault, each_f64};
-use crate::error::Result;
+use crate::error::{Result, malformed};
 use crate::format::{self, Source};
 use crate::object::Object;
 use crate::{pixels, sample, sheet};
@@ -55,9 +55,9 @@ pub struct ImageSizes {
     pub largest: Option<(usize, usize)>,
 }
 
-/// Looks at the file at `path`. It decodes the blocks of its first `records` records, and a sample
-/// of the records if a column has images. `spec` says how the file is read; it needs no training
-/// files. The call blocks.
+/// Looks at the file at `path`, which may be a URL. It decodes the blocks of its first `records`
+/// records, and a sample of the records if a column has images. `spec` says how the file is read; it
+/// needs no training files. The call blocks.
 ///
 /// # Errors
 /// The file is missing, or no file of this format.
@@ -85,11 +85,20 @@ pub fn inspect(path: &Path, spec: &DataSpec, records: u64) -> Result<Inspected> 
     })
 }
 
-/// Opens a file that no job describes.
+/// Opens a file that no job describes. `path` may be a URL.
 ///
 /// # Errors
-/// The file is missing, or no file of this format.
+/// The URL is not whole, or the file is missing, or no file of this format.
 pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
+    let located = match path.to_str() {
+        Some(name) => {
+            let shown = || Path::new(&data_url::shown(name)).to_owned();
+            data_url::check(name).map_err(|reason| malformed(&shown(), reason))?;
+            spec.locate(name, None)
+        }
+        None => path.to_owned(),
+    };
+    let path = located.as_path();
     let object = match spec.format {
         Format::Images => Object::copy(path, Vec::new()),
         _ => Object::open(path, &())?,

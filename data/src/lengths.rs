@@ -81,7 +81,7 @@ impl Source for Fixed {
         self.source.bytes(object)
     }
 
-    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Content {
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         self.source.content(object, content, observer)
     }
 }

@@ -2,12 +2,14 @@
 //! list of them.
 //!
 //! A record is a set of named, typed columns. Values stay in the type of their file until a batch
-//! is made. Plain files are mapped into memory. The features and labels of a record depend only on
-//! the specification and the files.
+//! is made. Plain files are mapped into memory, and files on other machines are read part by part.
+//! The features and labels of a record depend only on the specification and the files.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `object.rs` | a file: its bytes, and whether it has changed |
+//! | `remote.rs`, `remote/` | files on web servers and in object stores |
+//! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `lengths.rs` | ragged columns to which the job gives a fixed length |
 //! | `missing.rs` | what takes the place of a missing value |
@@ -46,8 +48,10 @@ mod measure;
 mod missing;
 mod object;
 pub mod observer;
+mod pattern;
 mod pixels;
 pub mod predictions;
+mod remote;
 mod sample;
 mod schema;
 mod sheet;
@@ -57,7 +61,7 @@ mod tests;
 mod transform;
 
 pub use batch::Batch;
-pub use cache::{default_memory, limit_memory};
+pub use cache::{default_memory, limit_blocks, limit_memory};
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
 pub use dataset::{BadRecord, Dataset};
@@ -67,4 +71,6 @@ pub use inspect::{ImageSizes, Inspected, inspect};
 pub use measure::{Measured, measure};
 pub use object::Content;
 pub use observer::Observer;
+pub use pattern::without_patterns;
+pub use remote::{allow_urls, every_url, use_store_settings, wrong_prefixes};
 pub use sheet::{ContactSheet, contact_sheet};

@@ -1,24 +1,35 @@
 //! A data file: its bytes, its place for errors, and the state in which it was opened.
 //!
-//! A plain file is mapped into memory, so the process holds only what it reads, and the system may
-//! take that back. A compressed file is unpacked into memory as a whole.
+//! | file | its bytes |
+//! | --- | --- |
+//! | local | mapped into memory |
+//! | on another machine | fetched part by part (`remote.rs`) |
+//! | compressed, or on a server that gives no parts | in memory as a whole, up to a limit |
+//!
+//! Of a mapped file the process holds only what it reads, and the system may take that back.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
 
-use crate::column::FileBytes;
+use crate::cache;
+use crate::column::{Aligned, FileBytes, Memory};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::observer::Observer;
+use crate::remote::{self, Remote};
 
 /// Bytes that are read from a file at once.
 const PIECE_BYTES: usize = 4 << 20;
+
+/// Bytes of a file on another machine that a reader fetches at once.
+const WINDOW_BYTES: usize = 8 << 20;
 
 /// First bytes of a gzip file and of a Zstandard frame.
 const GZIP: [u8; 2] = [0x1F, 0x8B];
@@ -40,18 +51,29 @@ pub(crate) struct Stamp {
     pub(crate) path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
+    /// State of a file on another machine.
+    remote: Option<remote::State>,
 }
 
 impl Stamp {
     /// Looks at a file.
     ///
     /// # Errors
-    /// The file is missing.
+    /// The file is missing, or its server does not say what it has.
     pub(crate) fn of(path: &Path) -> Result<Self> {
+        if let Some(url) = remote::url(path) {
+            let state = Remote::open(url)?.state().clone();
+            return Ok(Self {
+                path: path.to_owned(),
+                bytes: state.bytes,
+                modified: None,
+                remote: Some(state),
+            });
+        }
         let file = |source| Error::File { path: path.to_owned(), source };
         let metadata = path.metadata().map_err(file)?;
         let path = path.canonicalize().map_err(file)?;
-        Ok(Self { path, bytes: metadata.len(), modified: metadata.modified().ok() })
+        Ok(Self { path, bytes: metadata.len(), modified: metadata.modified().ok(), remote: None })
     }
 }
 
@@ -59,9 +81,23 @@ impl Stamp {
 #[derive(Clone, Debug)]
 pub(crate) struct Object {
     path: PathBuf,
-    bytes: Arc<dyn FileBytes>,
-    /// The file, if it is mapped. Otherwise the process has a copy.
-    mapped: Option<Arc<Opened>>,
+    place: Place,
+    /// What the server said about a file on another machine, see [`version`](Self::version).
+    version: String,
+}
+
+/// Where the bytes of a file are.
+#[derive(Clone, Debug)]
+enum Place {
+    /// In the memory of this process.
+    Here {
+        bytes: Arc<dyn FileBytes>,
+        /// These bytes again, for parts of them.
+        shared: Bytes,
+        /// The file, if it is mapped. Otherwise the process has a copy.
+        mapped: Option<Arc<Opened>>,
+    },
+    Remote(Arc<Remote>),
 }
 
 /// A mapped file, and its state when it was mapped.
@@ -82,6 +118,12 @@ impl FileBytes for Mapped {
     }
 }
 
+impl FileBytes for Bytes {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
 /// Bytes of a file that outlive their reader.
 struct Owner(Arc<dyn FileBytes>);
 
@@ -96,9 +138,13 @@ impl Object {
     /// its name, and reports the progress to `observer`. The call blocks.
     ///
     /// # Errors
-    /// The file is missing or cannot be read, or its compression is damaged.
+    /// The file is missing or cannot be read, its compression is damaged, or it is too large
+    /// without compression.
     pub(crate) fn open(path: &Path, observer: &dyn Observer) -> Result<Self> {
         observer.open(path);
+        if let Some(url) = remote::url(path) {
+            return Self::open_remote(path, Remote::open(url)?, observer);
+        }
         let failed = |source| Error::File { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
@@ -108,59 +154,87 @@ impl Object {
             while file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes).map_err(failed)? > 0 {
                 observer.advance();
             }
-            return Self::unpacked(path, &bytes, observer)?.map_or_else(|| Ok(Self::copy(path, bytes)), Ok);
+            return Self::copy(path, bytes).unpacked(observer);
         }
         #[expect(unsafe_code, reason = "maps a file")]
         // SAFETY: bytes that another process changes meanwhile are wrong values, and `check` finds
         // such changes. No value of a type with invalid bit patterns is made of them.
         let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        match Self::unpacked(path, &mapped, observer)? {
-            Some(object) => Ok(object),
-            None => {
-                let opened = Opened { bytes: metadata.len(), modified: metadata.modified().ok(), file };
-                let bytes = Arc::new(Mapped(mapped));
-                Ok(Self { path: path.to_owned(), bytes, mapped: Some(Arc::new(opened)) })
-            }
-        }
+        let opened = Opened { bytes: metadata.len(), modified: metadata.modified().ok(), file };
+        Self::here(path, Arc::new(Mapped(mapped)), Some(Arc::new(opened))).unpacked(observer)
+    }
+
+    /// Opens a file on another machine.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub(crate) fn open_remote(path: &Path, remote: Remote, observer: &dyn Observer) -> Result<Self> {
+        let version = remote.state().version();
+        let object = if remote.state().has_ranges {
+            Self { path: path.to_owned(), place: Place::Remote(Arc::new(remote)), version: String::new() }
+        } else {
+            Self::here(path, Arc::new(remote.whole(cache::whole_bytes_max())?), None)
+        };
+        Ok(Self { version, ..object.unpacked(observer)? })
     }
 
     /// Returns the object of a file's bytes, which are unpacked like those of a file.
     ///
     /// # Errors
-    /// The compression is damaged.
+    /// The compression is damaged, or the bytes are too many without it.
     pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let unpacked = Self::unpacked(path, bytes, &())?;
-        Ok(unpacked.unwrap_or_else(|| Self::copy(path, bytes.to_vec())))
+        Self::copy(path, bytes.to_vec()).unpacked(&())
     }
 
     /// Returns the object of a file's bytes.
     pub(crate) fn copy(path: &Path, bytes: Vec<u8>) -> Self {
-        Self { path: path.to_owned(), bytes: Arc::new(bytes), mapped: None }
+        Self::here(path, Arc::new(bytes), None)
     }
 
-    fn unpacked(path: &Path, packed: &[u8], observer: &dyn Observer) -> Result<Option<Self>> {
-        let damaged = |what: &str, error: &std::io::Error| {
-            malformed(path, format!("damaged {what}: {error}; copy or download it again"))
+    fn here(path: &Path, bytes: Arc<dyn FileBytes>, mapped: Option<Arc<Opened>>) -> Self {
+        let shared = Bytes::from_owner(Owner(bytes.clone()));
+        Self { path: path.to_owned(), place: Place::Here { bytes, shared, mapped }, version: String::new() }
+    }
+
+    fn unpacked(self, observer: &dyn Observer) -> Result<Self> {
+        self.unpacked_within(cache::whole_bytes_max(), observer)
+    }
+
+    /// Returns the object of the bytes without compression, of which there are `bytes_max` at most.
+    fn unpacked_within(self, bytes_max: u64, observer: &dyn Observer) -> Result<Self> {
+        let first = self.slice(0..self.len().min(ZSTD.len()))?;
+        let reader = self.reader(0);
+        let failure = reader.failure();
+        let damaged = |what: &str, error: &io::Error| {
+            let text = format!("damaged {what}: {error}; copy or download it again");
+            failure.or(|| malformed(&self.path, text))
         };
-        let (what, mut reader): (_, Box<dyn Read + '_>) = if packed.starts_with(&GZIP) {
-            ("gzip", Box::new(MultiGzDecoder::new(packed)))
-        } else if packed.starts_with(&ZSTD) {
-            let reader = zstd::stream::read::Decoder::new(packed);
+        let (what, mut reader): (_, Box<dyn Read>) = if first.starts_with(&GZIP) {
+            ("gzip", Box::new(MultiGzDecoder::new(reader)))
+        } else if first.starts_with(&ZSTD) {
+            let reader = zstd::stream::read::Decoder::with_buffer(reader);
             ("Zstandard", Box::new(reader.map_err(|error| damaged("Zstandard", &error))?))
         } else {
-            return Ok(None);
+            return Ok(self);
         };
         let mut plain = Vec::new();
-        while reader
-            .by_ref()
-            .take(PIECE_BYTES as u64)
-            .read_to_end(&mut plain)
-            .map_err(|error| damaged(what, &error))?
-            > 0
-        {
+        loop {
+            let piece = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut plain);
+            if piece.map_err(|error| damaged(what, &error))? == 0 {
+                return Ok(Self::copy(&self.path, plain));
+            }
+            // A small file can become more than any memory.
+            if plain.len() as u64 > bytes_max {
+                return wrong(
+                    &self.path,
+                    format!(
+                        "without {what} the file has more than {bytes_max} bytes, the limit for compressed files \
+                         (data_memory); raise it, cut the file, or unpack it"
+                    ),
+                );
+            }
             observer.advance();
         }
-        Ok(Some(Self::copy(path, plain)))
     }
 
     /// Returns the path, for errors.
@@ -168,28 +242,108 @@ impl Object {
         &self.path
     }
 
-    /// Returns the bytes without compression.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.bytes.bytes()
+    /// Returns the number of bytes, without compression.
+    pub(crate) fn len(&self) -> usize {
+        match &self.place {
+            Place::Here { shared, .. } => shared.len(),
+            Place::Remote(remote) => remote.state().bytes as usize,
+        }
     }
 
-    /// Returns the bytes for values that stay where they are.
-    pub(crate) fn share(&self) -> Arc<dyn FileBytes> {
-        self.bytes.clone()
+    /// Returns whether all bytes are in the memory of this process, so that parts of them cost
+    /// nothing.
+    pub(crate) const fn is_here(&self) -> bool {
+        matches!(self.place, Place::Here { .. })
     }
 
-    /// Returns the bytes for decoders that keep parts of them.
-    pub(crate) fn buffer(&self) -> Bytes {
-        Bytes::from_owner(Owner(self.share()))
+    /// Returns the text that tells this content on another machine from another one of the same
+    /// size. Empty: there is none.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Returns a part of the bytes. It copies none that are in memory.
+    ///
+    /// # Errors
+    /// The file ends before the part does, has changed since it was opened, or cannot be read.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Result<Bytes> {
+        if range.start > range.end || range.end > self.len() {
+            return wrong(
+                &self.path,
+                format!(
+                    "it has {} bytes and should have bytes {range:?}; it is damaged, copy it again",
+                    self.len()
+                ),
+            );
+        }
+        match &self.place {
+            Place::Here { shared, .. } => Ok(shared.slice(range)),
+            Place::Remote(remote) => remote.read(range.start as u64..range.end as u64),
+        }
+    }
+
+    /// Returns a part of the bytes for values that stay where they are. Those of another machine
+    /// are copied, because a column's memory is aligned.
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice).
+    pub(crate) fn memory(&self, range: Range<usize>) -> Result<Memory> {
+        let part = self.slice(range.clone())?;
+        Ok(match &self.place {
+            Place::Here { bytes, .. } => Memory::File { bytes: bytes.clone(), range },
+            Place::Remote(_) => {
+                let mut own = Aligned::with_capacity(part.len());
+                own.extend(&part);
+                Memory::Owned(own)
+            }
+        })
+    }
+
+    /// Returns a reader of the bytes from `at` on.
+    pub(crate) fn reader(&self, at: usize) -> Reader {
+        self.reader_for(at, &Failure::default())
+    }
+
+    /// Returns a reader of the bytes from `at` on, whose error `failure` remembers.
+    pub(crate) fn reader_for(&self, at: usize, failure: &Failure) -> Reader {
+        Reader { object: self.clone(), at, window: Bytes::new(), failure: failure.clone() }
+    }
+
+    /// Forgets the parts of a remote file that were read.
+    #[cfg(all(test, feature = "cloud"))]
+    pub(crate) fn forget(&self) {
+        if let Place::Remote(remote) = &self.place {
+            remote.forget();
+        }
+    }
+
+    /// Returns the number of the line in which a byte lies, from 1.
+    ///
+    /// # Errors
+    /// The file has changed since it was opened, or cannot be read.
+    pub(crate) fn line(&self, byte: usize) -> Result<usize> {
+        let (mut reader, mut line, mut left) = (self.reader(0), 1, byte);
+        while left > 0 {
+            let window = reader.window()?;
+            if window.is_empty() {
+                break;
+            }
+            let before = &window[..left.min(window.len())];
+            line += before.iter().filter(|&&byte| byte == b'\n').count();
+            left -= before.len();
+        }
+        Ok(line)
     }
 
     /// Checks that nobody has written to a mapped file since it was opened. A file that was removed
-    /// or replaced stays as it was for those who have it open.
+    /// or replaced stays as it was for those who have it open. A file on another machine is checked
+    /// with each part that is read.
     ///
     /// # Errors
     /// Somebody has.
     pub(crate) fn check(&self) -> Result<()> {
-        let Some(Opened { file, bytes, modified }) = self.mapped.as_deref() else { return Ok(()) };
+        let Place::Here { mapped: Some(opened), .. } = &self.place else { return Ok(()) };
+        let Opened { file, bytes, modified } = &**opened;
         let same = |now: std::fs::Metadata| (now.len(), now.modified().ok()) == (*bytes, *modified);
         if file.metadata().is_ok_and(same) {
             return Ok(());
@@ -202,10 +356,193 @@ impl Object {
     }
 
     /// Adds this content to `content`, piece by piece.
-    pub(crate) fn hash(&self, content: Content, observer: &dyn Observer) -> Content {
-        self.bytes().chunks(PIECE_BYTES).fold(content, |Content { bytes, crc32c }, piece| {
-            observer.advance();
-            Content { bytes: bytes + piece.len() as u64, crc32c: crc32c::crc32c_append(crc32c, piece) }
-        })
+    ///
+    /// # Errors
+    /// The file has changed since it was opened, or cannot be read.
+    pub(crate) fn hash(&self, mut content: Content, observer: &dyn Observer) -> Result<Content> {
+        let mut reader = self.reader(0);
+        loop {
+            let window = reader.window()?;
+            if window.is_empty() {
+                return Ok(content);
+            }
+            for piece in window.chunks(PIECE_BYTES) {
+                observer.advance();
+                content.bytes += piece.len() as u64;
+                content.crc32c = crc32c::crc32c_append(content.crc32c, piece);
+            }
+        }
+    }
+}
+
+/// Reads a file in sequence.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    object: Object,
+    /// Place behind the window.
+    at: usize,
+    /// Bytes that are read from the file and not yet from the reader.
+    window: Bytes,
+    failure: Failure,
+}
+
+impl Reader {
+    /// Returns the bytes that follow: all of a file that is in memory, otherwise some. Empty: the
+    /// end.
+    ///
+    /// # Errors
+    /// The file has changed since it was opened, or cannot be read.
+    pub(crate) fn window(&mut self) -> Result<Bytes> {
+        if !self.window.is_empty() {
+            return Ok(std::mem::take(&mut self.window));
+        }
+        let end = match self.object.is_here() {
+            true => self.object.len(),
+            false => self.object.len().min(self.at.saturating_add(WINDOW_BYTES)),
+        };
+        if self.at >= end {
+            return Ok(Bytes::new());
+        }
+        let window = self.object.slice(self.at..end)?;
+        self.at = end;
+        Ok(window)
+    }
+
+    /// Returns what remembers the error of this reader, for the time after a decoder took it.
+    pub(crate) fn failure(&self) -> Failure {
+        self.failure.clone()
+    }
+}
+
+impl BufRead for Reader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.window.is_empty() {
+            self.window = self.window().map_err(|error| self.failure.keep(error))?;
+        }
+        Ok(&self.window)
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        bytes::Buf::advance(&mut self.window, bytes);
+    }
+}
+
+impl Read for Reader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.fill_buf()?.read(out)?;
+        self.consume(bytes);
+        Ok(bytes)
+    }
+}
+
+/// The error of a reader. Decoders of other projects turn it into a text, and then it would look
+/// like a damaged file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failure(Arc<Mutex<Option<Error>>>);
+
+impl Failure {
+    /// Keeps an error, and returns one for a decoder.
+    pub(crate) fn keep(&self, error: Error) -> io::Error {
+        let text = error.to_string();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        io::Error::other(text)
+    }
+
+    /// Returns the error of the reader, or another one if the reader had none.
+    pub(crate) fn or(&self, other: impl FnOnce() -> Error) -> Error {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_else(other)
+    }
+}
+
+/// Parts of a file in about their order. A part is often in the window that was read for the one
+/// before.
+#[derive(Debug)]
+pub(crate) struct Scan<'a> {
+    object: &'a Object,
+    /// Place and bytes of the window.
+    begin: usize,
+    window: Bytes,
+}
+
+impl<'a> Scan<'a> {
+    /// Begins with this part of the file in the window.
+    ///
+    /// # Errors
+    /// Those of [`Object::slice`].
+    pub(crate) fn over(object: &'a Object, range: Range<usize>) -> Result<Self> {
+        Ok(Self { object, begin: range.start, window: object.slice(range)? })
+    }
+
+    /// Begins a scan of the whole file.
+    pub(crate) fn new(object: &'a Object) -> Self {
+        Self { object, begin: 0, window: Bytes::new() }
+    }
+
+    /// Returns the file.
+    pub(crate) const fn object(&self) -> &'a Object {
+        self.object
+    }
+
+    /// Returns a part of the file. `None`: the file ends before.
+    ///
+    /// # Errors
+    /// The file has changed since it was opened, or cannot be read.
+    pub(crate) fn get(&mut self, range: Range<usize>) -> Result<Option<Bytes>> {
+        if range.start > range.end || range.end > self.object.len() {
+            return Ok(None);
+        }
+        let end = self.begin + self.window.len();
+        if range.start < self.begin || range.end > end {
+            let end = match self.object.is_here() {
+                true => self.object.len(),
+                false => self.object.len().min(range.end.max(range.start.saturating_add(WINDOW_BYTES))),
+            };
+            self.window = self.object.slice(range.start..end)?;
+            self.begin = range.start;
+        }
+        Ok(Some(self.window.slice(range.start - self.begin..range.end - self.begin)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    #[test]
+    fn a_small_file_that_becomes_larger_than_the_limit_is_refused_by_name() {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(&vec![0; 3 * PIECE_BYTES]).unwrap();
+        let small = encoder.finish().unwrap();
+        let large = zstd::encode_all(&vec![0; 3 * PIECE_BYTES][..], 3).unwrap();
+        for (packed, what) in [(small, "gzip"), (large, "Zstandard")] {
+            let object = || Object::copy(Path::new("bomb"), packed.clone());
+            let bytes_max = 2 * PIECE_BYTES as u64;
+            let said = object().unpacked_within(bytes_max, &()).unwrap_err().to_string();
+            assert!(said.contains(&format!("bomb: without {what} the file has more than {bytes_max} bytes")));
+            assert!(said.contains("data_memory"), "{said}");
+            let whole = object().unpacked_within(3 * PIECE_BYTES as u64, &()).unwrap();
+            assert_eq!(whole.len(), 3 * PIECE_BYTES);
+        }
+    }
+
+    #[test]
+    fn parts_of_a_file_are_those_of_its_bytes() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let object = Object::copy(Path::new("a"), bytes.clone());
+        assert_eq!((object.len(), &*object.slice(3..7).unwrap()), (100, &[3, 4, 5, 6][..]));
+        assert!(object.slice(7..101).unwrap_err().to_string().contains("a: it has 100 bytes"));
+        let mut read = Vec::new();
+        object.reader(90).read_to_end(&mut read).unwrap();
+        assert_eq!(read, bytes[90..]);
+        let mut scan = Scan::over(&object, 10..20).unwrap();
+        for range in [12..15, 90..100, 0..5] {
+            assert_eq!(scan.get(range.clone()).unwrap().unwrap(), bytes[range]);
+        }
+        assert_eq!(scan.get(90..101).unwrap(), None);
     }
 }

@@ -129,9 +129,19 @@ impl Table {
     }
 
     /// Reads all bytes and returns their identity.
-    pub(crate) fn content(&self, observer: &dyn Observer) -> Content {
+    ///
+    /// # Errors
+    /// A file cannot be read, or has changed.
+    pub(crate) fn content(&self, observer: &dyn Observer) -> Result<Content> {
         let add = |content, part: &Part| part.source.content(&part.object, content, observer);
-        self.parts.iter().fold(Content::default(), add)
+        self.parts.iter().try_fold(Content::default(), add)
+    }
+
+    /// Returns what tells files on other machines from other ones of the same size, one after the
+    /// other. Empty: there is nothing.
+    pub(crate) fn version(&self) -> String {
+        let versions: Vec<_> = self.parts.iter().map(|part| part.object.version()).collect();
+        if versions.iter().all(|version| version.is_empty()) { String::new() } else { versions.join(" ") }
     }
 
     /// Checks that no file has changed since it was opened.

@@ -112,6 +112,7 @@ fn a_batch_holds_the_asked_records_in_the_asked_order() {
         inputs: vec![features],
         labels: Some((0, 2)),
         content: content(&[&images(5), &labels(5)]),
+        version: String::new(),
     };
     assert_eq!(job.index().unwrap(), expected);
 }
@@ -147,7 +148,13 @@ fn records_are_counted_over_all_files() {
     let inputs = vec![ColumnSpec::fixed("features", ElementType::F32, [1])];
     assert_eq!(
         job.index().unwrap(),
-        Indexed { records: 2, inputs, labels: None, content: content(&[b"1,-1\n2,-2\n"]) }
+        Indexed {
+            records: 2,
+            inputs,
+            labels: None,
+            content: content(&[b"1,-1\n2,-2\n"]),
+            version: String::new()
+        }
     );
 }
 
@@ -478,11 +485,14 @@ fn files_that_differ_from_the_indexed_ones_are_refused() {
     let data = job.train();
     let bytes = (images(4).len() + labels(4).len()) as u64;
     assert!(
-        data.check(&[4], &[bytes]).is_ok() && data.check(&[4], &[0]).is_ok() && data.check(&[4], &[]).is_ok()
+        [&[bytes][..], &[0], &[]].iter().all(|known| data.check(&[4], known, &[]).is_ok()),
+        "0 bytes are unknown"
     );
-    let message = data.check(&[4], &[bytes + 1]).unwrap_err().to_string();
+    // A local file has no version.
+    assert!(data.check(&[4], &[bytes], &["\"tag\"".to_owned()]).is_ok());
+    let message = data.check(&[4], &[bytes + 1], &[]).unwrap_err().to_string();
     assert!(
         message.contains(&format!("/x: 4 records and {bytes} bytes here, 4 records and {} bytes", bytes + 1))
     );
-    assert!(data.check(&[5], &[bytes]).is_err());
+    assert!(data.check(&[5], &[bytes], &[]).is_err());
 }

@@ -7,6 +7,7 @@
 
 mod bad;
 mod checkpoint;
+pub mod data_url;
 mod file;
 mod purpose;
 mod records;
@@ -771,9 +772,10 @@ impl DataSpec {
     }
 
     /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job
-    /// file's folder.
+    /// file's folder. A URL of another machine stays as it is.
     pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
-        let path = Path::new(file);
+        let Some(path) = data_url::local(file) else { return PathBuf::from(file) };
+        let path = Path::new(&*path);
         match (root, &self.base) {
             (Some(root), _) => root.join(path.strip_prefix("/").unwrap_or(path)),
             (None, Some(base)) => base.join(path),

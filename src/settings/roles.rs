@@ -397,6 +397,14 @@ impl Role for Worker {
                 GENERAL,
                 "Folder that all data paths of a job start from, absolute paths too. Without it the job file's folder",
             ),
+            option(
+                "data_urls",
+                Kind::Texts,
+                "PREFIX",
+                LIMITS,
+                "Beginning of URLs that jobs may read, such as s3://bucket/data. May be repeated. Without it jobs may name \
+                 any URL, but no web server of this machine",
+            ),
             option("scratch", Kind::Path, "DIR", GENERAL, "Folder for the files that come with a job"),
             metrics(),
             option(

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use client::Submission;
 use client::results::write_whole;
 use data::{ImageSizes, Inspected};
-use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec};
+use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec, data_url};
 use serde_json::json;
 
 use crate::app::App;
@@ -85,7 +85,8 @@ fn image_sizes(found: &ImageSizes) -> serde_json::Value {
 }
 
 async fn bench(args: args::DataBench, app: &App) -> Result<()> {
-    let spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
+    let mut spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
+    super::replace_patterns(&mut spec, args.data_root.as_deref()).await?;
     let options = worker::Options::default();
     let threads = args.data_threads.map_or(options.data_threads, |threads| threads as usize);
     let time = Duration::from_secs(args.seconds);
@@ -159,7 +160,9 @@ fn format(args: &args::Reading, file: &Path) -> Result<Format> {
             return Ok(Format::Images);
         }
         let name = file.to_string_lossy();
-        return Format::of_name(&name)
+        // The query of a URL is no part of the file's name.
+        let plain = data_url::split(&name).and_then(|_| name.split('?').next());
+        return Format::of_name(plain.unwrap_or(&name))
             .with_context(|| format!("{name}: its name does not say which format it has; add --format"));
     };
     named("--format", name)

@@ -27,7 +27,10 @@ pub(super) async fn measure(
     let mut submission = read.measuring(purpose, &args.model, predict)?;
     submission.check_free(stores).await?;
     submission.read_initial(stores).await?;
-    if args.reach.master.url.is_none() {
+    let is_here = args.reach.master.url.is_none();
+    let root = args.compute.data_root.as_deref().filter(|_| is_here);
+    super::replace_patterns(&mut submission.spec, root).await?;
+    if is_here {
         return run::here(submission, args.workers, args.ps, args.compute, out, args.json, app).await;
     }
     let client = app.client(&args.reach)?;

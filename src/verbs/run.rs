@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use client::results::{Folder, Written};
 use client::{Client, Event, JobStatus, Local, Submission};
-use proto::spec::{DataSet, FleetSpec, Format, JobSpec};
+use proto::spec::{DataSet, FleetSpec, Format, JobSpec, data_url};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
@@ -37,6 +37,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
     }
+    super::replace_patterns(&mut submission.spec, args.compute.data_root.as_deref()).await?;
     check(&submission.spec, args.compute.data_root.as_deref(), app)?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let out = app.out(&folder, args.resume.is_asked())?;
@@ -90,14 +91,15 @@ pub(super) async fn here(
     app.show_result(&status, written, "", json)
 }
 
-/// Checks that all data files can be read, before anything is started.
+/// Checks that all local data files can be read, before anything is started.
 ///
 /// # Errors
 /// Some files cannot be read: all of them, with the reasons.
 fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
     let files = sets.flat_map(|files| files.lists.values().flatten());
-    let files: Vec<_> = files.map(|file| spec.data.locate(file, root)).collect();
+    let local = files.filter(|file| !data_url::is_remote(file));
+    let files: Vec<_> = local.map(|file| spec.data.locate(file, root)).collect();
     let wants_folders = spec.data.format == Format::Images;
     let why = |path: &Path| match std::fs::metadata(path) {
         Ok(found) if wants_folders => (!found.is_dir()).then(|| "it is no folder".to_owned()),

@@ -29,10 +29,20 @@ fn retry() -> RetryConfig {
     }
 }
 
-/// Opens the store of a URL, in a cloud or not. Returns the store and the path in it.
-pub(crate) fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
-    // Provider for the HTTPS client. If it is installed already, it is the same one.
+/// Says which cryptography HTTPS clients of this process use. A client that is built before has
+/// none.
+pub fn install_cryptography() {
+    // If one is installed already, it is the same one.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+}
+
+/// Opens the store of a URL, in a cloud or not. Returns the store and the path in it. `settings`
+/// are those of object stores under their usual names, such as `AWS_REGION`.
+///
+/// # Errors
+/// The URL names no store, or the settings do not suffice for it.
+pub fn open(url: &Url, settings: &BTreeMap<String, String>) -> Result<(Arc<dyn ObjectStore>, Path)> {
+    install_cryptography();
     // The builders share no trait. Each one ignores settings of the other clouds.
     macro_rules! store {
         ($builder:ty) => {{

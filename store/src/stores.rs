@@ -71,6 +71,11 @@ impl Stores {
         Self { settings: Arc::new(settings), ..Self::default() }
     }
 
+    /// Returns the settings of object stores, which are secrets.
+    pub fn settings(&self) -> &BTreeMap<String, String> {
+        &self.settings
+    }
+
     /// Creates stores whose every URL leads to a path in `store`, for tests and simulated faults.
     pub fn only(store: Arc<dyn ObjectStore>) -> Self {
         Self { instead: Some(store), ..Self::default() }

@@ -17,6 +17,7 @@ pub mod skip;
 pub mod slow_disk;
 pub mod tmpfs;
 pub mod watchdog;
+pub mod web;
 
 use std::fs;
 use std::io::Read as _;

@@ -42,4 +42,5 @@ mod takeover;
 mod tidy;
 mod traced;
 mod upgrade;
+mod urls;
 mod watched;

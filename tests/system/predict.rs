@@ -18,7 +18,8 @@ const THRICE: u64 = 3 * RECORDS;
 /// The network of the example.
 const MLP: &str = "model={ builtin = \"mlp\", options = { hidden = [128] }, metrics = [\"accuracy\"] }";
 
-/// A network with these weights that takes 20 ms for each microbatch. A part of 256 records takes 320 ms.
+/// A network with these weights that takes 20 ms for each microbatch. A part of 256 records takes
+/// 320 ms.
 const PACED: &str = "model={ builtin = \"paced\", options = { of = \"mlp\", millis = 20, hidden = [128] } }";
 
 fn job() -> String {

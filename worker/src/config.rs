@@ -24,6 +24,9 @@ pub struct Options {
     /// Folder below which the job's data paths are looked up. Default: the job file's folder, as on
     /// the user's machine.
     pub data_root: Option<PathBuf>,
+    /// Beginnings of the URLs that jobs may read. Web servers of this machine must be listed.
+    /// Default: none are listed, and all other URLs are read.
+    pub data_urls: Vec<String>,
     /// Time without the master after which the worker gives up. Default 5 min.
     #[serde(with = "proto::duration")]
     pub master_timeout: Duration,
@@ -88,6 +91,7 @@ impl Default for Options {
             threads: 1,
             device: Choice::default(),
             data_root: None,
+            data_urls: Vec::new(),
             master_timeout: Duration::from_secs(300),
             drain: Duration::from_secs(10),
             prefetch: 4,
@@ -122,6 +126,7 @@ impl Options {
         check((1..=1024).contains(&self.data_threads), "data_threads: from 1 to 1024");
         check(self.pushes_in_flight_max > 0, "pushes_in_flight_max: at least 1");
         check(!self.master_timeout.is_zero(), "master_timeout: above 0");
+        wrong.extend(data::wrong_prefixes(&self.data_urls));
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 }
@@ -133,7 +138,8 @@ mod tests {
     #[test]
     fn all_violations_are_reported_at_once() {
         assert_eq!(Options::default().validate(), Ok(()));
-        let options = Options { threads: 0, prefetch: 0, ..Options::default() };
-        assert_eq!(options.validate().unwrap_err().len(), 2);
+        let data_urls = vec!["s3://bucket".to_owned(), "/data".to_owned()];
+        let options = Options { threads: 0, prefetch: 0, data_urls, ..Options::default() };
+        assert_eq!(options.validate().unwrap_err().len(), 3);
     }
 }

@@ -87,14 +87,14 @@ impl Job {
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
-        train.check(&reply.train_records, &reply.train_bytes)?;
+        train.check(&reply.train_records, &reply.train_bytes, &reply.train_versions)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
         let validation = match has_validation {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
-            data.check(&reply.validation_records, &reply.validation_bytes)?;
+            data.check(&reply.validation_records, &reply.validation_bytes, &reply.validation_versions)?;
         }
         let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;
         let files = Arc::new(files);
@@ -222,7 +222,7 @@ impl Job {
         order
     }
 
-    /// Reads the records of one microbatch, without bad ones.
+    /// Reads the records of one microbatch, without bad ones. The call blocks.
     pub(crate) fn read(&self, id: MicrobatchId) -> Result<Read> {
         let microbatch = self.plan.microbatch(id);
         let order = self.order(microbatch.epoch);
@@ -232,7 +232,7 @@ impl Job {
         Ok(Read { microbatch, batch, bad })
     }
 
-    /// Reads the first microbatch that has a good record.
+    /// Reads the first microbatch that has a good record. The call blocks.
     pub(crate) fn first_batch(&self) -> Result<Batch> {
         let mut reason = "the job skips them".to_owned();
         for id in (0..self.plan.microbatches_per_epoch().min(TRIED)).map(MicrobatchId) {
@@ -246,7 +246,7 @@ impl Job {
     }
 
     /// Reads the first records with a good one of the data set that a job without training goes
-    /// over.
+    /// over. The call blocks.
     pub(crate) fn first_measured(&self) -> Result<Batch> {
         let (data, skipped) = (self.measured()?, self.skipped());
         let skipped = match self.spec.measured_set() {

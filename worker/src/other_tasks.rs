@@ -67,6 +67,7 @@ impl Index {
             label_max: indexed.labels.map(|(_, max)| max),
             crc32c: Some(indexed.content.crc32c),
             bytes: indexed.content.bytes,
+            version: indexed.version,
             ..pb::Indexed::default()
         }))
     }
@@ -85,17 +86,19 @@ pub(crate) async fn init(
 ) -> Result<Report> {
     let (seed, spec) = (job.spec.seed, job.spec.clone());
     // A model that does not fit its data must fail now, not after an hour of placement and waiting.
-    let batch = match spec.purpose {
-        Purpose::Train => job.first_batch()?,
-        Purpose::Evaluate | Purpose::Predict => job.first_measured()?,
-    };
+    let records = job.clone();
     let file = job.initial.clone();
-    progress.enter(Phase::Computing, "the first records, to try the model");
+    progress.enter(Phase::Reading, "the first records, to try the model");
     let place = progress.clone();
     let (tensors, values, note) = job
         .compute
         .call(move |loaded| {
-            let _place = place;
+            // In the model's thread, because a file on another machine takes its time.
+            let batch = match spec.purpose {
+                Purpose::Train => records.first_batch()?,
+                Purpose::Evaluate | Purpose::Predict => records.first_measured()?,
+            };
+            place.enter(Phase::Computing, "the first records, to try the model");
             let tensors = loaded.model.tensors();
             let mut values = loaded.model.initial(seed)?;
             let mut note = String::new();

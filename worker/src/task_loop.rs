@@ -96,6 +96,7 @@ pub async fn run(
     let Watched { metrics, health } = watched;
     options.validate().map_err(Error::Options)?;
     data::limit_memory(options.data_memory);
+    data::allow_urls(&options.data_urls).map_err(Error::Options)?;
     let device = options.device.resolve(engines::cuda_devices())?;
     // Some threads of the process may compute it for a while. Nothing waits for this worker yet.
     let threads = options.threads;

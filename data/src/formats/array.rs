@@ -1,7 +1,9 @@
 //! Arrays of a file: the first dimension counts the records.
 //!
-//! Values in a column's own type and in little-endian order stay where they are in the file. Others
-//! are converted once, when the file is opened: u16 becomes i32, and u32 becomes i64.
+//! Values in a column's own type and in little-endian order stay where they are in a file that is
+//! in memory. Others are converted once, when the file is opened: u16 becomes i32, and u32 becomes
+//! i64. Arrays on another machine are blocks of some records, which are fetched and converted when
+//! they are used.
 
 use std::ops::Range;
 
@@ -11,6 +13,12 @@ use crate::column::{Aligned, Column, Memory};
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
+
+/// Bytes of a block of an array on another machine, about.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// Most blocks of such a file, so that the list of blocks stays small.
+const BLOCKS_MAX: usize = 1 << 18;
 
 /// Type of a file's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,19 +71,41 @@ impl Array {
     /// Opens the array as the only column of a file.
     ///
     /// # Errors
-    /// Those of [`column`](Self::column).
+    /// Those of [`values`](Self::values), or the values cannot be read.
     pub(crate) fn open(self, object: &Object, name: &str) -> Result<Box<dyn Source>> {
-        let column = self.column(object, name).map_err(|reason| malformed(object.path(), reason))?;
-        whole(object, vec![column])
+        let values = self.values(object, name).map_err(|reason| malformed(object.path(), reason))?;
+        open(object, vec![values])
     }
 
-    /// Returns the array as the column `name`.
+    /// Returns the array of `object` as the column `name`. It reads no values.
     ///
     /// # Errors
     /// The shape has no dimensions (one value, no records), or does not fit the length of the
     /// values.
-    pub(crate) fn column(self, object: &Object, name: &str) -> Result<Column, String> {
+    pub(crate) fn values(self, object: &Object, name: &str) -> Result<Values, String> {
+        let (spec, records) = self.checked(name)?;
         let Self { shape, stored, endian, range } = self;
+        // Not zero: all sizes behind the first are at least 1.
+        let record_bytes = shape.iter().skip(1).product::<usize>() * stored.size();
+        Ok(Values { object: object.clone(), spec, stored, endian, begin: range.start, records, record_bytes })
+    }
+
+    /// Returns the array as the column `name`. Its range is a part of `bytes`, which are copied.
+    ///
+    /// # Errors
+    /// Those of [`values`](Self::values).
+    pub(crate) fn column(self, bytes: &[u8], name: &str) -> Result<Column, String> {
+        let (spec, records) = self.checked(name)?;
+        let memory = Memory::Owned(converted(self.stored, self.endian, &bytes[self.range]));
+        Ok(Column::fixed(spec, records, memory))
+    }
+
+    /// Returns the column, and the number of records.
+    ///
+    /// # Errors
+    /// Those of [`values`](Self::values).
+    fn checked(&self, name: &str) -> Result<(ColumnSpec, usize), String> {
+        let Self { shape, stored, range, .. } = self;
         let Some((&records, of_one)) = shape.split_first() else {
             return Err(
                 "holds a single value without dimensions; the first dimension must be the records".to_owned()
@@ -100,30 +130,73 @@ impl Array {
         if spec.width() == Some(0) {
             return Err(format!("a record of shape {of_one:?} has no values"));
         }
-        let values = &object.bytes()[range.clone()];
-        let memory = match (stored, endian) {
-            (Stored::As(dtype), Endian::Little) | (Stored::As(dtype), Endian::Big)
-                if dtype.size() == 1 || endian == Endian::Little =>
-            {
-                Memory::File { bytes: object.share(), range }
-            }
-            (Stored::As(dtype), _) => Memory::Owned(match dtype.size() {
-                2 => each(values, |value: [u8; 2]| u16::from_be_bytes(value).to_le_bytes()),
-                4 => each(values, |value: [u8; 4]| u32::from_be_bytes(value).to_le_bytes()),
-                _ => each(values, |value: [u8; 8]| u64::from_be_bytes(value).to_le_bytes()),
-            }),
-            (Stored::U16, endian) => Memory::Owned(each(values, |value: [u8; 2]| {
-                let value =
-                    if endian == Endian::Big { u16::from_be_bytes(value) } else { u16::from_le_bytes(value) };
-                i32::from(value).to_le_bytes()
-            })),
-            (Stored::U32, endian) => Memory::Owned(each(values, |value: [u8; 4]| {
-                let value =
-                    if endian == Endian::Big { u32::from_be_bytes(value) } else { u32::from_le_bytes(value) };
-                i64::from(value).to_le_bytes()
-            })),
+        Ok((spec, records))
+    }
+}
+
+/// An array whose shape is checked, as a column.
+#[derive(Clone, Debug)]
+pub(crate) struct Values {
+    /// File with the values.
+    object: Object,
+    spec: ColumnSpec,
+    stored: Stored,
+    endian: Endian,
+    /// Place of the first value.
+    begin: usize,
+    records: usize,
+    /// Bytes of one record in the file.
+    record_bytes: usize,
+}
+
+impl Values {
+    /// Returns the name.
+    pub(crate) fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Reads some records.
+    ///
+    /// # Errors
+    /// The file has changed, or cannot be read.
+    fn read(&self, records: Range<usize>) -> Result<Column> {
+        let place = |record: usize| self.begin + record * self.record_bytes;
+        let range = place(records.start)..place(records.end);
+        let memory = match is_as_in_a_column(self.stored, self.endian) {
+            true => self.object.memory(range)?,
+            false => Memory::Owned(converted(self.stored, self.endian, &self.object.slice(range)?)),
         };
-        Ok(Column::fixed(spec, records, memory))
+        Ok(Column::fixed(self.spec.clone(), records.len(), memory))
+    }
+}
+
+/// Returns whether values have the type and the order of bytes that they have in a column.
+fn is_as_in_a_column(stored: Stored, endian: Endian) -> bool {
+    matches!(stored, Stored::As(dtype) if dtype.size() == 1 || endian == Endian::Little)
+}
+
+/// Returns values of a file as those of a column.
+fn converted(stored: Stored, endian: Endian, values: &[u8]) -> Aligned {
+    let is_big = endian == Endian::Big;
+    match stored {
+        _ if is_as_in_a_column(stored, endian) => {
+            let mut own = Aligned::with_capacity(values.len());
+            own.extend(values);
+            own
+        }
+        Stored::As(dtype) => match dtype.size() {
+            2 => each(values, |value: [u8; 2]| u16::from_be_bytes(value).to_le_bytes()),
+            4 => each(values, |value: [u8; 4]| u32::from_be_bytes(value).to_le_bytes()),
+            _ => each(values, |value: [u8; 8]| u64::from_be_bytes(value).to_le_bytes()),
+        },
+        Stored::U16 => each(values, |value: [u8; 2]| {
+            let value = if is_big { u16::from_be_bytes(value) } else { u16::from_le_bytes(value) };
+            i32::from(value).to_le_bytes()
+        }),
+        Stored::U32 => each(values, |value: [u8; 4]| {
+            let value = if is_big { u32::from_be_bytes(value) } else { u32::from_le_bytes(value) };
+            i64::from(value).to_le_bytes()
+        }),
     }
 }
 
@@ -136,17 +209,19 @@ fn each<const N: usize, const M: usize>(values: &[u8], decode: impl Fn([u8; N]) 
     out
 }
 
-/// Returns a file that is one block of these columns.
+/// Opens a file with these columns: one block of all records if the values are in memory, otherwise
+/// blocks of some records.
 ///
 /// # Errors
-/// A column has another number of records than the first one, or there is none.
-pub(crate) fn whole(object: &Object, columns: Vec<Column>) -> Result<Box<dyn Source>> {
+/// A column has another number of records than the first one, there is none, or the values cannot
+/// be read.
+pub(crate) fn open(object: &Object, columns: Vec<Values>) -> Result<Box<dyn Source>> {
     let Some(first) = columns.first() else {
         return wrong(object.path(), "the file has no arrays; a record needs at least one");
     };
-    let records = first.records();
-    if let Some(other) = columns.iter().find(|column| column.records() != records) {
-        let (first, name, found) = (&first.spec().name, &other.spec().name, other.records());
+    let records = first.records;
+    if let Some(other) = columns.iter().find(|column| column.records != records) {
+        let (first, name, found) = (first.name(), other.name(), other.records);
         return wrong(
             object.path(),
             format!(
@@ -155,10 +230,17 @@ pub(crate) fn whole(object: &Object, columns: Vec<Column>) -> Result<Box<dyn Sou
             ),
         );
     }
-    let specs = columns.iter().map(|column| column.spec().clone()).collect();
-    let outline = Outline { columns: specs, blocks: vec![records as u64] };
-    let columns = columns.into_iter().map(Column::shared).collect();
-    Ok(Box::new(Whole { columns, outline }))
+    let specs = columns.iter().map(|column| column.spec.clone()).collect();
+    if columns.iter().all(|column| column.object.is_here()) {
+        let outline = Outline { columns: specs, blocks: vec![records as u64] };
+        let read = |values: &Values| Ok(values.read(0..records)?.shared());
+        return Ok(Box::new(Whole { columns: columns.iter().map(read).collect::<Result<_>>()?, outline }));
+    }
+    let widest = columns.iter().map(|column| column.record_bytes).max().unwrap_or_default();
+    let in_block = (BLOCK_BYTES / widest.max(1)).max(records.div_ceil(BLOCKS_MAX)).max(1);
+    let begins = (0..records).step_by(in_block);
+    let blocks = begins.map(|begin| in_block.min(records - begin) as u64).collect();
+    Ok(Box::new(Parts { columns, in_block, outline: Outline { columns: specs, blocks } }))
 }
 
 /// A file that is one block.
@@ -174,6 +256,26 @@ impl Source for Whole {
 
     fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         Ok(columns.iter().map(|&at| self.columns[at].clone()).collect())
+    }
+}
+
+/// A file whose values are fetched block by block.
+struct Parts {
+    columns: Vec<Values>,
+    /// Records of each block but the last.
+    in_block: usize,
+    outline: Outline,
+}
+
+impl Source for Parts {
+    fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let first = block * self.in_block;
+        let records = first..first + self.outline.blocks[block] as usize;
+        columns.iter().map(|&at| self.columns[at].read(records.clone())).collect()
     }
 }
 

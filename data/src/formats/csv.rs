@@ -1,11 +1,13 @@
 //! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
 //! job uses. Other columns may hold anything. A cell that is empty or `NA` has no value.
 
+use std::io::Read;
 use std::path::Path;
 
 use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
+use super::cuts::Cuts;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
@@ -22,32 +24,45 @@ const CELL_SHOWN: usize = 60;
 /// # Errors
 /// Lines of different lengths, bytes that are no text, or less than two columns.
 pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
-    let (path, text) = (object.path(), object.bytes());
-    let broken = |error| broken(path, text, &error);
-    let mut reader = reader(text, header);
+    let bytes = object.reader(0);
+    let failure = bytes.failure();
+    let broken = |error: csv::Error| {
+        failure.or(|| match line_number(object, place(error.position())) {
+            Ok(line) => broken(object.path(), line, &error),
+            Err(error) => error,
+        })
+    };
+    let mut reader = reader(bytes, header);
     // Without `has_headers` this is the first record, which is read again below.
     let names = reader.headers().map_err(broken)?.clone();
     if names.len() < 2 {
         return wrong(
-            path,
+            object.path(),
             format!("{} columns; a record needs at least one feature and the label", names.len()),
         );
     }
     let name = |(at, name): (usize, &str)| if header { name.to_owned() } else { at.to_string() };
     let column = |name| ColumnSpec::fixed(name, ElementType::F64, []);
     let columns = names.iter().enumerate().map(name).map(column).collect();
-    let (mut records, mut line) = (0, StringRecord::new());
+    let (mut cuts, mut lines, mut line) = (Cuts::default(), Vec::new(), StringRecord::new());
     while reader.read_record(&mut line).map_err(broken)? {
-        records += 1;
+        cuts.add(place(line.position()));
+        if lines.len() < cuts.records().len() {
+            lines.push(line.position().map_or(1, |position| position.line() as usize));
+        }
     }
-    let outline = Outline { columns, blocks: vec![records] };
-    Ok(Box::new(Csv { object: object.clone(), header, outline }))
+    // A header alone is a file without records, which has its columns nevertheless.
+    let blocks = if cuts.records().is_empty() { vec![0] } else { cuts.records().to_vec() };
+    let outline = Outline { columns, blocks };
+    Ok(Box::new(Csv { object: object.clone(), header, cuts, lines, outline }))
 }
 
-/// A file that is one block.
 struct Csv {
     object: Object,
     header: bool,
+    cuts: Cuts,
+    /// Line in which each block begins, from 1.
+    lines: Vec<usize>,
     outline: Outline,
 }
 
@@ -59,33 +74,45 @@ impl Source for Csv {
     /// Decodes columns. A cell that is no number, or none that an f32 holds, is broken.
     ///
     /// # Errors
-    /// The lines are others than when the file was opened.
-    fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let (path, text) = (self.object.path(), self.object.bytes());
-        let broken = |error| broken(path, text, &error);
-        let records = self.outline.records() as usize;
+    /// The file cannot be read, or its lines are others than when it was opened.
+    fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
+        let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
-        let (mut reader, mut line) = (reader(text, self.header), StringRecord::new());
+        if records == 0 {
+            return Ok(out);
+        }
+        let range = self.cuts.range(block, self.object.len());
+        let text = self.object.slice(range.clone())?;
+        let number = |position: Option<&csv::Position>| self.lines[block] + lines_before(&text, position);
+        let broken = |error: csv::Error| broken(self.object.path(), number(error.position()), &error);
+        // The first line of a block is a record.
+        let (mut reader, mut line) = (reader(&*text, false), StringRecord::new());
         while reader.read_record(&mut line).map_err(broken)? {
             for (out, &at) in out.iter_mut().zip(columns) {
-                let value = line[at].parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
+                let cell = line.get(at).unwrap_or_default();
+                let value = cell.parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
                 match value {
                     Some(value) => out.push(&value.to_le_bytes()),
-                    None if MISSING.contains(&&line[at]) => out.push_missing(),
-                    None => out.push_broken(|| self.no_number(&line, at).into()),
+                    None if MISSING.contains(&cell) => out.push_missing(),
+                    None => out.push_broken(|| self.no_number(cell, number(line.position()), at).into()),
                 }
             }
         }
-        Ok(out)
+        match out.iter().find(|column| column.records() != records) {
+            Some(column) => wrong(
+                self.object.path(),
+                format!("a block of {records} lines has {} now; restore the file", column.records()),
+            ),
+            None => Ok(out),
+        }
     }
 }
 
 impl Csv {
     /// Says where a cell is that is no number.
-    fn no_number(&self, line: &StringRecord, column: usize) -> String {
-        let cell: String = line[column].chars().take(CELL_SHOWN).collect();
-        let line = line_number(self.object.bytes(), line.position());
+    fn no_number(&self, cell: &str, line: usize, column: usize) -> String {
+        let cell: String = cell.chars().take(CELL_SHOWN).collect();
         let name = self.header.then(|| format!(" (`{}`)", self.outline.columns[column].name));
         let hint = match (line, self.header) {
             (1, false) => "; if the first line names the columns, set data.header = true",
@@ -96,12 +123,16 @@ impl Csv {
     }
 }
 
-fn reader(text: &[u8], header: bool) -> Reader<&[u8]> {
+fn reader<R: Read>(text: R, header: bool) -> Reader<R> {
     ReaderBuilder::new().has_headers(header).trim(Trim::All).from_reader(text)
 }
 
-fn broken(path: &Path, text: &[u8], error: &csv::Error) -> Error {
-    let line = line_number(text, error.position());
+fn place(position: Option<&csv::Position>) -> usize {
+    position.map_or(0, |position| position.byte() as usize)
+}
+
+/// Returns the error of a record in this line.
+fn broken(path: &Path, line: usize, error: &csv::Error) -> Error {
     match error.kind() {
         ErrorKind::UnequalLengths { expected_len, len, .. } => {
             malformed(path, format!("line {line}: {len} columns, the lines before have {expected_len}"))
@@ -113,19 +144,34 @@ fn broken(path: &Path, text: &[u8], error: &csv::Error) -> Error {
     }
 }
 
-/// Returns the line of a record, from 1. The reader's own count is that before the empty lines that
-/// it skips.
-fn line_number(text: &[u8], at: Option<&csv::Position>) -> usize {
-    let byte = at.map_or(0, |at| at.byte() as usize).min(text.len());
-    let is_empty = |&&byte: &&u8| byte == b'\r' || byte == b'\n';
-    let start = byte + text[byte..].iter().take_while(is_empty).count();
-    1 + text[..start].iter().filter(|&&byte| byte == b'\n').count()
+/// Returns how many lines of a block are before a record. The reader's own count is that before the
+/// empty lines that it skips.
+fn lines_before(block: &[u8], position: Option<&csv::Position>) -> usize {
+    let Some(position) = position else { return 0 };
+    let after = block.get(position.byte() as usize..).unwrap_or_default();
+    position.line() as usize - 1 + empty(after).iter().filter(|&&byte| byte == b'\n').count()
+}
+
+/// Returns the line of a record that begins at `byte` of the file, from 1.
+///
+/// # Errors
+/// The file cannot be read.
+fn line_number(object: &Object, byte: usize) -> Result<usize> {
+    let after = object.reader(byte.min(object.len())).window()?;
+    object.line(byte + empty(&after).len())
+}
+
+/// Returns the ends of empty lines with which a text begins.
+fn empty(text: &[u8]) -> &[u8] {
+    let bytes = text.iter().take_while(|&&byte| byte == b'\r' || byte == b'\n').count();
+    &text[..bytes]
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::cuts::BLOCK_BYTES;
     use super::*;
     use crate::column::Fault;
 
@@ -185,6 +231,17 @@ mod tests {
         }
         let long = broken(format!("1,{}\n", "é".repeat(100)).as_bytes(), false);
         assert!(long.contains(&format!("`{}` is no", "é".repeat(CELL_SHOWN))), "{long}");
+    }
+
+    #[test]
+    fn a_broken_cell_of_a_later_block_has_its_line_in_the_file() {
+        let long = "x".repeat(BLOCK_BYTES);
+        let text = format!("a,b\n{long},1\n\n{long},2\r\n\r\n{long},y\n");
+        let source = open(&Object::copy(Path::new("a.csv"), text.into_bytes()), true).unwrap();
+        assert_eq!(source.outline().blocks, [1, 1, 1]);
+        let column = source.read(2, &[1]).unwrap().remove(0);
+        let Some(Fault::Broken(reason)) = column.fault(0) else { panic!("{:?}", column.fault(0)) };
+        assert!(reason.starts_with("line 6, column 1 (`b`): `y` is no"), "{reason}");
     }
 
     #[test]

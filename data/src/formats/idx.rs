@@ -11,12 +11,17 @@ use crate::error::{Result, wrong};
 use crate::format::Source;
 use crate::object::Object;
 
+/// Bytes of the longest header: 255 dimensions.
+const HEAD_BYTES_MAX: usize = 4 + 4 * 255;
+
 /// Opens a file as the column `name`.
 ///
 /// # Errors
 /// The file is no idx file, or shorter or longer than its header says.
 pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
-    let (path, bytes) = (object.path(), object.bytes());
+    let path = object.path();
+    let head = object.slice(0..object.len().min(HEAD_BYTES_MAX))?;
+    let bytes = &*head;
     let [0, 0, code, dimensions, sizes @ ..] = bytes else {
         let found = &bytes[..bytes.len().min(4)];
         return wrong(
@@ -50,7 +55,7 @@ pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
         );
     };
     let shape = sizes.iter().map(|&size| u32::from_be_bytes(size) as usize).collect();
-    let range = 4 + 4 * dimensions..bytes.len();
+    let range = 4 + 4 * dimensions..object.len();
     Array { shape, stored: Stored::As(dtype), endian: Endian::Big, range }.open(object, name)
 }
 

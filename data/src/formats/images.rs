@@ -23,6 +23,7 @@ use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
+use crate::remote;
 
 /// Endings of the files that count as images, in lower case.
 const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
@@ -51,6 +52,9 @@ struct Images {
 /// A folder cannot be read, has a loop of links, has no images, or has a class that `first` has
 /// not.
 pub(crate) fn open(folder: &Path, first: &Path, observer: &dyn Observer) -> Result<Box<dyn Source>> {
+    if remote::url(folder).is_some() {
+        return wrong(folder, "folders of images are local; read a tar archive instead");
+    }
     let known = subfolders(first)?;
     let own = subfolders(folder)?;
     if known.is_empty() {
@@ -205,7 +209,7 @@ impl Source for Images {
         self.sizes.iter().sum()
     }
 
-    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Content {
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         let records = 0..self.ends.len();
         let crc32c = records.fold(content.crc32c, |crc, record| {
             if record.is_multiple_of(1024) {
@@ -214,7 +218,7 @@ impl Source for Images {
             let crc = crc32c::crc32c_append(crc, self.path(record).as_bytes());
             crc32c::crc32c_append(crc, &self.sizes[record].to_le_bytes())
         });
-        Content { bytes: content.bytes + Source::bytes(self, object), crc32c }
+        Ok(Content { bytes: content.bytes + Source::bytes(self, object), crc32c })
     }
 }
 
@@ -283,7 +287,7 @@ mod tests {
         let files = folder(&[("a/1.jpg", b"12345")]);
         let source = open(files.path(), files.path(), &()).unwrap();
         let object = Object::copy(files.path(), Vec::new());
-        let content = source.content(&object, Content::default(), &());
+        let content = source.content(&object, Content::default(), &()).unwrap();
         for changed in [&b"1234"[..], b"123456"] {
             std::fs::write(files.path().join("a/1.jpg"), changed).unwrap();
             let message = source.read(0, &[0]).unwrap_err().to_string();
@@ -291,6 +295,6 @@ mod tests {
         }
         let source = open(files.path(), files.path(), &()).unwrap();
         assert_eq!((content.bytes, source.bytes(&object)), (5, 6));
-        assert_ne!(source.content(&object, Content::default(), &()).crc32c, content.crc32c);
+        assert_ne!(source.content(&object, Content::default(), &()).unwrap().crc32c, content.crc32c);
     }
 }

@@ -22,8 +22,9 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde_json::{Map, Value};
 
 use super::cuts::Cuts;
+use crate::cache;
 use crate::column::Column;
-use crate::error::{Error, Result, malformed, wrong};
+use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
 
@@ -35,19 +36,25 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// # Errors
 /// There is no line, or the first one is no object with a column.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let (path, text) = (object.path(), object.bytes());
-    let start = if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
-    let mut cuts = Cuts::default();
+    let path = object.path();
+    let mark = object.slice(0..object.len().min(BYTE_ORDER_MARK.len()))?;
+    let start = if mark == BYTE_ORDER_MARK { BYTE_ORDER_MARK.len() } else { 0 };
+    let (mut cuts, mut numbers) = (Cuts::default(), Vec::new());
     let mut first = None;
-    for (begin, line) in lines(text, start) {
+    each_line(object, start, |number, begin, line| {
         cuts.add(begin);
-        first = first.or(Some((begin, line)));
-    }
-    let Some((begin, line)) = first else {
+        if numbers.len() < cuts.records().len() {
+            numbers.push(number);
+        }
+        if first.is_none() {
+            first = Some((number, line.to_vec()));
+        }
+    })?;
+    let Some((number, line)) = first else {
         return wrong(path, "no line, so that the columns are unknown; leave the file out");
     };
     let object_of_line: Map<String, Value> =
-        serde_json::from_slice(line).map_err(|error| broken(object, begin, &error))?;
+        serde_json::from_slice(&line).map_err(|error| malformed(path, at_line(number, &error)))?;
     let mut columns: Vec<_> = object_of_line.iter().filter_map(|(name, value)| column(name, value)).collect();
     columns.sort_by(|a, b| a.name.cmp(&b.name));
     if columns.is_empty() {
@@ -57,17 +64,59 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
         );
     }
     let outline = Outline { columns, blocks: cuts.records().to_vec() };
-    Ok(Box::new(Jsonl { object: object.clone(), cuts, outline }))
+    Ok(Box::new(Jsonl { object: object.clone(), cuts, numbers, outline }))
 }
 
-/// Returns the lines with text from `start` on, each with its place in the file.
-fn lines(text: &[u8], start: usize) -> impl Iterator<Item = (usize, &[u8])> {
-    let lines = text[start..].split_inclusive(|&byte| byte == b'\n');
-    let placed = lines.scan(start, |begin, line| {
-        let end = *begin + line.len();
-        Some((std::mem::replace(begin, end), line))
-    });
-    placed.filter(|(_, line)| !line.trim_ascii().is_empty())
+/// Calls `take` with each line with text from `start` on, its number from 1, and its place in the
+/// file.
+///
+/// # Errors
+/// The file cannot be read, or a line is longer than a file that must be in memory may be.
+fn each_line(object: &Object, start: usize, mut take: impl FnMut(usize, usize, &[u8])) -> Result<()> {
+    let (mut reader, mut begun) = (object.reader(start), Vec::new());
+    let (mut number, mut begin) = (0, start);
+    let mut line = |line: &[u8]| {
+        number += 1;
+        if !line.trim_ascii().is_empty() {
+            take(number, begin, line);
+        }
+        begin += line.len();
+    };
+    loop {
+        let window = reader.window()?;
+        if window.is_empty() {
+            break;
+        }
+        for part in window.split_inclusive(|&byte| byte == b'\n') {
+            let is_whole = part.ends_with(b"\n");
+            if begun.is_empty() && is_whole {
+                line(part);
+                continue;
+            }
+            begun.extend_from_slice(part);
+            if is_whole {
+                line(&begun);
+                begun.clear();
+            }
+        }
+        let bytes_max = cache::whole_bytes_max();
+        if begun.len() as u64 > bytes_max {
+            return wrong(
+                object.path(),
+                format!("a line of more than {bytes_max} bytes (data_memory); is this a JSON Lines file?"),
+            );
+        }
+    }
+    if !begun.is_empty() {
+        line(&begun);
+    }
+    Ok(())
+}
+
+/// Returns the lines with text of a block, each with the number of lines before it.
+fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = text.split_inclusive(|&byte| byte == b'\n').enumerate();
+    lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
 /// Returns the column of a value of the first line.
@@ -86,6 +135,8 @@ fn column(name: &str, value: &Value) -> Option<ColumnSpec> {
 struct Jsonl {
     object: Object,
     cuts: Cuts,
+    /// Number of the first line of each block, from 1.
+    numbers: Vec<usize>,
     outline: Outline,
 }
 
@@ -98,25 +149,25 @@ impl Source for Jsonl {
     /// first line.
     ///
     /// # Errors
-    /// The lines are others than when the file was opened.
+    /// The file cannot be read, or its lines are others than when it was opened.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let range = self.cuts.range(block, self.object.bytes().len());
+        let range = self.cuts.range(block, self.object.len());
+        let text = self.object.slice(range.clone())?;
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
         let (mut seen, mut scratch) = (Vec::new(), Vec::new());
-        let lines = lines(&self.object.bytes()[..range.end], range.start);
-        for (record, (begin, line)) in lines.enumerate() {
+        for (record, (before, line)) in lines(&text).enumerate() {
             seen.clear();
             seen.resize(out.len(), false);
             let line_of = Line { columns: &mut out, seen: &mut seen, scratch: &mut scratch };
             let mut json = serde_json::Deserializer::from_slice(line);
             let read = line_of.deserialize(&mut json).and_then(|()| json.end());
             if let Err(error) = read {
+                let number = self.numbers[block] + before;
                 let mut reason: Option<Arc<str>> = None;
                 for column in &mut out {
-                    let describe =
-                        || reason.get_or_insert_with(|| at_line(&self.object, begin, &error).into()).clone();
+                    let describe = || reason.get_or_insert_with(|| at_line(number, &error).into()).clone();
                     // Columns before the place of the error may have their value of this line.
                     match column.records() == record {
                         true => column.push_broken(describe),
@@ -135,18 +186,12 @@ impl Source for Jsonl {
     }
 }
 
-/// Returns the error of the line that begins at `begin`.
-fn broken(object: &Object, begin: usize, error: &serde_json::Error) -> Error {
-    malformed(object.path(), at_line(object, begin, error))
-}
-
-/// Says what is wrong with the line that begins at `begin`.
-fn at_line(object: &Object, begin: usize, error: &serde_json::Error) -> String {
-    let line = 1 + object.bytes()[..begin].iter().filter(|&&byte| byte == b'\n').count();
+/// Says what is wrong with line `number` of a file.
+fn at_line(number: usize, error: &serde_json::Error) -> String {
     let message = error.to_string();
     // The parser's own position counts from the begin of the line.
     let message = message.split(" at line ").next().unwrap_or_default();
-    format!("line {line}, column {}: {message}; mend the line", error.column())
+    format!("line {number}, column {}: {message}; mend the line", error.column())
 }
 
 /// Reads one line into the columns that are wanted.

@@ -8,10 +8,12 @@
 //! The header is a Python literal. A parser for this one dictionary is a page; crates for it need a
 //! parser generator and big integers.
 
+use std::ops::Range;
+
 use proto::column::ElementType;
 
 use super::array::{Array, Endian, Stored};
-use crate::error::{Result, malformed};
+use crate::error::{Flaw, Result};
 use crate::format::Source;
 use crate::object::Object;
 
@@ -20,15 +22,43 @@ use crate::object::Object;
 /// # Errors
 /// The file is no array of numbers in row-major order, or shorter or longer than its header says.
 pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
-    let array = array(object.bytes()).map_err(|reason| malformed(object.path(), reason))?;
+    let array = array(object, 0..object.len()).map_err(|flaw| flaw.at(object.path(), |reason| reason))?;
     array.open(object, name)
 }
 
-/// Reads the header of an array. Its range counts from the first of these bytes.
+/// Reads the header of an array that lies in a part of a file.
 ///
 /// # Errors
-/// The bytes are no array of numbers in row-major order.
-pub(crate) fn array(bytes: &[u8]) -> Result<Array, String> {
+/// The part is no array of numbers in row-major order, or cannot be read.
+pub(super) fn array(object: &Object, range: Range<usize>) -> Result<Array, Flaw> {
+    let part = |bytes: usize| object.slice(range.start..range.start + bytes.min(range.len()));
+    let head = part(head_bytes(&part(LENGTH_END)?).min(HEAD_BYTES_MAX))?;
+    let Array { shape, stored, endian, range: values } = header(&head)?;
+    Ok(Array { shape, stored, endian, range: range.start + values.start..range.end })
+}
+
+/// Bytes up to the end of the longer form of the header's length.
+const LENGTH_END: usize = 12;
+
+/// Most bytes of a header. NumPy itself reads 10,000.
+const HEAD_BYTES_MAX: usize = 16 << 20;
+
+/// Returns the bytes of a header and what is before it, from its first bytes.
+fn head_bytes(first: &[u8]) -> usize {
+    match first {
+        [_, _, _, _, _, _, 1, _, a, b, ..] => 10 + usize::from(u16::from_le_bytes([*a, *b])),
+        [_, _, _, _, _, _, 2 | 3, _, a, b, c, d, ..] => {
+            LENGTH_END.saturating_add(u32::from_le_bytes([*a, *b, *c, *d]) as usize)
+        }
+        _ => first.len(),
+    }
+}
+
+/// Reads the header of an array. Its range has the bytes behind the header.
+///
+/// # Errors
+/// The bytes do not begin with the header of an array of numbers in row-major order.
+pub(crate) fn header(bytes: &[u8]) -> Result<Array, String> {
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY") else {
         return Err("no npy file: expected to start with \\x93NUMPY; save it with numpy.save".to_owned());
     };

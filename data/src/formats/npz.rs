@@ -14,13 +14,14 @@
 use std::io::Read;
 use std::ops::Range;
 
+use bytes::Bytes;
 use flate2::Crc;
 use flate2::read::DeflateDecoder;
 
-use super::array::{Array, whole};
+use super::array::{self, Values};
 use super::npy;
-use crate::column::Column;
-use crate::error::{Result, malformed, wrong};
+use crate::cache;
+use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::Source;
 use crate::object::Object;
 
@@ -43,7 +44,7 @@ const RATIO_MAX: u64 = 1032;
 /// The file is no archive, a member is damaged or no array of numbers, or arrays have other numbers
 /// of records.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let members = members(object.bytes()).ok_or_else(|| {
+    let members = members(object)?.ok_or_else(|| {
         malformed(
             object.path(),
             "no npz file, or a damaged one: its directory of members cannot be read; copy it again, or save it with \
@@ -52,47 +53,48 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
     })?;
     // Members that overlap would make a small file unpack into more memory than there is.
     let packed: u64 = members.iter().fold(0, |all, member| all.saturating_add(member.packed));
-    if packed > object.bytes().len() as u64 {
+    if packed > object.len() as u64 {
         return wrong(
             object.path(),
             format!(
                 "the members have {packed} bytes, the file has {}; the file is damaged, copy it again",
-                object.bytes().len()
+                object.len()
             ),
         );
     }
-    let mut columns: Vec<Column> = Vec::new();
+    let mut columns: Vec<Values> = Vec::new();
     for member in &members {
         let Some(name) = member.name.strip_suffix(".npy") else { continue };
-        let damaged = |reason: String| malformed(object.path(), format!("array `{name}`: {reason}"));
-        if columns.iter().any(|column| column.spec().name == name) {
-            return Err(damaged("the archive has two arrays of this name; save it anew".to_owned()));
+        let named = |reason: String| format!("array `{name}`: {reason}");
+        if columns.iter().any(|column| column.name() == name) {
+            let reason = "the archive has two arrays of this name; save it anew";
+            return wrong(object.path(), named(reason.to_owned()));
         }
-        columns.push(column(object, member, name).map_err(damaged)?);
+        columns.push(values(object, member, name).map_err(|flaw| flaw.at(object.path(), named))?);
     }
-    whole(object, columns)
+    array::open(object, columns)
 }
 
 /// Returns the array of a member.
-fn column(object: &Object, member: &Member, name: &str) -> Result<Column, String> {
-    let lost = || "is not where the directory says; the file is damaged, copy it again".to_owned();
+fn values(object: &Object, member: &Member, name: &str) -> Result<Values, Flaw> {
     if member.encrypted {
-        return Err("is encrypted; save it without a password".to_owned());
+        return Err("is encrypted; save it without a password".to_owned().into());
     }
-    let range = member.range(object.bytes()).ok_or_else(lost)?;
+    let Some(range) = member.range(object)? else {
+        return Err("is not where the directory says; the file is damaged, copy it again".to_owned().into());
+    };
     match member.method {
-        0 => {
-            let Array { shape, stored, endian, range: values } = npy::array(&object.bytes()[range.clone()])?;
-            let values = range.start + values.start..range.start + values.end;
-            Array { shape, stored, endian, range: values }.column(object, name)
-        }
+        0 => Ok(npy::array(object, range)?.values(object, name)?),
         8 => {
-            let unpacked = Object::copy(object.path(), member.inflate(&object.bytes()[range])?);
-            npy::array(unpacked.bytes())?.column(&unpacked, name)
+            let unpacked = Object::copy(object.path(), member.inflate(&object.slice(range)?)?);
+            Ok(npy::array(&unpacked, 0..unpacked.len())?.values(&unpacked, name)?)
         }
-        method => Err(format!(
-            "is compressed by method {method}, expected 0 (stored) or 8 (Deflate); save it with numpy.savez"
-        )),
+        method => {
+            let reason = format!(
+                "is compressed by method {method}, expected 0 (stored) or 8 (Deflate); save it with numpy.savez"
+            );
+            Err(reason.into())
+        }
     }
 }
 
@@ -113,13 +115,16 @@ struct Member {
 
 impl Member {
     /// Returns the part of the file with the bytes of the member. `None`: there is none.
-    fn range(&self, file: &[u8]) -> Option<Range<usize>> {
-        let header = part(file, usize::try_from(self.header).ok()?, LOCAL)?;
-        // The local header has a name and extra fields of its own lengths.
-        let (name, extra) = (number(header, 26, 2)?, number(header, 28, 2)?);
-        let begin = usize::try_from(self.header + LOCAL.1 as u64 + name + extra).ok()?;
-        let end = begin.checked_add(usize::try_from(self.packed).ok()?)?;
-        (end <= file.len()).then_some(begin..end)
+    fn range(&self, file: &Object) -> Result<Option<Range<usize>>> {
+        let Some(header) = part_of(file, self.header, LOCAL)? else { return Ok(None) };
+        let range = || {
+            // The local header has a name and extra fields of its own lengths.
+            let (name, extra) = (number(&header, 26, 2)?, number(&header, 28, 2)?);
+            let begin = usize::try_from(self.header + LOCAL.1 as u64 + name + extra).ok()?;
+            let end = begin.checked_add(usize::try_from(self.packed).ok()?)?;
+            (end <= file.len()).then_some(begin..end)
+        };
+        Ok(range())
     }
 
     /// Unpacks the bytes of the member.
@@ -129,6 +134,13 @@ impl Member {
         if expected > self.packed.saturating_mul(RATIO_MAX) {
             let packed = self.packed;
             return Err(damaged(&format!("{packed} bytes cannot become {expected}")));
+        }
+        let bytes_max = cache::whole_bytes_max();
+        if expected > bytes_max {
+            return Err(format!(
+                "has {expected} bytes without compression, more than the {bytes_max} of data_memory; raise it, or save \
+                 the array with numpy.savez"
+            ));
         }
         let mut bytes = Vec::new();
         let room = usize::try_from(expected).ok().and_then(|room| bytes.try_reserve_exact(room).ok());
@@ -145,17 +157,44 @@ impl Member {
 }
 
 /// Reads the directory. `None`: it is damaged, or there is none.
-fn members(file: &[u8]) -> Option<Vec<Member>> {
-    let at = end(file)?;
-    let end = part(file, at, END)?;
-    let (mut size, mut begin) = (number(end, 12, 4)?, number(end, 16, 4)?);
-    if number(end, 10, 2)? == u64::from(u16::MAX) || size == IN_64 || begin == IN_64 {
-        let locator = part(file, at.checked_sub(LOCATOR_64.1)?, LOCATOR_64)?;
-        let end = part(file, usize::try_from(number(locator, 8, 8)?).ok()?, END_64)?;
-        (size, begin) = (number(end, 40, 8)?, number(end, 48, 8)?);
+///
+/// # Errors
+/// The file cannot be read.
+fn members(file: &Object) -> Result<Option<Vec<Member>>> {
+    // A comment may follow the end, and the locator of the ZIP64 end precedes it.
+    let tail_bytes = END.1 + usize::from(u16::MAX) + LOCATOR_64.1;
+    let tail_begin = file.len().saturating_sub(tail_bytes);
+    let tail = file.slice(tail_begin..file.len())?;
+    let Some(at) = end(&tail) else { return Ok(None) };
+    let Some(mut directory) = directory(&tail[at..]) else { return Ok(None) };
+    if directory.is_in_64 {
+        let locator = at.checked_sub(LOCATOR_64.1).and_then(|at| part(&tail, at, LOCATOR_64));
+        let Some(place) = locator.and_then(|locator| number(locator, 8, 8)) else { return Ok(None) };
+        let Some(end) = part_of(file, place, END_64)? else { return Ok(None) };
+        let (Some(size), Some(begin)) = (number(&end, 40, 8), number(&end, 48, 8)) else { return Ok(None) };
+        directory = Directory { begin, size, is_in_64: true };
     }
-    let begin = usize::try_from(begin).ok()?;
-    let mut rest = file.get(begin..begin.checked_add(usize::try_from(size).ok()?)?)?;
+    let Some(entries) = at_place(file, directory.begin, directory.size)? else { return Ok(None) };
+    Ok(entries_of(&entries))
+}
+
+/// Place of the directory in the file.
+struct Directory {
+    begin: u64,
+    size: u64,
+    /// Whether the ZIP64 end has the numbers.
+    is_in_64: bool,
+}
+
+/// Reads the end of the directory.
+fn directory(end: &[u8]) -> Option<Directory> {
+    let (size, begin) = (number(end, 12, 4)?, number(end, 16, 4)?);
+    let is_in_64 = number(end, 10, 2)? == u64::from(u16::MAX) || size == IN_64 || begin == IN_64;
+    Some(Directory { begin, size, is_in_64 })
+}
+
+/// Reads the entries of the directory. `None`: one is damaged.
+fn entries_of(mut rest: &[u8]) -> Option<Vec<Member>> {
     let mut members = Vec::new();
     while !rest.is_empty() {
         let length = |at| Some(number(rest, at, 2)? as usize);
@@ -170,6 +209,27 @@ fn members(file: &[u8]) -> Option<Vec<Member>> {
         rest = rest.get(extra_end + comment..)?;
     }
     Some(members)
+}
+
+/// Returns bytes of a file. `None`: it has no such bytes.
+///
+/// # Errors
+/// The file cannot be read.
+fn at_place(file: &Object, begin: u64, bytes: u64) -> Result<Option<Bytes>> {
+    let range = || {
+        let begin = usize::try_from(begin).ok()?;
+        let end = begin.checked_add(usize::try_from(bytes).ok()?)?;
+        (end <= file.len()).then_some(begin..end)
+    };
+    range().map(|range| file.slice(range)).transpose()
+}
+
+/// Returns a part of an archive at `at`, like [`part`].
+///
+/// # Errors
+/// The file cannot be read.
+fn part_of(file: &Object, at: u64, (signature, length): (&[u8], usize)) -> Result<Option<Bytes>> {
+    Ok(at_place(file, at, length as u64)?.filter(|part| part.starts_with(signature)))
 }
 
 /// Returns the place of the end of the directory. A comment may follow it.
@@ -226,7 +286,7 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write;
     use std::path::Path;
 
@@ -235,15 +295,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::Column;
 
     /// Returns the bytes of an array of i16.
-    fn array(values: &[i16], shape: &str) -> Vec<u8> {
+    pub(crate) fn array(values: &[i16], shape: &str) -> Vec<u8> {
         let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         npy::tests::write(1, &npy::tests::header("<i2", "False", shape), &values)
     }
 
     /// Writes an archive. `large` puts sizes and places into ZIP64 fields, as for files above 4 GB.
-    fn write(members: &[(&str, Vec<u8>)], deflate: bool, large: bool) -> Vec<u8> {
+    pub(crate) fn write(members: &[(&str, Vec<u8>)], deflate: bool, large: bool) -> Vec<u8> {
         let (mut file, mut directory) = (Vec::new(), Vec::new());
         for (name, bytes) in members {
             let mut crc = Crc::new();

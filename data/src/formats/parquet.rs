@@ -1,8 +1,9 @@
 //! Apache Parquet. A block is a row group.
 //!
 //! A column of numbers is decoded straight into its memory. All others go through batches of Arrow,
-//! which costs one more copy.
+//! which costs one more copy. Only the footer and the wanted columns of a row group are read.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use ::parquet::arrow::ProjectionMask;
@@ -13,17 +14,19 @@ use ::parquet::basic::Type;
 use ::parquet::column::reader::ColumnReaderImpl;
 use ::parquet::data_type::{DataType as ParquetType, DoubleType, FloatType, Int32Type, Int64Type};
 use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::ColumnChunkMetaData;
+use ::parquet::file::reader::{ChunkReader, Length};
 use ::parquet::file::serialized_reader::SerializedPageReader;
 use arrow_array::RecordBatch;
 use arrow_schema::DataType;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use proto::column::ElementType;
 
 use super::{arrow, arrow_columns, guarded};
 use crate::column::{Column, Decoded, Element, FileBytes, Memory};
 use crate::error::{Error, Result, malformed};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Failure, Object};
 
 /// Most records that are decoded before they are copied into columns. They stay in the processor's
 /// cache.
@@ -37,19 +40,18 @@ const RESERVED_RECORDS_MAX: usize = 1 << 20;
 /// # Errors
 /// The file is no Parquet file, or its footer is damaged.
 pub(crate) fn open(object: Object) -> Result<Box<dyn Source>> {
-    let bytes = object.buffer();
-    let metadata = guarded(|| ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new()));
-    let metadata = metadata.map_err(|error| failed(&object, &error))?;
+    let chunks = Chunks::of(&object);
+    let metadata = guarded(|| ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()));
+    let metadata = metadata.map_err(|error| chunks.failure.or(|| failed(&object, &error)))?;
     let (fields, columns) = arrow::columns(metadata.schema());
     let flat = fields.iter().map(|&field| flat(&metadata, field)).collect();
     let groups = metadata.metadata().row_groups().iter();
     let blocks = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or_default()).collect();
-    Ok(Box::new(Parquet { object, bytes, metadata, fields, flat, outline: Outline { columns, blocks } }))
+    Ok(Box::new(Parquet { object, metadata, fields, flat, outline: Outline { columns, blocks } }))
 }
 
 struct Parquet {
     object: Object,
-    bytes: Bytes,
     metadata: ArrowReaderMetadata,
     /// Field of each column.
     fields: Vec<usize>,
@@ -112,9 +114,11 @@ impl Parquet {
         let group = self.metadata.metadata().row_group(block);
         let records = self.outline.blocks[block] as usize;
         let name = &self.outline.columns[at].name;
+        let mut chunks = Chunks::of(&self.object);
+        let failure = chunks.failure.clone();
         let decode = || {
-            let pages =
-                SerializedPageReader::new(Arc::new(self.bytes.clone()), group.column(leaf), records, None)?;
+            chunks.hold(group.column(leaf))?;
+            let pages = SerializedPageReader::new(Arc::new(chunks), group.column(leaf), records, None)?;
             let column = self.metadata.parquet_schema().column(leaf);
             let mut reader = ColumnReaderImpl::<T>::new(column, Box::new(pages));
             let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
@@ -133,7 +137,7 @@ impl Parquet {
         };
         let failed =
             |error: String| failed(&self.object, &format!("row group {block}, column `{name}`: {error}"));
-        let (values, levels, read) = guarded(decode).map_err(failed)?;
+        let (values, levels, read) = guarded(decode).map_err(|error| failure.or(|| failed(error)))?;
         if read != records {
             return Err(failed(format!("{read} records, the footer says {records}")));
         }
@@ -180,8 +184,14 @@ impl Parquet {
         let failed = |error: String| failed(&self.object, &format!("row group {block}: {error}"));
         let roots = columns.iter().map(|&at| self.fields[at]);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
+        let mut chunks = Chunks::of(&self.object);
+        let failure = chunks.failure.clone();
         let decode = || {
-            ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
+            let group = self.metadata.metadata().row_group(block);
+            for leaf in (0..group.num_columns()).filter(|&leaf| mask.leaf_included(leaf)) {
+                chunks.hold(group.column(leaf))?;
+            }
+            ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, self.metadata.clone())
                 .with_row_groups(vec![block])
                 .with_projection(mask)
                 .with_batch_size(BATCH_RECORDS)
@@ -189,7 +199,7 @@ impl Parquet {
                 .collect::<Result<Vec<RecordBatch>, _>>()
                 .map_err(ParquetError::from)
         };
-        let batches = guarded(decode).map_err(failed)?;
+        let batches = guarded(decode).map_err(|error| failure.or(|| failed(error)))?;
         let found: u64 = batches.iter().map(|batch| batch.num_rows() as u64).sum();
         let expected = self.outline.blocks[block];
         if found != expected {
@@ -203,6 +213,76 @@ impl Parquet {
             arrow_columns::convert(self.object.path(), spec, &arrays)
         };
         columns.iter().map(column).collect()
+    }
+}
+
+/// A file as the decoder of Parquet reads it.
+struct Chunks {
+    object: Object,
+    /// Columns of a row group that were fetched as a whole, each with its place.
+    held: Vec<(usize, Bytes)>,
+    failure: Failure,
+}
+
+impl Chunks {
+    fn of(object: &Object) -> Self {
+        Self { object: object.clone(), held: Vec::new(), failure: Failure::default() }
+    }
+
+    /// Fetches a column of a row group at once if it lies on another machine. Otherwise the decoder
+    /// would wait for each page.
+    ///
+    /// # Errors
+    /// The file has no such bytes, or cannot be read.
+    fn hold(&mut self, column: &ColumnChunkMetaData) -> Result<(), ParquetError> {
+        if !self.object.is_here() {
+            let (begin, bytes) = column.byte_range();
+            let begin = begin as usize;
+            let held = self.part(begin, begin.saturating_add(bytes as usize))?;
+            self.held.push((begin, held));
+        }
+        Ok(())
+    }
+
+    fn part(&self, begin: usize, end: usize) -> Result<Bytes, ParquetError> {
+        let read = self.object.slice(begin..end);
+        read.map_err(|error| ParquetError::from(self.failure.keep(error)))
+    }
+
+    /// Returns held bytes from `begin` on.
+    fn held(&self, begin: usize) -> Option<Bytes> {
+        let inside = |(at, held): &&(usize, Bytes)| (*at..*at + held.len()).contains(&begin);
+        self.held.iter().find(inside).map(|(at, held)| held.slice(begin - at..))
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.object.len() as u64
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = Box<dyn Read>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let begin = start as usize;
+        if begin > self.object.len() {
+            return Err(ParquetError::EOF(format!("byte {begin} of a file of {}", self.object.len())));
+        }
+        Ok(match self.held(begin) {
+            Some(held) => Box::new(held.reader()),
+            None if self.object.is_here() => Box::new(self.part(begin, self.object.len())?.reader()),
+            None => Box::new(self.object.reader_for(begin, &self.failure)),
+        })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let begin = start as usize;
+        match self.held(begin) {
+            Some(held) if held.len() >= length => Ok(held.slice(..length)),
+            _ => self.part(begin, begin.saturating_add(length)),
+        }
     }
 }
 

@@ -7,18 +7,21 @@
 //!
 //! Columns are sorted by name, because writers order tensors by their type.
 
-use ::safetensors::{Dtype, SafeTensors};
+use ::safetensors::Dtype;
+use ::safetensors::tensor::Metadata;
 use proto::column::ElementType;
 
-use super::array::{Array, Endian, Stored, whole};
+use super::array::{self, Array, Endian, Stored};
 use super::guarded;
-use crate::column::Column;
-use crate::error::{Result, malformed, wrong};
+use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::Source;
 use crate::object::Object;
 
 /// Bytes before the header.
 const LENGTH_BYTES: usize = size_of::<u64>();
+
+/// Most bytes of a header, as in the library of the format.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Opens a file.
 ///
@@ -26,16 +29,13 @@ const LENGTH_BYTES: usize = size_of::<u64>();
 /// The file is no safetensors file, a tensor's type is none of a column, or tensors have other
 /// numbers of records.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let metadata = guarded(|| SafeTensors::read_metadata(object.bytes())).map_err(|error| {
-        malformed(
-            object.path(),
+    let (start, metadata) = metadata(object).map_err(|flaw| {
+        flaw.at(object.path(), |error| {
             format!(
                 "no safetensors file, or a damaged one: {error}; copy it again, or save it with safetensors.save_file"
-            ),
-        )
-    });
-    let (header, metadata) = metadata?;
-    let start = LENGTH_BYTES + header;
+            )
+        })
+    })?;
     let mut columns = Vec::new();
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
@@ -52,12 +52,34 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
         let (begin, end) = info.data_offsets;
         let shape = info.shape.clone();
         let array = Array { shape, stored, endian: Endian::Little, range: start + begin..start + end };
-        let column = array.column(object, &name);
+        let values = array.values(object, &name);
         columns
-            .push(column.map_err(|reason| malformed(object.path(), format!("tensor `{name}`: {reason}")))?);
+            .push(values.map_err(|reason| malformed(object.path(), format!("tensor `{name}`: {reason}")))?);
     }
-    columns.sort_by(|a: &Column, b: &Column| a.spec().name.cmp(&b.spec().name));
-    whole(object, columns)
+    columns.sort_by(|a, b| a.name().cmp(b.name()));
+    array::open(object, columns)
+}
+
+/// Reads the header. Returns it, and the place of the first value.
+///
+/// # Errors
+/// The header is damaged, or does not fit the length of the file.
+fn metadata(object: &Object) -> Result<(usize, Metadata), Flaw> {
+    let length = object.slice(0..object.len().min(LENGTH_BYTES))?;
+    let Some(length) = length.first_chunk().map(|length| u64::from_le_bytes(*length)) else {
+        return Err(format!("{} bytes hold no length of a header", object.len()).into());
+    };
+    let start = usize::try_from(length.min(HEADER_BYTES_MAX + 1)).unwrap_or(usize::MAX) + LENGTH_BYTES;
+    if length > HEADER_BYTES_MAX || start > object.len() {
+        return Err(format!("a header of {length} bytes in a file of {}", object.len()).into());
+    }
+    let text = object.slice(LENGTH_BYTES..start)?;
+    let metadata = guarded(|| serde_json::from_slice::<Metadata>(&text))?;
+    let (found, expected) = (object.len() - start, metadata.data_len());
+    if found != expected {
+        return Err(format!("{found} bytes of values, the header announces {expected}").into());
+    }
+    Ok((start, metadata))
 }
 
 /// Returns the type of values. `None`: no column has it.
@@ -88,6 +110,7 @@ mod tests {
     use proto::column::ColumnSpec;
 
     use super::*;
+    use crate::column::Column;
 
     type Tensor<'a> = (&'a str, Dtype, &'a [usize], &'a [u8]);
 

@@ -19,6 +19,7 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use proto::column::{ColumnSpec, ElementType};
 
 use super::array::Array;
@@ -27,7 +28,7 @@ use super::npy;
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Object, Scan};
 
 /// Bytes of a header, and unit of a member's data.
 const UNIT: usize = 512;
@@ -52,7 +53,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
     let mut cuts = Cuts::default();
     let mut key = None;
     let mut columns: Vec<(ColumnSpec, Kind)> = Vec::new();
-    let mut members = Members { object, at: 0 };
+    let mut members = Members { bytes: Scan::new(object), at: 0 };
     while let Some(Member { begin, name, data }) = members.next()? {
         let Some((of_member, extension)) = split(&name) else { continue };
         if key.as_deref() != Some(of_member) {
@@ -60,7 +61,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
             key = Some(of_member.to_owned());
         }
         if cuts.records() == [1] && !columns.iter().any(|(column, _)| column.name == extension) {
-            columns.push(column(&extension, &object.bytes()[data]));
+            columns.push(column(&extension, &members.data(data)?));
         }
     }
     if columns.is_empty() {
@@ -81,7 +82,7 @@ fn column(extension: &str, data: &[u8]) -> (ColumnSpec, Kind) {
     if last == CLASS {
         return (ColumnSpec::fixed(extension, ElementType::I64, []), Kind::Class);
     }
-    let array = npy::array(data).ok().filter(|_| last == ARRAY);
+    let array = npy::header(data).ok().filter(|_| last == ARRAY);
     match array.and_then(|array| column_of(extension, &array.shape, array.stored.dtype())) {
         Some(column) => (column, Kind::Array),
         None => (ColumnSpec::ragged(extension, ElementType::U8, []), Kind::Bytes),
@@ -122,16 +123,18 @@ impl Source for Tar {
     /// Decodes columns. A class that is no integer is broken.
     ///
     /// # Errors
-    /// A record has a member twice, or an array has another type than in the first record.
+    /// A record has a member twice, an array has another type than in the first record, or the file
+    /// cannot be read.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
-        let bytes = self.object.bytes();
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut out: Vec<_> = columns.iter().map(column).collect();
-        let Range { start, end } = self.cuts.range(block, bytes.len());
-        let mut members = Members { object: &self.object, at: start };
+        let range = self.cuts.range(block, self.object.len());
+        let end = range.end;
+        let mut members = Members { at: range.start, bytes: Scan::over(&self.object, range)? };
         let (mut key, mut begun) = (String::new(), 0);
-        while let Some(Member { begin, name, data }) = members.next()? {
+        while members.at < end {
+            let Some(Member { begin, name, data }) = members.next()? else { break };
             let Some((of_member, extension)) = split(&name) else { continue };
             if begun == 0 || key != of_member {
                 if begin >= end {
@@ -151,21 +154,22 @@ impl Source for Tar {
                     format!("record `{key}`: a second `{extension}` at byte {begin}; remove it"),
                 );
             }
+            let data = members.data(data)?;
             match self.kinds[columns[at]] {
                 Kind::Class => {}
                 Kind::Bytes => {
-                    column.push(&bytes[data]);
+                    column.push(&data);
                     continue;
                 }
                 Kind::Array => {
-                    self.array(column, data).map_err(|reason| {
+                    push_array(column, &data).map_err(|reason| {
                         let what = format!("member `{name}` at byte {begin}: {reason}");
                         malformed(self.object.path(), what)
                     })?;
                     continue;
                 }
             }
-            let text = String::from_utf8_lossy(&bytes[data]);
+            let text = String::from_utf8_lossy(&data);
             match text.trim().parse::<i64>() {
                 Ok(class) => column.push(&class.to_le_bytes()),
                 Err(_) => column.push_broken(|| {
@@ -186,32 +190,27 @@ impl Source for Tar {
     }
 }
 
-impl Tar {
-    /// Appends an array to its column.
-    ///
-    /// # Errors
-    /// The bytes are no array, or one of another column.
-    fn array(&self, column: &mut Column, data: Range<usize>) -> Result<(), String> {
-        let array = npy::array(&self.object.bytes()[data.clone()])?;
-        let Array { shape, stored, endian, range } = array;
-        let dtype = stored.dtype();
-        if column_of(&column.spec().name, &shape, dtype).as_ref() != Some(column.spec()) {
-            return Err(format!(
-                "an array {dtype}{shape:?}, and the first record makes the column {}; all records must have one type and \
-                 one shape after the first dimension",
-                column.spec()
-            ));
-        }
-        if shape.contains(&0) && range.is_empty() {
-            column.push(&[]);
-            return Ok(());
-        }
-        let range = data.start + range.start..data.start + range.end;
-        let shape = [1].into_iter().chain(shape).collect();
-        let values = Array { shape, stored, endian, range }.column(&self.object, "array")?;
-        column.push(values.bytes());
-        Ok(())
+/// Appends an array, as the bytes of its member, to its column.
+///
+/// # Errors
+/// The bytes are no array, or one of another column.
+fn push_array(column: &mut Column, member: &[u8]) -> Result<(), String> {
+    let Array { shape, stored, endian, range } = npy::header(member)?;
+    let dtype = stored.dtype();
+    if column_of(&column.spec().name, &shape, dtype).as_ref() != Some(column.spec()) {
+        return Err(format!(
+            "an array {dtype}{shape:?}, and the first record makes the column {}; all records must have one type and one              shape after the first dimension",
+            column.spec()
+        ));
     }
+    if shape.contains(&0) && range.is_empty() {
+        column.push(&[]);
+        return Ok(());
+    }
+    let shape = [1].into_iter().chain(shape).collect();
+    let values = Array { shape, stored, endian, range }.column(member, "array")?;
+    column.push(values.bytes());
+    Ok(())
 }
 
 /// Makes each column have `begun` records. The last record has no value in the others.
@@ -230,7 +229,7 @@ struct Member {
 
 /// Reads an archive's members, one after the other.
 struct Members<'a> {
-    object: &'a Object,
+    bytes: Scan<'a>,
     /// Place of the next header.
     at: usize,
 }
@@ -241,13 +240,13 @@ impl Members<'_> {
     /// # Errors
     /// The archive is cut off, damaged, or has bytes behind its end.
     fn next(&mut self) -> Result<Option<Member>> {
-        let bytes = self.object.bytes();
-        let mut begin = self.at;
+        let (object, mut begin) = (self.bytes.object(), self.at);
         // What special members say of the next one.
         let (mut long_name, mut long_size) = (None, None);
         loop {
             let at = self.at;
-            let Some(header) = bytes.get(at..at + UNIT) else { return self.cut_off("header", at) };
+            let Some(header) = self.bytes.get(at..at + UNIT)? else { return self.cut_off("header", at) };
+            let header = &*header;
             if header.iter().all(|&byte| byte == 0) {
                 return self.end();
             }
@@ -255,7 +254,7 @@ impl Members<'_> {
                 let what =
                     if at == 0 { "no tar archive, or a damaged one" } else { "the archive is damaged" };
                 return wrong(
-                    self.object.path(),
+                    self.object().path(),
                     format!("byte {at}: the checksum of a header does not fit: {what}; copy it again"),
                 );
             };
@@ -269,17 +268,20 @@ impl Members<'_> {
             let begin_of_data = at + UNIT;
             let end = usize::try_from(size).ok().and_then(|size| begin_of_data.checked_add(size));
             let data = begin_of_data..end.unwrap_or(usize::MAX);
-            let Some(content) = bytes.get(data.clone()) else { return self.cut_off("data", at) };
+            if data.end > self.object().len() {
+                return self.cut_off("data", at);
+            }
             self.at = data.end.next_multiple_of(UNIT);
             match kind {
                 b'x' => {
                     let broken = || {
                         malformed(
-                            self.object.path(),
+                            object.path(),
                             format!("byte {at}: a damaged pax header; copy the file again"),
                         )
                     };
-                    for (key, value) in records(content).ok_or_else(broken)? {
+                    let content = self.data(data)?;
+                    for (key, value) in records(&content).ok_or_else(broken)? {
                         match key {
                             b"path" => long_name = Some(String::from_utf8_lossy(value).into_owned()),
                             b"size" => {
@@ -291,7 +293,7 @@ impl Members<'_> {
                         }
                     }
                 }
-                b'L' => long_name = Some(text(content)),
+                b'L' => long_name = Some(text(&self.data(data)?)),
                 b'S' => return self.sparse(at),
                 b'0' | b'7' | 0 => {
                     let name = long_name.unwrap_or_else(|| short_name(header));
@@ -308,25 +310,43 @@ impl Members<'_> {
 
     /// Checks that nothing follows the end of the archive, which is where the next header would be.
     fn end(&self) -> Result<Option<Member>> {
-        let bytes = self.object.bytes();
-        match bytes[self.at..].iter().position(|&byte| byte != 0) {
-            None => Ok(None),
-            Some(after) => wrong(
-                self.object.path(),
-                format!(
-                    "the archive ends at byte {}, and more follows at byte {}; archives cannot be joined like this: give them as \
-                     several files",
-                    self.at,
-                    self.at + after
-                ),
-            ),
+        let (mut rest, mut at) = (self.object().reader(self.at), self.at);
+        loop {
+            let window = rest.window()?;
+            if window.is_empty() {
+                return Ok(None);
+            }
+            if let Some(after) = window.iter().position(|&byte| byte != 0) {
+                return wrong(
+                    self.object().path(),
+                    format!(
+                        "the archive ends at byte {}, and more follows at byte {}; archives cannot be joined like this: give \
+                         them as several files",
+                        self.at,
+                        at + after
+                    ),
+                );
+            }
+            at += window.len();
+        }
+    }
+
+    const fn object(&self) -> &Object {
+        self.bytes.object()
+    }
+
+    /// Returns the data of a member.
+    fn data(&mut self, data: Range<usize>) -> Result<Bytes> {
+        match self.bytes.get(data.clone())? {
+            Some(bytes) => Ok(bytes),
+            None => self.cut_off("data", data.start),
         }
     }
 
     fn cut_off<T>(&self, what: &str, at: usize) -> Result<T> {
-        let length = self.object.bytes().len();
+        let length = self.object().len();
         wrong(
-            self.object.path(),
+            self.object().path(),
             format!(
                 "the file of {length} bytes ends within the {what} of the member at byte {at}, without an end of the archive; the \
                  file is cut off or no tar archive, copy it again"
@@ -335,7 +355,7 @@ impl Members<'_> {
     }
 
     fn sparse<T>(&self, at: usize) -> Result<T> {
-        wrong(self.object.path(), format!("byte {at}: a sparse member; write the archive without --sparse"))
+        wrong(self.object().path(), format!("byte {at}: a sparse member; write the archive without --sparse"))
     }
 }
 
@@ -390,7 +410,7 @@ fn records(mut content: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use proptest::prelude::*;
@@ -433,7 +453,8 @@ mod tests {
         [&members.concat()[..], &[0; 2 * UNIT]].concat()
     }
 
-    fn files(files: &[(&str, &[u8])]) -> Vec<u8> {
+    /// Writes an archive of files.
+    pub(crate) fn files(files: &[(&str, &[u8])]) -> Vec<u8> {
         archive(&files.iter().map(|(name, data)| member(b'0', name, data)).collect::<Vec<_>>())
     }
 

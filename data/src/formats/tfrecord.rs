@@ -29,9 +29,9 @@ use proto::column::{ColumnSpec, ElementType};
 
 use super::cuts::Cuts;
 use crate::column::Column;
-use crate::error::{Result, malformed, wrong};
+use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Object, Scan};
 
 /// Bytes of a record before its data, and behind it.
 const HEADER_BYTES: usize = 12;
@@ -99,16 +99,17 @@ impl List {
 /// # Errors
 /// A record's length is damaged, the file is cut off, or the first record is no Example.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let file = File { object: object.clone(), buffer: object.buffer() };
+    let mut file = File(Scan::new(object));
     let (mut cuts, mut at) = (Cuts::default(), 0);
-    while at < file.buffer.len() {
+    while at < object.len() {
         cuts.add(at);
         at = file.frame(at)?.end + FOOTER_BYTES;
     }
     if cuts.records().is_empty() {
         return wrong(object.path(), "no record, so that the columns are unknown; leave the file out");
     }
-    let first = file.example(file.frame(0)?).map_err(|reason| malformed(object.path(), reason))?;
+    let frame = file.frame(0)?;
+    let first = file.example(frame).map_err(|flaw| flaw.at(object.path(), |reason| reason))?;
     let column =
         |(name, feature): (String, Feature)| Some(ColumnSpec::ragged(name, feature.list?.dtype(), []));
     let columns: Vec<_> = first.into_iter().filter_map(column).collect();
@@ -119,11 +120,11 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
         );
     }
     let outline = Outline { columns, blocks: cuts.records().to_vec() };
-    Ok(Box::new(Tfrecord { file, cuts, outline }))
+    Ok(Box::new(Tfrecord { object: object.clone(), cuts, outline }))
 }
 
 struct Tfrecord {
-    file: File,
+    object: Object,
     cuts: Cuts,
     outline: Outline,
 }
@@ -137,18 +138,21 @@ impl Source for Tfrecord {
     /// type than in the first record.
     ///
     /// # Errors
-    /// The length of a record is damaged.
+    /// The length of a record is damaged, or the file cannot be read.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let records = self.outline.blocks[block];
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records as usize);
         let mut out: Vec<_> = columns.iter().map(column).collect();
-        let mut at = self.cuts.range(block, self.file.buffer.len()).start;
+        let range = self.cuts.range(block, self.object.len());
+        let mut at = range.start;
+        let mut file = File(Scan::over(&self.object, range)?);
         for _ in 0..records {
-            let frame = self.file.frame(at)?;
+            let frame = file.frame(at)?;
             at = frame.end + FOOTER_BYTES;
-            let features = match self.file.example(frame) {
+            let features = match file.example(frame) {
                 Ok(features) => features,
-                Err(reason) => {
+                Err(Flaw::Unread(error)) => return Err(error),
+                Err(Flaw::Malformed(reason)) => {
                     out.iter_mut().for_each(|column| column.push_broken(|| reason.as_str().into()));
                     continue;
                 }
@@ -194,45 +198,43 @@ fn append(column: &mut Column, list: Option<&List>) -> Result<(), String> {
     Ok(())
 }
 
-struct File {
-    object: Object,
-    /// Bytes of the object.
-    buffer: Bytes,
-}
+/// The bytes of a file, as records.
+struct File<'a>(Scan<'a>);
 
-impl File {
+impl File<'_> {
     /// Returns the place of the data of the record that begins at byte `at`. Its length is checked,
     /// its data is not.
     ///
     /// # Errors
     /// The file is cut off, or the length is damaged.
-    fn frame(&self, at: usize) -> Result<Range<usize>> {
-        let bytes = &self.buffer;
+    fn frame(&mut self, at: usize) -> Result<Range<usize>> {
+        let object = self.0.object();
         let cut_off = |what: &str| {
             malformed(
-                self.object.path(),
+                object.path(),
                 format!(
                     "the file of {} bytes ends within the {what} of the record at byte {at}; the file is cut off, copy it \
                          again",
-                    bytes.len()
+                    object.len()
                 ),
             )
         };
-        let header = bytes.get(at..).and_then(<[u8]>::first_chunk::<HEADER_BYTES>);
+        let header = self.0.get(at..at + HEADER_BYTES)?;
+        let header = header.as_deref().and_then(<[u8]>::first_chunk::<HEADER_BYTES>);
         let header = header.ok_or_else(|| cut_off("length"))?;
         let [l0, l1, l2, l3, l4, l5, l6, l7, checksum @ ..] = *header;
         let length = [l0, l1, l2, l3, l4, l5, l6, l7];
         if u32::from_le_bytes(checksum) != masked(&length) {
             let what = if at == 0 { "no TFRecord file, or a damaged one" } else { "the file is damaged" };
             return wrong(
-                self.object.path(),
+                object.path(),
                 format!("byte {at}: the checksum of a record's length does not fit: {what}; copy it again"),
             );
         }
         let begin = at + HEADER_BYTES;
         let end =
             usize::try_from(u64::from_le_bytes(length)).ok().and_then(|length| begin.checked_add(length));
-        let fits = |end: &usize| end.checked_add(FOOTER_BYTES).is_some_and(|end| end <= bytes.len());
+        let fits = |end: &usize| end.checked_add(FOOTER_BYTES).is_some_and(|end| end <= object.len());
         let end = end.filter(fits).ok_or_else(|| cut_off("data"))?;
         Ok(begin..end)
     }
@@ -240,14 +242,18 @@ impl File {
     /// Checks and decodes the data of a record.
     ///
     /// # Errors
-    /// The data is damaged, or no Example; where, and what to do.
-    fn example(&self, frame: Range<usize>) -> Result<BTreeMap<String, Feature>, String> {
-        let (begin, end) = (frame.start - HEADER_BYTES, frame.end);
-        let checksum = self.buffer[end..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        if checksum != Some(masked(&self.buffer[frame.clone()])) {
-            return Err(format!("byte {begin}: the checksum of the data does not fit; copy the file again"));
+    /// The data is damaged, or no Example, with its place and what to do; or it cannot be read.
+    fn example(&mut self, frame: Range<usize>) -> Result<BTreeMap<String, Feature>, Flaw> {
+        let (begin, bytes) = (frame.start - HEADER_BYTES, frame.end - frame.start);
+        let data = self.0.get(frame.start..frame.end + FOOTER_BYTES)?.unwrap_or_default();
+        let checksum =
+            data.get(bytes..).and_then(<[u8]>::first_chunk).map(|bytes| u32::from_le_bytes(*bytes));
+        let data = data.slice(..bytes.min(data.len()));
+        if checksum != Some(masked(&data)) {
+            let reason = format!("byte {begin}: the checksum of the data does not fit; copy the file again");
+            return Err(reason.into());
         }
-        let example = Example::decode(self.buffer.slice(frame)).map_err(|error| {
+        let example = Example::decode(data).map_err(|error| {
             format!(
                 "byte {begin}: no tf.train.Example: {error}; write the file with one Example in each record"
             )
@@ -276,7 +282,7 @@ fn masked(bytes: &[u8]) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use proptest::prelude::*;
@@ -285,7 +291,7 @@ mod tests {
     use crate::column::Fault;
 
     /// A file of the Python package `tfrecord` 1.14.6: one Example with `a`, `int64_list` of 1.
-    const BY_ANOTHER_WRITER: &[u8] =
+    pub(crate) const BY_ANOTHER_WRITER: &[u8] =
         b"\x0e\0\0\0\0\0\0\0\xc5\xe5i?\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x019\xe8xP";
 
     fn write(records: &[&[(&str, Option<List>)]]) -> Vec<u8> {

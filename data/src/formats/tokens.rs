@@ -39,7 +39,7 @@ pub(crate) fn open(object: &Object, spec: Option<TokensSpec>) -> Result<Box<dyn 
         TokenType::U16 => (size_of::<u16>(), ElementType::I32),
         TokenType::U32 => (size_of::<u32>(), ElementType::I64),
     };
-    let (path, bytes) = (object.path(), object.bytes().len());
+    let (path, bytes) = (object.path(), object.len());
     if !bytes.is_multiple_of(stored) {
         return wrong(
             path,
@@ -84,13 +84,20 @@ impl Source for Tokens {
 
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let (first, records) = (block * self.in_block, self.outline.blocks[block] as usize);
+        let size = match self.spec.dtype {
+            TokenType::U16 => size_of::<u16>(),
+            TokenType::U32 => size_of::<u32>(),
+        };
+        let begin = first * self.spec.stride();
+        let end = (first + records - 1) * self.spec.stride() + self.spec.block + 1;
+        let bytes = self.object.slice(begin * size..end * size)?;
         let column = |&at: &usize| {
             let spec = &self.outline.columns[at];
             let mut values = Aligned::zeros(records * self.spec.block * spec.dtype.size());
             let places = values.chunks_exact_mut(self.spec.block * spec.dtype.size());
-            for (record, out) in (first..).zip(places) {
+            for (record, out) in places.enumerate() {
                 let begin = record * self.spec.stride() + usize::from(at == LABELS_INDEX);
-                self.widen(begin, out);
+                self.widen(&bytes, begin, out);
             }
             Column::fixed(spec.clone(), records, Memory::Owned(values))
         };
@@ -99,9 +106,8 @@ impl Source for Tokens {
 }
 
 impl Tokens {
-    /// Writes the values of the file from number `begin` on to all of `out`, in the columns' type.
-    fn widen(&self, begin: usize, out: &mut [u8]) {
-        let bytes = self.object.bytes();
+    /// Writes the values in `bytes` from number `begin` on to all of `out`, in the columns' type.
+    fn widen(&self, bytes: &[u8], begin: usize, out: &mut [u8]) {
         match self.spec.dtype {
             TokenType::U16 => {
                 let values = bytes.as_chunks().0[begin..].iter();

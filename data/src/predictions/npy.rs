@@ -46,7 +46,7 @@ impl Join {
     /// Returns the number of records of a part, and its values, after the header of the whole array
     /// of `records` if it is the first part.
     pub(super) fn add(&mut self, records: u64, part: &Bytes) -> Result<(u64, Bytes)> {
-        let array = npy::array(part).map_err(wrong)?;
+        let array = npy::header(part).map_err(wrong)?;
         let Some((&found, inner)) = array.shape.split_first() else {
             return Err(wrong("a part is one value without records"));
         };

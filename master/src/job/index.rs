@@ -34,6 +34,10 @@ pub(super) struct Facts {
     pub(super) train_bytes: Vec<u64>,
     /// Bytes of each file of validation's own, likewise.
     pub(super) validation_bytes: Vec<u64>,
+    /// Version of each training file; empty for local files.
+    pub(super) train_versions: Vec<String>,
+    /// Version of each file of validation's own, likewise.
+    pub(super) validation_versions: Vec<String>,
     /// Largest class label.
     pub(super) label_max: Option<i64>,
     /// The numbering of the job's work.
@@ -114,6 +118,8 @@ impl Index {
         let bytes = |file: &File| indexed(file).1.crc32c.map_or(0, |_| indexed(file).1.bytes);
         let bytes = |files: &[File]| files.iter().map(bytes).collect::<Vec<_>>();
         let (train_bytes, validation_bytes) = (bytes(&self.train), bytes(&self.validation));
+        let versions = |files: &[File]| files.iter().map(|file| indexed(file).1.version.clone()).collect();
+        let (train_versions, validation_versions) = (versions(&self.train), versions(&self.validation));
         let count = |set| {
             let files = match spec.data.files_of(set) {
                 Some(DataSet::Validation) => &validation_records,
@@ -142,6 +148,8 @@ impl Index {
             validation_records,
             train_bytes,
             validation_bytes,
+            train_versions,
+            validation_versions,
             label_max,
             plan,
             validation,

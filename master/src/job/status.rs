@@ -320,6 +320,8 @@ impl Job {
             label_max: facts.and_then(|facts| facts.label_max),
             train_bytes: facts.map(|facts| facts.train_bytes.clone()).unwrap_or_default(),
             validation_bytes: facts.map(|facts| facts.validation_bytes.clone()).unwrap_or_default(),
+            train_versions: facts.map(|facts| facts.train_versions.clone()).unwrap_or_default(),
+            validation_versions: facts.map(|facts| facts.validation_versions.clone()).unwrap_or_default(),
             skipped_train: self.skips.records(DataSet::Train),
             skipped_validation: self.skips.records(DataSet::Validation),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     BLOCK_MAX, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
-    LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec,
+    LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec, data_url,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -321,7 +321,12 @@ impl FilesSpec {
             check(begin < end, format!("{key}.records = [{begin}, {end}]: the range is empty"));
         }
         for file in self.lists.values().flatten() {
-            check(!file.contains("://"), format!("{key}: `{file}` is a URL; this version reads local paths"));
+            let (checked, shown) = (data_url::check(file), data_url::shown(file));
+            check(checked.is_ok(), format!("{key}: `{shown}`: {}", checked.err().unwrap_or_default()));
+            check(
+                format != Format::Images || !data_url::is_remote(file),
+                format!("{key}: `{shown}`: folders of images are local; write them as tar archives"),
+            );
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use data::{Conversion, Converted, ShardSize};
-use proto::spec::{DataSpec, FILES, FilesSpec, Format};
+use proto::spec::{DataSpec, FILES, FilesSpec, Format, data_url};
 use serde_json::json;
 
 use super::{named, reading};
@@ -35,15 +35,14 @@ const VALUES: &str = "values";
 /// A source cannot be read, the format cannot hold it, or the folder is not empty or cannot be
 /// written.
 pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
-    let order = order(&args)?;
-    let (folder, json) = (args.out, args.json);
-    data::limit_memory(data::default_memory().min(CACHE_BYTES_MAX));
+    let (folder, json) = (args.out.clone(), args.json);
+    data::limit_blocks(data::default_memory().min(CACHE_BYTES_MAX));
     let (bar, stop) = (Bar::new(app.screen.clone(), "records"), app.stop.token().clone());
-    let convert = move || {
-        data::convert(&order, &|done, all| {
+    let convert = move || -> Result<Option<Converted>> {
+        Ok(data::convert(&order(&args)?, &|done, all| {
             bar.show(done, all);
             !stop.is_cancelled()
-        })
+        })?)
     };
     let converted = tokio::task::spawn_blocking(convert).await.context("the conversion panicked")??;
     let Some(converted) = converted else {
@@ -64,16 +63,16 @@ pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns what the user wants.
+/// Returns what the user wants. The call blocks.
 ///
 /// # Errors
-/// A format is unknown, or sources do not fit the format.
+/// A format is unknown, sources do not fit the format, or no file fits a pattern.
 fn order(args: &args::DataConvert) -> Result<Conversion> {
     let first = Path::new(args.sources.first().map_or("", String::as_str));
     let spec = reading(&args.reading, first)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Conversion {
-        source: DataSpec { train: files(spec.format, &args.sources)?, ..spec },
+        source: with_files(spec, &args.sources)?,
         format: named("--to", &args.to)?,
         folder: args.out.clone(),
         size: match args.records_per_shard {
@@ -85,28 +84,43 @@ fn order(args: &args::DataConvert) -> Result<Conversion> {
     })
 }
 
-/// Returns the sources as a job file has them.
-fn files(format: Format, sources: &[String]) -> Result<FilesSpec> {
+/// Returns the section with the sources as a job file has them, with files in place of patterns.
+fn with_files(spec: DataSpec, sources: &[String]) -> Result<DataSpec> {
+    let lists = lists(spec.format, sources)?;
+    for file in lists.values().flatten() {
+        data_url::check(file).map_err(|reason| anyhow!("{}: {reason}", data_url::shown(file)))?;
+    }
+    let spec = DataSpec { train: FilesSpec { records: None, lists }, ..spec };
+    let spec = data::without_patterns(&spec, None)?;
+    let files = &spec.train;
+    let counts: Vec<_> =
+        files.lists.iter().map(|(column, list)| format!("{} of `{column}`", list.len())).collect();
+    let is_even = files.lists.values().all(|list| list.len() == files.len());
+    ensure!(is_even, "{} files; each needs its partner in every column", counts.join(", "));
+    Ok(spec)
+}
+
+/// Returns the sources of each column.
+fn lists(format: Format, sources: &[String]) -> Result<BTreeMap<String, Vec<String>>> {
     let mut lists: BTreeMap<String, Vec<String>> = BTreeMap::new();
     if !format.has_one_column() {
         lists.insert(FILES.to_owned(), sources.to_vec());
-        return Ok(FilesSpec { records: None, lists });
+        return Ok(lists);
     }
     for source in sources {
-        match source.split_once('=') {
+        // The query of a URL may have the sign in it.
+        match source.split_once('=').filter(|(column, _)| data_url::split(column).is_none()) {
             Some((column, file)) if !column.is_empty() => {
                 lists.entry(column.to_owned()).or_default().push(file.to_owned());
             }
             _ if sources.len() == 1 => drop(lists.insert(VALUES.to_owned(), sources.to_vec())),
-            _ => bail!("{source}: a file of {} has one column; name it, as COLUMN={source}", format.name()),
+            _ => {
+                let shown = data_url::shown(source);
+                bail!("{shown}: a file of {} has one column; name it, as COLUMN={shown}", format.name())
+            }
         }
     }
-    let counts: Vec<_> =
-        lists.iter().map(|(column, files)| format!("{} of `{column}`", files.len())).collect();
-    let files = FilesSpec { records: None, lists };
-    let is_even = files.lists.values().all(|list| list.len() == files.len());
-    ensure!(is_even, "{} files; each needs its partner in every column", counts.join(", "));
-    Ok(files)
+    Ok(lists)
 }
 
 fn text(folder: &Path, converted: &Converted) -> String {
@@ -128,7 +142,7 @@ mod tests {
 
     fn lists(format: Format, sources: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
         let sources: Vec<_> = sources.iter().map(|&source| source.to_owned()).collect();
-        Ok(files(format, &sources)?.lists)
+        Ok(with_files(DataSpec::of(format, FilesSpec::default()), &sources)?.train.lists)
     }
 
     fn map(lists: &[(&str, &[&str])]) -> BTreeMap<String, Vec<String>> {
@@ -146,5 +160,27 @@ mod tests {
         assert!(error(&["x=1", "x=2", "y=3"]).contains("2 of `x`, 1 of `y` files; each needs its partner"));
         let found = lists(Format::Csv, &["a=1.csv", "b.csv"]).unwrap();
         assert_eq!(found, map(&[("files", &["a=1.csv", "b.csv"])]));
+    }
+
+    #[test]
+    fn sources_may_be_urls_without_secrets() {
+        let found = lists(Format::Npy, &["https://host/x.npy?a=b"]).unwrap();
+        assert_eq!(found, map(&[("values", &["https://host/x.npy?a=b"])]));
+        let found = lists(Format::Npy, &["x=https://host/x.npy?a=b", "y=s3://bucket/y.npy"]).unwrap();
+        assert_eq!(found, map(&[("x", &["https://host/x.npy?a=b"]), ("y", &["s3://bucket/y.npy"])]));
+        let error = lists(Format::Csv, &["https://host/x.csv?token=a1b2"]).unwrap_err().to_string();
+        assert!(error.contains("https://host/x.csv?..: its query has `token`"), "{error}");
+        assert!(!error.contains("a1b2"), "{error}");
+    }
+
+    #[test]
+    fn patterns_become_the_files_that_fit_them() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["2.csv", "1.csv"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let name = |name: &str| folder.path().join(name).display().to_string();
+        let found = lists(Format::Csv, &[&name("*.csv")]).unwrap();
+        assert_eq!(found, map(&[("files", &[&name("1.csv"), &name("2.csv")])]));
     }
 }

@@ -1,0 +1,336 @@
+//! Files on other machines: web servers and the object stores of clouds.
+//!
+//! A file is read in pieces of [`PIECE_BYTES`], which lie in the cache of the process. Every read
+//! is conditional: it fails if the file is no longer the one that was opened. Requests run on
+//! threads of their own, and the threads that make batches wait for them.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `allowed.rs` | URLs and addresses that this process may read |
+//! | `bridge.rs` | the threads of requests; retries |
+//! | `http.rs` | a file on a web server |
+//! | `cloud.rs` | a file in an object store |
+//! | `without.rs` | what takes their place in a program without the feature `cloud` |
+
+mod allowed;
+#[cfg(feature = "cloud")]
+mod bridge;
+#[cfg(feature = "cloud")]
+mod cloud;
+#[cfg(feature = "cloud")]
+mod http;
+#[cfg(all(test, feature = "cloud"))]
+mod tests;
+#[cfg(not(feature = "cloud"))]
+mod without;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+
+use proto::spec::data_url;
+
+pub use self::allowed::{allow_urls, every_url, wrong_prefixes};
+#[cfg(feature = "cloud")]
+pub(crate) use self::with::{Remote, list};
+#[cfg(not(feature = "cloud"))]
+pub(crate) use self::without::{Remote, list};
+
+/// Bytes that are fetched at once, and kept in the cache.
+#[cfg(feature = "cloud")]
+pub(crate) const PIECE_BYTES: u64 = 2 << 20;
+
+/// Settings of object stores.
+static SETTINGS: RwLock<BTreeMap<String, String>> = RwLock::new(BTreeMap::new());
+
+/// Sets the credentials, regions and endpoints with which this process reads object stores, under
+/// their usual names, such as `AWS_REGION`. Without a call there are none.
+pub fn use_store_settings(settings: BTreeMap<String, String>) {
+    *SETTINGS.write().unwrap_or_else(PoisonError::into_inner) = settings;
+}
+
+/// Returns the URL that a path of a data file is. `None`: the file is local.
+pub(crate) fn url(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| data_url::is_remote(text))
+}
+
+/// State of a file on another machine. Files of equal states have equal content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cloud"), allow(dead_code, reason = "no file has one"))]
+pub(crate) struct State {
+    pub(crate) bytes: u64,
+    /// ETag, as the server gives it.
+    pub(crate) tag: Option<String>,
+    /// Time of the last modification, as the server gives it.
+    pub(crate) modified: Option<String>,
+    /// Whether the server answers with parts of the file.
+    pub(crate) has_ranges: bool,
+}
+
+impl State {
+    /// Returns the text that tells this content from another one of the same size. Empty: the
+    /// server says nothing of that kind.
+    pub(crate) fn version(&self) -> String {
+        self.tag.clone().or_else(|| self.modified.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(feature = "cloud")]
+impl State {
+    /// Returns how `now` differs. `None`: the content is the same.
+    fn change(&self, now: &Self) -> Option<String> {
+        if self.bytes != now.bytes {
+            return Some(format!("it has {} bytes, it had {}", now.bytes, self.bytes));
+        }
+        let differ = |name: &str, then: &Option<String>, now: &Option<String>| match (then, now) {
+            (Some(then), Some(now)) => {
+                Some((then != now).then(|| format!("its {name} is {now}, it was {then}")))
+            }
+            _ => None,
+        };
+        // A store that writes the same bytes again gives them the same tag and another time.
+        let by_tag = differ("ETag", &self.tag, &now.tag);
+        by_tag.or_else(|| differ("Last-Modified", &self.modified, &now.modified)).flatten()
+    }
+
+    /// Returns the tag for a condition. A weak one never matches.
+    fn strong_tag(&self) -> Option<&str> {
+        self.tag.as_deref().filter(|tag| !tag.starts_with("W/"))
+    }
+}
+
+#[cfg(feature = "cloud")]
+mod with {
+    use std::ops::Range;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use bytes::Bytes;
+    use proto::spec::data_url;
+    use url::Url;
+
+    use super::bridge::{self, Failure, LIMITS, Limits};
+    use super::cloud::Cloud;
+    use super::http::Http;
+    use super::{PIECE_BYTES, State, allowed};
+    use crate::cache;
+    use crate::error::{Error, Result, malformed};
+
+    /// Number of the next file of this process.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+
+    /// A file on another machine, as it was when it was opened.
+    #[derive(Debug)]
+    pub(crate) struct Remote {
+        /// Number in this process.
+        id: u64,
+        url: String,
+        source: Arc<Source>,
+        state: Arc<State>,
+        limits: Limits,
+    }
+
+    #[derive(Debug)]
+    enum Source {
+        Http(Http),
+        Cloud(Cloud),
+    }
+
+    impl Source {
+        fn of(url: &str, limits: &Limits) -> Result<Self> {
+            let refused = |reason: String| Error::Remote { url: data_url::shown(url), reason };
+            data_url::check(url).map_err(refused)?;
+            if data_url::is_pattern(url) {
+                let reason = "a pattern, which `ebb run` and `ebb submit` replace by the files that fit it";
+                return Err(refused(reason.to_owned()));
+            }
+            let parsed = Url::parse(url).map_err(|error| refused(format!("no URL: {error}")))?;
+            allowed::check(&parsed).map_err(refused)?;
+            Ok(match parsed.scheme() {
+                "http" | "https" => Self::Http(Http::new(parsed, limits).map_err(refused)?),
+                _ => Self::Cloud(Cloud::open(&parsed).map_err(refused)?),
+            })
+        }
+
+        async fn look(&self) -> Result<State, Failure> {
+            match self {
+                Self::Http(source) => source.look().await,
+                Self::Cloud(source) => source.look().await,
+            }
+        }
+
+        async fn get(&self, range: Range<u64>, state: &State) -> Result<Bytes, Failure> {
+            match self {
+                Self::Http(source) => source.get(range, state).await,
+                Self::Cloud(source) => source.get(range, state).await,
+            }
+        }
+    }
+
+    impl Remote {
+        /// Looks at a file. It reads nothing of it. The call blocks.
+        ///
+        /// # Errors
+        /// The URL is not allowed, there is no such file, the server refuses it, or does not answer
+        /// for the time of all retries.
+        pub(crate) fn open(url: &str) -> Result<Self> {
+            Self::open_within(url, LIMITS)
+        }
+
+        /// Looks at a file with other limits.
+        ///
+        /// # Errors
+        /// Those of [`open`](Self::open).
+        pub(super) fn open_within(url: &str, limits: Limits) -> Result<Self> {
+            let source = Arc::new(Source::of(url, &limits)?);
+            let looking = source.clone();
+            let looked = bridge::wait(async move { limits.patiently(|| looking.look()).await });
+            let state = looked.map_err(|failure| error(url, failure))?;
+            let id = NEXT.fetch_add(1, Ordering::Relaxed);
+            Ok(Self { id, url: url.to_owned(), source, state: Arc::new(state), limits })
+        }
+
+        /// Returns the state in which the file was opened.
+        pub(crate) fn state(&self) -> &State {
+            &self.state
+        }
+
+        /// Reads a part of the file, which must have that many bytes. The call blocks.
+        ///
+        /// # Errors
+        /// The file has changed since it was opened, or cannot be read.
+        pub(crate) fn read(&self, range: Range<u64>) -> Result<Bytes> {
+            if range.is_empty() {
+                return Ok(Bytes::new());
+            }
+            let (first, last) = (range.start / PIECE_BYTES, (range.end - 1) / PIECE_BYTES);
+            if first == last {
+                let piece = cache::piece(self.id, first, || {
+                    self.fetch(first).recv().map_err(|failure| error(&self.url, failure))
+                })?;
+                let begin = (range.start - first * PIECE_BYTES) as usize;
+                return Ok(piece.slice(begin..begin + (range.end - range.start) as usize));
+            }
+            let pieces = (first..=last).map(|number| match cache::known_piece(self.id, number) {
+                Some(piece) => (number, Ok(piece)),
+                None => (number, Err(self.fetch(number))),
+            });
+            // All requests begin before the first one is waited for.
+            let pieces: Vec<_> = pieces.collect();
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            for (number, piece) in pieces {
+                let piece = match piece {
+                    Ok(piece) => piece,
+                    Err(fetching) => {
+                        let piece = fetching.recv().map_err(|failure| error(&self.url, failure))?;
+                        cache::keep_piece(self.id, number, piece.clone());
+                        piece
+                    }
+                };
+                let begin = range.start.saturating_sub(number * PIECE_BYTES);
+                let end = (range.end - number * PIECE_BYTES).min(piece.len() as u64);
+                bytes.extend_from_slice(&piece[begin as usize..end as usize]);
+            }
+            Ok(bytes.into())
+        }
+
+        /// Reads the whole file in one request, for a server that gives no parts. The call blocks.
+        ///
+        /// # Errors
+        /// The file has more than `bytes_max`, has changed since it was opened, or cannot be read.
+        pub(crate) fn whole(&self, bytes_max: u64) -> Result<Bytes> {
+            let bytes = self.state.bytes;
+            if bytes > bytes_max {
+                let reason = format!(
+                    "the server gives no parts of a file (it ignores `Range`), and the file of {bytes} bytes is larger \
+                     than the {bytes_max} bytes of data_memory; use a server that gives parts, or copy the file"
+                );
+                return Err(Error::Remote { url: self.url.clone(), reason });
+            }
+            let (source, state, limits) = (self.source.clone(), self.state.clone(), self.limits);
+            let reading = async move {
+                let Source::Http(source) = &*source else {
+                    return source.get(0..state.bytes, &state).await;
+                };
+                limits.patiently(|| source.whole(&state)).await
+            };
+            bridge::wait(reading).map_err(|failure| error(&self.url, failure))
+        }
+
+        /// Forgets the pieces that were read.
+        #[cfg(test)]
+        pub(crate) fn forget(&self) {
+            cache::forget_pieces(self.id);
+        }
+
+        /// Begins to fetch a piece.
+        fn fetch(&self, number: u64) -> bridge::Waiting<Result<Bytes, Failure>> {
+            let (source, state, limits) = (self.source.clone(), self.state.clone(), self.limits);
+            let begin = number * PIECE_BYTES;
+            let range = begin..(begin + PIECE_BYTES).min(state.bytes);
+            bridge::start(async move {
+                limits.patiently(|| limits.in_time(source.get(range.clone(), &state))).await
+            })
+        }
+    }
+
+    impl Drop for Remote {
+        fn drop(&mut self) {
+            cache::forget_pieces(self.id);
+        }
+    }
+
+    /// Returns the names of the files directly below a folder of an object store. The call blocks.
+    ///
+    /// # Errors
+    /// The URL is not allowed, or the store does not list it.
+    pub(crate) fn list(folder: &str) -> Result<Vec<String>> {
+        let refused = |reason: String| Error::Remote { url: data_url::shown(folder), reason };
+        let parsed = Url::parse(folder).map_err(|error| refused(format!("no URL: {error}")))?;
+        allowed::check(&parsed).map_err(refused)?;
+        let source = Cloud::open(&parsed).map_err(refused)?;
+        let listed = bridge::wait(async move { LIMITS.patiently(|| source.list()).await });
+        listed.map_err(|failure| error(folder, failure))
+    }
+
+    /// Returns the error of a file, with what to check.
+    fn error(url: &str, failure: Failure) -> Error {
+        let is_web = url.starts_with("http");
+        let (what, check) = match failure {
+            Failure::Changed(what) => {
+                return malformed(
+                    &PathBuf::from(url),
+                    format!(
+                        "the file has changed since this worker opened it, so its records may be others: {what}; \
+                         restore it, or submit the job anew"
+                    ),
+                );
+            }
+            Failure::Missing(what) => (
+                format!("no such file ({what})"),
+                if is_web { "check the URL" } else { "check the bucket, the key and the region" },
+            ),
+            Failure::Denied(what) if is_web => (
+                format!("the server refuses it ({what})"),
+                "http and https URLs are read without credentials: let the server give it to this machine, or read it from \
+                 s3://, gs:// or az://",
+            ),
+            Failure::Denied(what) => (
+                format!("access denied ({what})"),
+                "check the credentials in this worker's environment, what they may read, the region, and the name",
+            ),
+            Failure::Passing(what) => (
+                format!("the server stays away: {what}"),
+                if is_web {
+                    "check that the server is up, and that this machine reaches it"
+                } else {
+                    "check the credentials, the region, the endpoint and the network of this machine"
+                },
+            ),
+            Failure::Other(what) if is_web => (what, "check the URL and the server"),
+            Failure::Other(what) => (what, "check the credentials, the region and the name"),
+        };
+        Error::Remote { url: url.to_owned(), reason: format!("{what}; {check}") }
+    }
+}

@@ -1,0 +1,62 @@
+//! A program without the feature `cloud`: it reads no URL.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use proto::spec::data_url;
+
+use super::State;
+use crate::error::{Error, Result};
+
+/// A file on another machine, which nothing opens here.
+#[derive(Debug)]
+#[allow(dead_code, reason = "such a program never makes one")]
+pub(crate) struct Remote {
+    url: String,
+    state: State,
+}
+
+impl Remote {
+    /// Refuses a file.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn open(url: &str) -> Result<Self> {
+        Err(refused(url))
+    }
+
+    /// Returns the state in which the file was opened.
+    pub(crate) const fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Refuses to read.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn read(&self, _: Range<u64>) -> Result<Bytes> {
+        Err(refused(&self.url))
+    }
+
+    /// Refuses to read.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn whole(&self, _: u64) -> Result<Bytes> {
+        Err(refused(&self.url))
+    }
+}
+
+/// Refuses to list a folder.
+///
+/// # Errors
+/// Always.
+pub(crate) fn list(folder: &str) -> Result<Vec<String>> {
+    Err(refused(folder))
+}
+
+fn refused(url: &str) -> Error {
+    let reason = "this program reads local files only: it was built without the feature `cloud`; build it with that \
+                  feature, or copy the file";
+    Error::Remote { url: data_url::shown(url), reason: reason.to_owned() }
+}

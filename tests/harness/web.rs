@@ -1,0 +1,102 @@
+//! A web server for tests that serves files in parts, well or badly.
+//!
+//! | path | answer |
+//! | --- | --- |
+//! | `/NAME` | the file, with an ETag, ranges and conditions |
+//! | `/denied/NAME` | 403 |
+//! | `/busy/NAME` | 503 to the first two requests |
+//! | `/cut/NAME` | the connection breaks within the body of the third request |
+//! | `/whole/NAME` | always the whole file |
+//! | `/changing/NAME` | another ETag from the fourth request on |
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// The server. It ends with the test's process.
+pub struct Web {
+    address: SocketAddr,
+    /// Number of requests for each path.
+    seen: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl Web {
+    /// Serves files by their names.
+    pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let files: BTreeMap<String, Vec<u8>> =
+            files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
+        let (files, seen) = (Arc::new(files), Arc::<Mutex<BTreeMap<String, usize>>>::default());
+        let counts = seen.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let (files, counts) = (files.clone(), counts.clone());
+                // A client that has left is no failure of the server.
+                std::thread::spawn(move || drop(serve(client, &files, &counts)));
+            }
+        });
+        Self { address, seen }
+    }
+
+    /// Returns the URL of a path.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}/{path}", self.address)
+    }
+
+    /// Returns the number of requests for a path.
+    pub fn seen(&self, path: &str) -> usize {
+        self.seen.lock().expect("no panic").get(path).copied().unwrap_or_default()
+    }
+}
+
+fn serve(
+    mut client: TcpStream,
+    files: &BTreeMap<String, Vec<u8>>,
+    seen: &Mutex<BTreeMap<String, usize>>,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
+    let first = lines.next().unwrap_or_default();
+    let path = first.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+    let headers: BTreeMap<String, String> = lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| {
+            line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
+        })
+        .collect();
+    let before = {
+        let mut seen = seen.lock().expect("no panic");
+        let count = seen.entry(path.clone()).or_default();
+        *count += 1;
+        *count - 1
+    };
+    let (how, name) = path.rsplit_once('/').unwrap_or(("", &path));
+    let answer = |status: &str, headers: &str, body: &[u8]| {
+        let head = format!(
+            "HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        [head.as_bytes(), body].concat()
+    };
+    let Some(file) = files.get(name) else { return client.write_all(&answer("404 Not Found", "", b"")) };
+    let tag = if how == "changing" && before >= 3 { "\"two\"" } else { "\"one\"" };
+    let range = headers.get("range").and_then(|range| {
+        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+        Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?.min(file.len() - 1)))
+    });
+    let whole = match range {
+        _ if how == "denied" => answer("403 Forbidden", "", b""),
+        _ if how == "busy" && before < 2 => answer("503 Service Unavailable", "", b""),
+        _ if headers.get("if-match").is_some_and(|wanted| wanted != tag) => {
+            answer("412 Precondition Failed", "", b"")
+        }
+        Some((first, last)) if how != "whole" => {
+            let range = format!("ETag: {tag}\r\nContent-Range: bytes {first}-{last}/{}\r\n", file.len());
+            answer("206 Partial Content", &range, &file[first..=last])
+        }
+        _ => answer("200 OK", &format!("ETag: {tag}\r\n"), file),
+    };
+    let sent = if how == "cut" && before == 2 { whole.len() / 2 } else { whole.len() };
+    client.write_all(&whole[..sent])
+}

@@ -1,0 +1,171 @@
+//! Data by URL, with real processes: a job trains the same bits from a disk, a web server and S3,
+//! and each failure has its message.
+#![cfg(feature = "cloud")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::harness::s3::{Proxy, S3};
+use crate::harness::web::Web;
+use crate::harness::{self, Cluster, ebb, fail, model, root, succeed, summary, text};
+
+fn clicks() -> PathBuf {
+    root().join("examples/tabular/clicks.parquet")
+}
+
+/// Writes the job file of a small training that reads `files`.
+fn job(folder: &Path, files: &str) -> PathBuf {
+    let job = format!(
+        r#"
+name = "urls"
+epochs = 2
+seed = 3
+model = {{ builtin = "mlp", loss = "bce_with_logits", options = {{ hidden = [8] }} }}
+batch = {{ micro = 32 }}
+optimizer = {{ kind = "adam", learning_rate = 1e-3 }}
+
+[data]
+format = "parquet"
+train = {{ files = ["{files}"], records = [0, 320] }}
+validation_fraction = 0.2
+label = "clicked"
+normalize = {{ scale = 24 }}
+"#
+    );
+    let path = folder.join("job.toml");
+    fs::write(&path, job).unwrap();
+    path
+}
+
+/// Trains in one process with one worker, and returns the model.
+fn alone(files: &str, environment: &[(&str, &str)]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let (job, out) = (job(folder.path(), files), folder.path().join("out"));
+    let mut command = ebb(["run", "--workers", "1", "--out"]);
+    let output = command.arg(&out).arg(&job).envs(environment.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{files}:\n{}", text(&output));
+    model(&out)
+}
+
+/// Trains on a cluster with two workers, and returns the model.
+fn together(files: &str, worker: &[&str], environment: &[(&str, &str)]) -> Vec<u8> {
+    let mut cluster = Cluster::start(2, 0);
+    (0..2).for_each(|_| cluster.add_worker_as(worker, environment));
+    let (job, out) = (job(cluster.dir.path(), files), cluster.dir.path().join("out"));
+    let mut submission = cluster.submission(&job, &out, &[]);
+    let output = submission.envs(environment.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{files}:\n{}", text(&output));
+    model(&out)
+}
+
+/// Runs a job that cannot read its data, and returns what the user is told.
+fn refused(files: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (job, out) = (job(folder.path(), files), folder.path().join("out"));
+    fail(["run", "--workers", "1", "--out", out.to_str().unwrap(), job.to_str().unwrap()])
+}
+
+fn has(said: &str, words: &[&str]) {
+    for word in words {
+        assert!(said.contains(word), "`{word}` missing in:\n{said}");
+    }
+}
+
+#[test]
+fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
+    let file = fs::read(clicks()).unwrap();
+    let local = alone(clicks().to_str().unwrap(), &[]);
+    let pattern = clicks().with_file_name("cl*.parquet");
+    assert!(alone(&format!("file://{}", pattern.display()), &[]) == local, "file://");
+
+    let web = Web::start(&[("clicks.parquet", file.clone())]);
+    for path in ["clicks.parquet", "busy/clicks.parquet", "cut/clicks.parquet", "whole/clicks.parquet"] {
+        assert!(alone(&web.url(path), &[]) == local, "{path}");
+        assert!(web.seen(path) > 2, "{path}: {} requests", web.seen(path));
+    }
+    let allowed = ["--data-urls", &web.url("")];
+    assert!(together(&web.url("clicks.parquet"), &allowed, &[]) == local, "web server, two workers");
+
+    let Some(server) = S3::start() else { return };
+    let proxy = Proxy::start(&server);
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = [
+        ("AWS_ENDPOINT", endpoint.as_str()),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+    ];
+    for key in ["data/clicks.parquet", "data/more/other.parquet", "data/notes.txt"] {
+        assert_eq!(server.request("PUT", key, &file).0, 200);
+    }
+    let folder = format!("s3://{}/data", S3::BUCKET);
+    assert!(alone(&format!("{folder}/*.parquet"), &environment) == local, "S3, pattern");
+    let allowed = ["--data-urls", &folder];
+    let url = format!("{folder}/clicks.parquet");
+    assert!(together(&url, &allowed, &environment) == local, "S3, two workers");
+    let inspect = |url: &str| {
+        let output = ebb(["data", "inspect", url]).envs(environment).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    let (success, said) = inspect(&url);
+    assert!(success && said.contains("parquet, 12000 records in 3 blocks"), "{said}");
+    let (success, said) = inspect(&format!("{folder}/none.parquet"));
+    assert!(!success, "{said}");
+    has(&said, &["data/none.parquet: no such file", "check the bucket, the key and the region"]);
+}
+
+#[test]
+fn data_that_cannot_be_read_says_why_and_what_to_check() {
+    let web = Web::start(&[("clicks.parquet", fs::read(clicks()).unwrap())]);
+    let url = web.url("none.parquet");
+    has(&refused(&url), &[&url, "no such file (404 Not Found)", "check the URL"]);
+    let url = web.url("denied/clicks.parquet");
+    has(&refused(&url), &[&url, "refuses it (403 Forbidden)", "without credentials"]);
+    has(
+        &refused(&web.url("changing/clicks.parquet")),
+        &["the file has changed since", "submit the job anew"],
+    );
+    has(&refused("http://169.254.169.254/x.parquet"), &["a link-local address", "never read"]);
+    for (name, word) in [
+        ("https://anna:hush@host/x.parquet", "a user name or a password"),
+        ("https://host/x.parquet?X-Amz-Signature=hush", "x-amz-signature"),
+    ] {
+        let said = refused(name);
+        has(&said, &[word, "everybody would see"]);
+        assert!(!said.contains("hush"), "{said}");
+    }
+    has(
+        &refused("ftp://host/x.parquet"),
+        &["data.train: `ftp://host/x.parquet`", "begins with file://, s3://"],
+    );
+    has(&refused("none-*.parquet"), &["none-*.parquet: no file fits this pattern"]);
+
+    let said = succeed(["data", "inspect", &web.url("clicks.parquet"), "--records", "1"]);
+    has(&said, &["parquet, 12000 records in 3 blocks", "record 0: user "]);
+    let url = web.url("denied/clicks.parquet");
+    has(&fail(["data", "inspect", &url]), &[&url, "403"]);
+}
+
+#[test]
+fn a_worker_reads_the_urls_that_its_operator_lists() {
+    let web = Web::start(&[("clicks.parquet", fs::read(clicks()).unwrap())]);
+    let url = web.url("clicks.parquet");
+    let (listed, nothing): (&[&str], &[&str]) = (&["--data-urls", "s3://bucket/data"], &[]);
+    for (worker, words) in [
+        (listed, ["`s3://bucket/data`", "data_urls"]),
+        // A web server of the worker's machine.
+        (nothing, ["an address of this machine", "lists the URL in data_urls"]),
+    ] {
+        let mut cluster = Cluster::of(&harness::ebb_path(), 1, 0);
+        cluster.add_worker_as(worker, &[]);
+        let (job, out) = (job(cluster.dir.path(), &url), cluster.dir.path().join("out"));
+        let output = cluster.submit(&job, &out, &[]);
+        assert!(!output.status.success(), "{}", text(&output));
+        has(&text(&output), &words);
+        has(&summary(&out)["reason"].to_string(), &["data_urls"]);
+    }
+    assert_eq!(web.seen("clicks.parquet"), 0);
+    has(&fail(["worker", "--data-urls", "/data"]), &["data_urls: `/data`: expected the beginning of a URL"]);
+}
