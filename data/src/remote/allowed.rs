@@ -188,12 +188,12 @@ mod tests {
     use super::*;
 
     fn allowed(prefixes: &[&str]) -> Allowed {
-        let prefixes: Vec<_> = prefixes.iter().map(|text| Prefix::of(text).unwrap()).collect();
+        let prefixes: Vec<_> = prefixes.iter().map(|text| Prefix::of(text).expect("a prefix")).collect();
         Allowed { loopback: !prefixes.is_empty(), prefixes }
     }
 
     fn check(allowed: &Allowed, url: &str) -> Result<(), String> {
-        allowed.check(&Url::parse(url).unwrap())
+        allowed.check(&Url::parse(url).expect("a URL"))
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Files on a web server, over real sockets, with a server that fails in all ways.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -433,7 +434,7 @@ fn parquet(batch: &RecordBatch, group: usize) -> Vec<u8> {
 fn files() -> Vec<(Format, Vec<u8>)> {
     let lines = 200_000;
     let csv: String = (0..lines)
-        .map(|at| format!("{at},{},{}\n", at * 7 % 1000, "3.25".repeat(1) + &"0".repeat(30)))
+        .map(|at| format!("{at},{},{}\n", at * 7 % 1000, "3.25".to_owned() + &"0".repeat(30)))
         .collect();
     let jsonl: String =
         (0..lines).map(|at| format!("{{\"a\": {at}, \"t\": \"{}\"}}\n", "x".repeat(30))).collect();
