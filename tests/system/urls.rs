@@ -149,6 +149,37 @@ fn data_that_cannot_be_read_says_why_and_what_to_check() {
 }
 
 #[test]
+fn a_file_by_url_is_converted_and_evaluated_like_a_local_one() {
+    let web = Web::start(&[("clicks.parquet", fs::read(clicks()).unwrap())]);
+    let url = web.url("clicks.parquet");
+    let folder = tempfile::tempdir().unwrap();
+    let pattern = clicks().with_file_name("cl*.parquet");
+    let shards = |name: &str, source: &str| {
+        let out = folder.path().join(name);
+        succeed(["data", "convert", source, "--to", "arrow", "--out", out.to_str().unwrap()]);
+        fs::read(out.join("part-00000.arrow")).unwrap()
+    };
+    assert!(shards("web", &url) == shards("disk", pattern.to_str().unwrap()), "other shards");
+    let refused = folder.path().join("refused");
+    let refused = refused.to_str().unwrap();
+    let said = fail(["data", "convert", &web.url("denied/clicks.parquet"), "--to", "npy", "--out", refused]);
+    has(&said, &["denied/clicks.parquet", "403"]);
+
+    let out = folder.path().join("trained");
+    let local = job(folder.path(), pattern.to_str().unwrap());
+    succeed(["run", "--workers", "1", "--out", out.to_str().unwrap(), local.to_str().unwrap()]);
+    let evaluate = |files: &str, name: &str| {
+        let (job, found) = (job(folder.path(), files), folder.path().join(name));
+        let (trained, found) = (out.to_str().unwrap(), found.to_str().unwrap());
+        succeed(["evaluate", "--model", trained, "--workers", "2", "--out", found, job.to_str().unwrap()]);
+        summary(Path::new(found))["evaluations"].clone()
+    };
+    let there = evaluate(&url, "there");
+    assert_eq!(there, evaluate(pattern.to_str().unwrap(), "here"));
+    assert_eq!(there.as_array().map(Vec::len), Some(1), "{there}");
+}
+
+#[test]
 fn a_worker_reads_the_urls_that_its_operator_lists() {
     let web = Web::start(&[("clicks.parquet", fs::read(clicks()).unwrap())]);
     let url = web.url("clicks.parquet");
