@@ -56,8 +56,8 @@ pub struct ImageSizes {
 }
 
 /// Looks at the file at `path`, which may be a URL. It decodes the blocks of its first `records`
-/// records, and a sample of the records if a column has images. `spec` says how the file is read.
-/// It needs no training files. The call blocks.
+/// records, and a sample of the records if a column has images. `spec` says how the file is read;
+/// it needs no training files. The call blocks.
 ///
 /// # Errors
 /// The file is missing, or no file of this format.

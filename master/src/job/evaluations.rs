@@ -289,7 +289,8 @@ mod tests {
 
     #[test]
     fn skipped_records_are_not_measured() {
-        let mut evaluations = Evaluations::new(Occasions::Epochs(PLAN), 1500, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations =
+            Evaluations::new(Occasions::Epochs(PLAN), 1500, vec![Metric::Accuracy], Epoch(0));
         let shards = evaluations.begin(Step(2));
         let found = |samples: u64, right: f64| {
             let tally = Tally::Mean { sum: right, count: samples };
