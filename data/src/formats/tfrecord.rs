@@ -15,10 +15,10 @@
 //! | none | none |
 //!
 //! A file does not say whether a feature has one length in all records, so every column is ragged.
-//! `data.lengths` gives it a fixed shape. A feature that a record lacks is a missing value. It is an
-//! empty list unless the job says otherwise, as in TensorFlow. Columns are sorted by name, because
-//! features have no order. A record with a damaged checksum of its data is broken, and so is a
-//! feature of another type than in the first record.
+//! `data.lengths` gives it a fixed shape. A feature that a record lacks is a missing value. It is
+//! an empty list unless the job says otherwise, as in TensorFlow. Columns are sorted by name,
+//! because features have no order. A record with a damaged checksum of its data is broken, and so
+//! is a feature of another type than in the first record.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
