@@ -101,6 +101,7 @@ impl State {
 
 #[cfg(feature = "cloud")]
 mod with {
+    use std::collections::VecDeque;
     use std::ops::Range;
     use std::path::PathBuf;
     use std::sync::Arc;
@@ -116,6 +117,9 @@ mod with {
     use super::{PIECE_BYTES, State, allowed};
     use crate::cache;
     use crate::error::{Error, Result, malformed};
+
+    /// Pieces of one read that are under way at most.
+    const PIECES_AHEAD: usize = 32;
 
     /// Number of the next file of this process.
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -199,10 +203,21 @@ mod with {
         /// Reads a part of the file, which must have that many bytes. The call blocks.
         ///
         /// # Errors
-        /// The file has changed since it was opened, or cannot be read.
+        /// The part does not fit into `data_memory`, or the file has changed since it was opened, or
+        /// cannot be read.
         pub(crate) fn read(&self, range: Range<u64>) -> Result<Bytes> {
             if range.is_empty() {
                 return Ok(Bytes::new());
+            }
+            let (wanted, bytes_max) = (range.end - range.start, cache::whole_bytes_max());
+            if wanted > bytes_max {
+                return Err(malformed(
+                    &PathBuf::from(&self.url),
+                    format!(
+                        "a part of {wanted} bytes has to be read at once, more than the {bytes_max} of data_memory; raise \
+                         it, or write the file in smaller parts"
+                    ),
+                ));
             }
             let (first, last) = (range.start / PIECE_BYTES, (range.end - 1) / PIECE_BYTES);
             if first == last {
@@ -212,14 +227,9 @@ mod with {
                 let begin = (range.start - first * PIECE_BYTES) as usize;
                 return Ok(piece.slice(begin..begin + (range.end - range.start) as usize));
             }
-            let pieces = (first..=last).map(|number| match cache::known_piece(self.id, number) {
-                Some(piece) => (number, Ok(piece)),
-                None => (number, Err(self.fetch(number))),
-            });
-            // All requests begin before the first one is waited for.
-            let pieces: Vec<_> = pieces.collect();
-            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            for (number, piece) in pieces {
+            let begin = |number| cache::known_piece(self.id, number).ok_or_else(|| self.fetch(number));
+            let mut bytes = Vec::with_capacity(wanted as usize);
+            ahead(first..=last, PIECES_AHEAD, begin, |number, piece| {
                 let piece = match piece {
                     Ok(piece) => piece,
                     Err(fetching) => {
@@ -231,7 +241,8 @@ mod with {
                 let begin = range.start.saturating_sub(number * PIECE_BYTES);
                 let end = (range.end - number * PIECE_BYTES).min(piece.len() as u64);
                 bytes.extend_from_slice(&piece[begin as usize..end as usize]);
-            }
+                Ok(())
+            })?;
             Ok(bytes.into())
         }
 
@@ -279,6 +290,27 @@ mod with {
         fn drop(&mut self) {
             cache::forget_pieces(self.id);
         }
+    }
+
+    /// Begins work for each number, and ends it in this order. At most `most` works are begun and not
+    /// ended.
+    ///
+    /// # Errors
+    /// The first one of `end`. No further work begins then.
+    pub(super) fn ahead<T>(
+        numbers: impl IntoIterator<Item = u64>,
+        most: usize,
+        begin: impl Fn(u64) -> T,
+        mut end: impl FnMut(u64, T) -> Result<()>,
+    ) -> Result<()> {
+        let mut numbers = numbers.into_iter();
+        let numbered = |number| (number, begin(number));
+        let mut begun: VecDeque<_> = numbers.by_ref().take(most).map(numbered).collect();
+        while let Some((number, work)) = begun.pop_front() {
+            end(number, work)?;
+            begun.extend(numbers.next().map(numbered));
+        }
+        Ok(())
     }
 
     /// Returns the names of the files directly below a folder of an object store. The call blocks.

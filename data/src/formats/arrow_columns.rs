@@ -116,6 +116,9 @@ fn mark(column: &mut Column, begin: usize, array: &dyn Array) {
                     let value = array.as_primitive::<UInt64Type>().value(at);
                     format!("{value} is beyond the integers of 64 bits with a sign").into()
                 }
+                DataType::Dictionary(_, values) if **values == DataType::UInt64 => {
+                    "an integer beyond 64 bits with a sign".into()
+                }
                 _ => "a list with a null, or with an integer beyond 64 bits with a sign".into(),
             });
         }
@@ -134,6 +137,15 @@ fn flaws(array: &dyn Array) -> Option<Vec<bool>> {
         DataType::List(_) => array.as_list::<i32>().values(),
         DataType::LargeList(_) => array.as_list::<i64>().values(),
         DataType::FixedSizeList(..) => array.as_fixed_size_list().values(),
+        DataType::Dictionary(..) => {
+            let dictionary = array.as_any_dictionary();
+            // Without values there are no keys to read.
+            let of_values = flaws(dictionary.values()).filter(|flaws| flaws.contains(&true))?;
+            let (keys, numbers) = (dictionary.keys(), dictionary.normalized_keys());
+            let has_flaw = |at: usize| keys.is_valid(at) && of_values[numbers[at]];
+            let flaws: Vec<_> = (0..array.len()).map(has_flaw).collect();
+            return flaws.contains(&true).then_some(flaws);
+        }
         _ => return None,
     };
     let nulls = values.logical_nulls().filter(|nulls| nulls.null_count() > 0);

@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use ::parquet::arrow::ArrowWriter;
 use ::parquet::file::properties::WriterProperties;
-use arrow_array::types::{Int32Type, UInt16Type};
+use arrow_array::types::{Int8Type, Int32Type, UInt16Type};
 use arrow_array::{
     ArrayRef, BinaryArray, BooleanArray, DictionaryArray, FixedSizeListArray, Float32Array, Float64Array,
-    Int64Array, ListArray, RecordBatch, StringArray, UInt16Array, UInt64Array,
+    Int8Array, Int64Array, ListArray, RecordBatch, StringArray, UInt16Array, UInt64Array,
 };
 use arrow_ipc::CompressionType;
 use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
+use arrow_schema::Field;
 use proto::column::{ColumnSpec, ElementType};
 
-use super::{arrow, parquet};
+use super::{arrow, arrow_columns, parquet};
 use crate::column::{Column, Fault};
 use crate::error::Result;
 use crate::format::Source;
@@ -205,6 +206,30 @@ fn an_integer_beyond_a_column_is_broken() {
     let faults = faults(source.as_ref(), 0);
     assert_eq!(faults[0], None);
     assert!(faults[1].as_ref().unwrap().contains("18446744073709551615 is beyond"), "{faults:?}");
+}
+
+#[test]
+fn an_integer_of_a_dictionary_beyond_a_column_is_broken() {
+    let values: ArrayRef = Arc::new(UInt64Array::from(vec![7, u64::MAX]));
+    let keys = Int8Array::from(vec![Some(0), Some(1), None, Some(0)]);
+    let ids: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::new(keys, values));
+    let source = open_arrow(&arrow_file(&[batch(vec![("id", ids.clone())])])).unwrap();
+    let faults = faults(source.as_ref(), 0);
+    assert_eq!((&faults[0], &faults[3]), (&None, &None));
+    assert!(faults[1].as_ref().unwrap().contains("an integer beyond 64 bits"), "{faults:?}");
+    assert_eq!(faults[2].as_deref(), Some("missing"));
+
+    let item = Arc::new(Field::new("item", ids.data_type().clone(), true));
+    let pairs: ArrayRef = Arc::new(FixedSizeListArray::new(item, 2, ids.slice(0, 2), None));
+    let spec = ColumnSpec::fixed("pair", ElementType::I64, [2]);
+    let column = arrow_columns::convert(Path::new("a.arrow"), &spec, &[pairs]).unwrap();
+    assert!(matches!(column.fault(0), Some(Fault::Broken(_))), "{:?}", column.fault(0));
+
+    let none: ArrayRef = Arc::new(UInt64Array::from(Vec::<u64>::new()));
+    let empty: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::new(Int8Array::from(vec![None::<i8>]), none));
+    let spec = ColumnSpec::fixed("id", ElementType::I64, []);
+    let column = arrow_columns::convert(Path::new("a.arrow"), &spec, &[empty]).unwrap();
+    assert_eq!(column.fault(0), Some(Fault::Missing));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Files on a web server, over real sockets, with a server that fails in all ways.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,6 +19,7 @@ use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec};
 
 use super::bridge::{self, Failure, LIMITS, Limits};
 use super::http::Http;
+use super::with::ahead;
 use super::{PIECE_BYTES, Remote, State};
 use crate::Dataset;
 use crate::column::Column;
@@ -199,6 +201,37 @@ fn a_file_is_read_in_pieces_and_each_piece_once() {
         assert_eq!(request.headers["if-match"], "\"1\"");
         assert!(!request.headers.contains_key("authorization") && !request.headers.contains_key("cookie"));
     }
+}
+
+#[test]
+fn a_part_that_does_not_fit_into_memory_is_refused_before_a_request() {
+    let server = Server::start(|_, _| {
+        let range = format!("ETag: \"1\"\r\nContent-Range: bytes 0-0/{}\r\n", 1u64 << 60);
+        Answer::of("206 Partial Content", &range, b"x")
+    });
+    let error = server.open(SOON).unwrap().read(0..1 << 60).unwrap_err();
+    for word in [&*server.url("x"), "1152921504606846976 bytes", "data_memory"] {
+        assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
+    }
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[test]
+fn few_pieces_of_a_long_part_are_under_way_at_a_time() {
+    let (begun, most, mut ended) = (Cell::new(0), Cell::new(0), Vec::new());
+    let begin = |number: u64| {
+        begun.set(begun.get() + 1);
+        most.set(most.get().max(begun.get()));
+        number * 10
+    };
+    ahead(5..=40, 7, begin, |number, work| {
+        begun.set(begun.get() - 1);
+        ended.push((number, work));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(ended, (5..=40).map(|number| (number, number * 10)).collect::<Vec<_>>());
+    assert_eq!((begun.get(), most.get()), (0, 7));
 }
 
 #[test]
