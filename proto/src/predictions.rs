@@ -7,6 +7,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::ids::JobId;
+
 /// Fewest records of a part; the last part may have fewer.
 pub const PART_RECORDS_MIN: u64 = 256;
 
@@ -31,6 +33,29 @@ pub fn part_records(records: u64) -> u64 {
 pub fn parts(records: u64) -> impl Iterator<Item = Range<u64>> {
     let size = part_records(records);
     (0..records.div_ceil(size)).map(move |part| part * size..records.min((part + 1) * size))
+}
+
+/// Returns the folder of a job within the folder of the parts. It has the time of the job's
+/// submission, in milliseconds since 1970, and the job's id. So a worker of an earlier job with the
+/// same file does no harm to this one.
+///
+/// ```
+/// use proto::ids::JobId;
+/// use proto::predictions::folder_of;
+/// assert_eq!(folder_of(1_700_000_000_000, JobId(3)), "1700000000000-3");
+/// ```
+pub fn folder_of(submitted_unix_ms: u64, job: JobId) -> String {
+    format!("{submitted_unix_ms:013}-{job}")
+}
+
+/// Returns whether `found` is the [folder](folder_of) of an earlier job than `folder`, or the same
+/// folder.
+pub fn is_up_to(found: &str, folder: &str) -> bool {
+    let numbers = |name: &str| -> Option<(u64, u64)> {
+        let (submitted, job) = name.split_once('-')?;
+        Some((submitted.parse().ok()?, job.parse().ok()?))
+    };
+    numbers(found).is_some_and(|found| Some(found) <= numbers(folder))
 }
 
 /// Format of a file with predictions. The file's name says which one.
@@ -88,6 +113,18 @@ mod tests {
         }
         for name in ["jsonl", "x.csv", "x.jsonl.gz", ""] {
             assert_eq!(PredictionFormat::of_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn folders_of_earlier_jobs_and_of_this_one_are_known_and_nothing_else() {
+        let folder = folder_of(1_700_000_000_000, JobId(10));
+        for earlier in [folder_of(1_600_000_000_000, JobId(11)), folder_of(1_700_000_000_000, JobId(9))] {
+            assert!(is_up_to(&earlier, &folder) && !is_up_to(&folder, &earlier), "{earlier}");
+        }
+        assert!(is_up_to(&folder, &folder));
+        for other in [MANIFEST, "part-000000000000-000000000255.jsonl", "0", "0-x", ""] {
+            assert!(!is_up_to(other, &folder) && !is_up_to(&folder, other), "{other}");
         }
     }
 

@@ -360,6 +360,22 @@ impl Folder {
         }
     }
 
+    /// Removes this folder from a local disk if nothing is in it. Other stores have no such folders.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn remove_if_empty(&self) -> Result<()> {
+        use std::io::ErrorKind::{DirectoryNotEmpty, NotFound};
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let path = disk.path_to_filesystem(&self.path).map_err(|error| self.failed("remove", "", error))?;
+        match std::fs::remove_dir(path) {
+            Err(error) if !matches!(error.kind(), DirectoryNotEmpty | NotFound) => {
+                Err(Error::Store { what: "remove", file: self.name.clone(), reason: with_sources(&error) })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn at(&self, file: &str) -> Path {
         self.path.clone().join(file)
     }
@@ -500,6 +516,20 @@ mod tests {
         let job = Stores::default().open(&path).unwrap().below("a job");
         job.write("x", Bytes::new()).await.unwrap();
         assert!(std::path::Path::new(&path).join("a job/x").is_file(), "a path that people find");
+    }
+
+    #[tokio::test]
+    async fn a_folder_with_something_in_it_is_not_removed_as_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Stores::default().open(folder.path().to_str().unwrap()).unwrap();
+        let job = disk.below("a job");
+        job.below("one").write("x", Bytes::new()).await.unwrap();
+        job.remove_if_empty().unwrap();
+        assert_eq!(job.below("one").list().await.unwrap(), ["x"]);
+        job.below("one").sweep().unwrap();
+        job.remove_if_empty().unwrap();
+        assert!(!folder.path().join("a job").exists());
+        job.remove_if_empty().unwrap();
     }
 
     #[tokio::test]

@@ -62,9 +62,10 @@ fn parts(out: &Path) -> PathBuf {
     PathBuf::from(format!("{}.parts", out.display()))
 }
 
-/// Returns the parts that are written.
+/// Returns the parts that are written. Each job has a folder of its own.
 fn written(out: &Path) -> Vec<String> {
-    let names = fs::read_dir(parts(out)).into_iter().flatten().flatten();
+    let jobs = fs::read_dir(parts(out)).into_iter().flatten().flatten();
+    let names = jobs.flat_map(|job| fs::read_dir(job.path()).into_iter().flatten().flatten());
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.starts_with("part-") && name.ends_with(".jsonl")).collect()
 }

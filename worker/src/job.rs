@@ -48,6 +48,8 @@ pub(crate) struct Job {
     _files: Arc<BTreeMap<String, Artifact>>,
     /// Path of the weights to begin with.
     pub(crate) initial: Option<PathBuf>,
+    /// Folder of this job within the folder of the parts of predictions.
+    pub(crate) parts: String,
 }
 
 /// The records of one microbatch.
@@ -139,6 +141,7 @@ impl Job {
             worker: options.name.clone(),
             _files: files,
             initial,
+            parts: reply.parts.clone(),
         };
         Ok(job)
     }

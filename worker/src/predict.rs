@@ -10,7 +10,7 @@ use proto::ids::{Epoch, Era, Version};
 use proto::parameters::Want;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
-use proto::predictions::{MANIFEST, PredictionFormat, parts};
+use proto::predictions::{MANIFEST, PredictionFormat, is_up_to, parts};
 use serde_json::json;
 use store::{Folder, Stores};
 
@@ -30,7 +30,11 @@ struct Place {
     folder: Folder,
     /// Name of the joined file.
     file: String,
-    /// Folder of the parts.
+    /// Folder of the parts of all jobs with this file.
+    all: Folder,
+    /// Name of this job's folder in it.
+    own: String,
+    /// This job's folder.
     parts: Folder,
     format: PredictionFormat,
 }
@@ -43,8 +47,12 @@ impl Place {
         let format = spec.format().ok_or_else(|| missing("the ending of predict.url names no format"))?;
         let (folder, file) = spec.place();
         let folder = stores.open(&folder)?;
-        let parts = folder.below(&spec.parts_folder());
-        Ok(Self { folder, file: file.to_owned(), parts, format })
+        if job.parts.is_empty() {
+            return Err(missing("the master names no folder for the parts; start a master of this version"));
+        }
+        let all = folder.below(&spec.parts_folder());
+        let parts = all.below(&job.parts);
+        Ok(Self { folder, file: file.to_owned(), all, own: job.parts.clone(), parts, format })
     }
 }
 
@@ -144,34 +152,51 @@ async fn manifest(place: &Place, records: u64, progress: &Progress) -> Result<u6
         let name = place.format.part_name(&part);
         let bytes = place.parts.size(&name).await?;
         progress.advance();
-        files.push(json!({ "file": name, "records": [part.start, part.end], "bytes": bytes }));
+        let file = format!("{}/{name}", place.own);
+        files.push(json!({ "file": file, "records": [part.start, part.end], "bytes": bytes }));
         sum += bytes;
     }
     let manifest =
         json!({ "format": place.format.to_string(), "records": records, "bytes": sum, "files": files });
     let text = format!("{manifest:#}\n");
-    place.parts.write(MANIFEST, text.into()).await?;
+    place.all.write(MANIFEST, text.into()).await?;
     Ok(sum)
 }
 
 /// Removes the parts, which are joined. It is no failure if some stay.
 pub(crate) async fn clear(job: &Job, stores: &Stores, progress: &Progress) -> Result<Report> {
     let place = Place::of(job, stores)?;
-    progress.enter(Phase::Pushing, format!("`{}`", place.parts));
-    let remove = || async {
-        place.parts.remove(MANIFEST).await?;
-        place.parts.sweep()
-    };
+    progress.enter(Phase::Pushing, format!("`{}`", place.all));
+    let remove = || remove_parts(&place, progress);
     let note = match stores.patiently(tell, remove).await {
         Ok(()) => String::new(),
         Err(error) => {
-            format!(
-                "the predictions are whole, and their parts in {} cannot be removed: {error}",
-                place.parts
-            )
+            format!("the predictions are whole, and their parts in {} cannot be removed: {error}", place.all)
         }
     };
     Ok(Report::Cleared(pb::Cleared { note }))
+}
+
+/// Removes the folder of this job, and those of earlier ones unless a manifest may name their
+/// parts. A job that began later may have parts here.
+async fn remove_parts(place: &Place, progress: &Progress) -> Result<(), StoreError> {
+    let lists_parts = match place.all.size(MANIFEST).await {
+        Ok(_) => true,
+        Err(StoreError::Missing { .. }) => false,
+        Err(error) => return Err(error),
+    };
+    for name in place.all.list().await? {
+        if name != place.own && (lists_parts || !is_up_to(&name, &place.own)) {
+            continue;
+        }
+        let folder = place.all.below(&name);
+        for file in folder.list().await? {
+            folder.remove_file(&file).await?;
+            progress.advance();
+        }
+        folder.sweep()?;
+    }
+    place.all.remove_if_empty()
 }
 
 fn tell(error: &StoreError) {

@@ -59,12 +59,17 @@ impl Job {
         }
     }
 
-    /// Ends the job early. Once its end is decided, this only adds to the reason.
+    /// Ends the job early. Once its end is decided, this only adds to the reason. A job whose
+    /// predictions are delivered has succeeded, whatever happens then.
     pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {
+        if matches!(self.phase.ends(), Some(Stage::Finishing | Stage::Ended | Stage::Saving { .. })) {
+            return;
+        }
+        if self.delivery.is_some() {
+            self.warn(now, end.reason);
+            return self.end_without_ps(now);
+        }
         match &mut self.phase {
-            Phase::Ending(Ending {
-                stage: Stage::Finishing | Stage::Ended | Stage::Saving { .. }, ..
-            }) => return,
             Phase::Indexing { .. } | Phase::Beginning(_) => self.phase.decide(end),
             Phase::Training { .. } => {
                 self.phase.decide(end);

@@ -8,6 +8,7 @@ use proto::ids::{IncarnationId, Version};
 use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
+use proto::predictions::folder_of;
 use proto::spec::{DataSet, Purpose};
 
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
@@ -324,6 +325,7 @@ impl Job {
             validation_versions: facts.map(|facts| facts.validation_versions.clone()).unwrap_or_default(),
             skipped_train: self.skips.records(DataSet::Train),
             skipped_validation: self.skips.records(DataSet::Validation),
+            parts: folder_of(self.times.submitted_unix_ms(), self.id),
         }
     }
 }

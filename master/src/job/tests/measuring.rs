@@ -137,6 +137,30 @@ fn a_job_that_predicts_joins_its_parts_and_then_removes_them() {
 }
 
 #[test]
+fn a_job_whose_parts_cannot_be_removed_has_succeeded_all_the_same() {
+    for (fatal, times) in [(false, 2), (true, 1)] {
+        let mut world = begun(predicting(1 << 30), 1, 256);
+        predict_all(&mut world);
+        let join = world.lease(0).expect("the join");
+        world.complete(0, &join, Report::Joined(pb::Joined { bytes: 10 }));
+        world.job.clear(world.now);
+        world.effects();
+        for _ in 0..times {
+            let clear = world.lease(0).expect("the parts to remove");
+            world.fail(0, &clear, fatal, None);
+        }
+        let status = finished(&mut world);
+        assert_eq!((status.state(), status.reason.as_str()), (JobState::Succeeded, "predicted 256 records"));
+        assert_eq!(status.predictions, "/out/p.jsonl");
+        let warned = |part: &str| {
+            let is_it = |event: &Event| matches!(event, Event::Warning(of) if of.message.contains(part));
+            world.events().iter().any(is_it)
+        };
+        assert!(warned("boom") && warned("remove `p.jsonl.parts` beside them by hand"));
+    }
+}
+
+#[test]
 fn parts_beyond_the_limit_get_a_manifest_and_stay() {
     let mut world = begun(predicting(19), 1, 512);
     predict_all(&mut world);
