@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::SCHEMES;
-use super::{ConsistencySpec, DataSet, JobSpec, Loss, Transform};
+use super::{ConsistencySpec, DataSet, JobSpec, Loss, MissingRule, MissingSpec, OnError, Transform};
 use crate::error::Result;
 use crate::predictions::PredictionFormat;
 
@@ -113,7 +113,8 @@ impl JobSpec {
     }
 
     /// Returns this job with another purpose than training, and the weights `initial`. What belongs
-    /// to training alone is left out. Training records are transformed like validation records.
+    /// to training alone is left out. Training records are transformed like validation records. A
+    /// job that predicts skips no record, because predictions have each one.
     ///
     /// # Errors
     /// The result contradicts itself: every violation at once.
@@ -128,6 +129,15 @@ impl JobSpec {
         self.predict = predict;
         self.checkpoint = None;
         self.consistency = ConsistencySpec::default();
+        if purpose == Purpose::Predict {
+            self.data.on_error = OnError::Fail;
+            self.data.max_bad = None;
+            for missing in self.data.missing.values_mut() {
+                if *missing == MissingSpec::Rule(MissingRule::Skip) {
+                    *missing = MissingSpec::Rule(MissingRule::Fail);
+                }
+            }
+        }
         if self.measured_set() == Some(DataSet::Train) {
             for (column, transforms) in std::mem::take(&mut self.data.validation_transforms) {
                 match transforms.is_empty() {
@@ -317,6 +327,23 @@ every_epochs = 1
         let message =
             refused(JobSpec { purpose: Purpose::Evaluate, ..job(JOB) }.validate().map(|()| job(JOB)));
         assert!(message.contains("model.initial") && message.contains("checkpoint: a job that"), "{message}");
+    }
+
+    #[test]
+    fn a_job_that_predicts_skips_nothing_and_one_that_evaluates_may() {
+        let skipping = "on_error = \"skip\"\nmax_bad = 0.5\nmissing = { a = \"skip\", b = 0 }";
+        let skipping = job(&JOB.replace("format = \"csv\"", &format!("format = \"csv\"\n{skipping}")));
+        let spec = predict(skipping.clone(), DataSet::Validation, "/p.jsonl").unwrap();
+        assert!(!spec.data.may_skip() && spec.data.max_bad.is_none());
+        assert_eq!(spec.data.missing["a"], MissingSpec::Rule(MissingRule::Fail));
+        assert_eq!(spec.data.missing["b"], skipping.data.missing["b"]);
+        let spec = skipping.clone().measuring(Purpose::Evaluate, "w".to_owned(), None).unwrap();
+        assert_eq!(spec.data, skipping.data);
+
+        let mut by_hand = predict(skipping, DataSet::Validation, "/p.jsonl").unwrap();
+        by_hand.data.on_error = OnError::Skip;
+        let message = by_hand.validate().unwrap_err().to_string();
+        assert!(message.contains("data.on_error: predictions have each record"), "{message}");
     }
 
     #[test]
