@@ -57,6 +57,14 @@ pub enum Error {
         /// Reason of the failure.
         reason: String,
     },
+    /// No worker can do a task of this job.
+    #[error("{what}: {reason}")]
+    Impossible {
+        /// Operation that failed.
+        what: String,
+        /// Reason of the failure, and what to do.
+        reason: String,
+    },
     /// The loss is not finite.
     #[error(
         "the loss of step {step} is {loss} (microbatch {microbatch}); lower the learning rate or look at the data"
@@ -112,7 +120,7 @@ impl Error {
                 matches!(error, Url { .. } | NotAllowed { .. })
             }
             Self::File { .. } | Self::NotHeld { .. } | Self::Task { .. } => false,
-            Self::Diverged { .. } | Self::Evaluation(_) | Self::Options(_) => true,
+            Self::Impossible { .. } | Self::Diverged { .. } | Self::Evaluation(_) | Self::Options(_) => true,
         }
     }
 }

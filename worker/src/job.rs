@@ -61,9 +61,6 @@ pub(crate) struct Read {
     pub(crate) bad: Vec<BadRecord>,
 }
 
-/// Microbatches in which the model is tried on the first good record.
-const TRIED: u64 = 16;
-
 /// Placement of the model.
 pub(crate) struct Placed {
     number: u64,
@@ -237,15 +234,11 @@ impl Job {
 
     /// Reads the first microbatch that has a good record. The call blocks.
     pub(crate) fn first_batch(&self) -> Result<Batch> {
-        let mut reason = "the job skips them".to_owned();
-        for id in (0..self.plan.microbatches_per_epoch().min(TRIED)).map(MicrobatchId) {
-            let Read { batch, bad, .. } = self.read(id)?;
-            if batch.samples > 0 {
-                return Ok(batch);
-            }
-            bad.into_iter().for_each(|bad| reason = bad.reason);
-        }
-        Err(all_bad(&reason))
+        let reads = (0..self.plan.microbatches_per_epoch()).map(|id| {
+            let Read { batch, bad, .. } = self.read(MicrobatchId(id))?;
+            Ok((batch, bad))
+        });
+        first_good(self.spec.data.skipped_max(self.train.len()), reads)
     }
 
     /// Reads the first records with a good one of the data set that a job without training goes
@@ -257,21 +250,40 @@ impl Job {
             Some(DataSet::Validation) | None => &skipped.validation,
         };
         let micro = u64::from(self.spec.batch.micro);
-        let mut reason = "the job skips them".to_owned();
-        for begin in (0..data.len()).step_by(micro as usize).take(TRIED as usize) {
-            let (batch, bad) = data.read(Epoch(0), begin..data.len().min(begin + micro), skipped)?;
-            if batch.samples > 0 {
-                return Ok(batch);
-            }
-            bad.into_iter().for_each(|bad| reason = bad.reason);
-        }
-        Err(all_bad(&reason))
+        let reads = (0..data.len())
+            .step_by(micro as usize)
+            .map(|begin| Ok(data.read(Epoch(0), begin..data.len().min(begin + micro), skipped)?));
+        first_good(self.spec.data.skipped_max(data.len()), reads)
     }
 }
 
-fn all_bad(reason: &str) -> Error {
-    let what = "a record to try the model on".to_owned();
-    Error::Task { what, reason: format!("all of the first microbatches are bad: {reason}") }
+/// Returns the first batch that has a good record, unless more than `bad_max` bad ones come before
+/// it.
+fn first_good(
+    bad_max: u64,
+    reads: impl IntoIterator<Item = Result<(Batch, Vec<BadRecord>)>>,
+) -> Result<Batch> {
+    let (mut seen, mut first) = (0, None);
+    for read in reads {
+        let (batch, bad) = read?;
+        if batch.samples > 0 {
+            return Ok(batch);
+        }
+        seen += bad.len() as u64;
+        first = first.or_else(|| bad.into_iter().next());
+        if seen > bad_max {
+            break;
+        }
+    }
+    let first = match first {
+        Some(BadRecord { record, reason }) => format!("record {record}: {reason}"),
+        None => "the job skips all of them".to_owned(),
+    };
+    let reason = format!(
+        "{seen} bad records and no good one before them, at most {bad_max} may be skipped (data.max_bad); {first}; clean \
+         the data, or raise data.max_bad"
+    );
+    Err(Error::Impossible { what: "a record to try the model on".to_owned(), reason })
 }
 
 /// Reads and checks the specification.
@@ -323,4 +335,33 @@ async fn download(
         files.insert(artifact.name.clone(), master.download(id, artifact, folder).await?);
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::tensor::Values;
+
+    use super::*;
+
+    /// Returns reads of one bad record each, and one of a good record at last.
+    fn reads(bad: u64) -> impl Iterator<Item = Result<(Batch, Vec<BadRecord>)>> {
+        let batch =
+            |samples: usize| Batch::of(&vec![0.5; samples], &[1], &Values::I64(vec![0; samples]), samples);
+        let found = move |record| BadRecord { record, reason: format!("column `{record}` has no value") };
+        let good = std::iter::once_with(move || Ok((batch(1), Vec::new())));
+        (0..bad).map(move |record| Ok((batch(0), vec![found(record)]))).chain(good)
+    }
+
+    #[test]
+    fn the_model_is_tried_on_the_first_good_record_after_as_many_bad_ones_as_the_job_may_skip() {
+        assert_eq!(first_good(40, reads(40)).unwrap().samples, 1);
+        let error = first_good(40, reads(41)).unwrap_err();
+        assert!(error.is_fatal(), "{error}");
+        let said = error.to_string();
+        assert!(
+            said.contains("record 0: column `0` has no value") && said.contains("data.max_bad"),
+            "{said}"
+        );
+        assert!(first_good(40, reads(40).take(40)).is_err(), "no record is good");
+    }
 }
