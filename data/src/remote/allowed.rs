@@ -85,7 +85,16 @@ impl Prefix {
     fn holds(&self, url: &Url) -> bool {
         self.scheme == url.scheme()
             && self.host.as_ref().is_none_or(|own| *own == host(url))
-            && parts(url).starts_with(&self.path)
+            && (self.path.is_empty() || self.is_above(&parts(url)))
+    }
+
+    /// Returns whether a path lies below this one. A server may take an encoded `/` in a part for
+    /// one between parts, so that `..%2F` would lead out of it.
+    #[cfg(feature = "cloud")]
+    fn is_above(&self, path: &[String]) -> bool {
+        let is_plain =
+            |part: &String| !matches!(part.as_str(), "." | "..") && !part.contains(['/', '\\', '\0']);
+        path.starts_with(&self.path) && path.iter().all(is_plain)
     }
 }
 
@@ -222,6 +231,7 @@ mod tests {
             "https://host:443/a/b",
             "http://127.0.0.1:8000/x",
             "gs://any/x",
+            "gs://any/a%2Fb",
         ] {
             assert_eq!(check(&list, url), Ok(()), "{url}");
         }
@@ -231,6 +241,10 @@ mod tests {
             "s3://Bucket/data/../other/x",
             "s3://Bucket/data/%2e%2e/other/x",
             "https://host/ab",
+            "https://host/a/..%2Fb",
+            "https://host/a/x/%2e%2e%2f%2e%2e%2fb",
+            "https://host/a/..%5Cb",
+            "https://host/a/x%00",
             "https://host:444/a/b",
             "https://host.evil/a/b",
             "http://host/a/b",
