@@ -264,7 +264,8 @@ mod with {
                 let Source::Http(source) = &*source else {
                     return source.get(0..state.bytes, &state).await;
                 };
-                limits.patiently(|| source.whole(&state)).await
+                let limits = limits.for_bytes(bytes);
+                limits.patiently(|| limits.in_time(source.whole(&state))).await
             };
             bridge::wait(reading).map_err(|failure| error(&self.url, failure))
         }

@@ -1,13 +1,14 @@
 //! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
 //! job uses. Other columns may hold anything. A cell that is empty or `NA` has no value.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
 use super::cuts::Cuts;
+use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
@@ -16,14 +17,23 @@ use crate::object::Object;
 /// Cells without a value.
 const MISSING: [&str; 2] = ["", "NA"];
 
+/// Bytes that a reader takes at once. They may belong to several records.
+const BUFFER_BYTES: usize = 8 << 10;
+
 /// Characters of a cell that an error shows.
 const CELL_SHOWN: usize = 60;
 
 /// Opens a file. Without a header the columns' names are their numbers, from 0.
 ///
 /// # Errors
-/// Lines of different lengths, bytes that are no text, or less than two columns.
+/// Lines of different lengths, bytes that are no text, less than two columns, or a record that does
+/// not fit into `data_memory`.
 pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
+    open_within(object, header, cache::whole_bytes_max())
+}
+
+/// Opens a file whose records have at most `record_bytes_max` bytes, or a few more.
+fn open_within(object: &Object, header: bool, record_bytes_max: u64) -> Result<Box<dyn Source>> {
     let bytes = object.reader(0);
     let failure = bytes.failure();
     let broken = |error: csv::Error| {
@@ -32,7 +42,7 @@ pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
             Err(error) => error,
         })
     };
-    let mut reader = reader(bytes, header);
+    let mut reader = reader(Bounded::new(bytes, record_bytes_max), header);
     // Without `has_headers` this is the first record, which is read again below.
     let names = reader.headers().map_err(broken)?.clone();
     if names.len() < 2 {
@@ -45,7 +55,9 @@ pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
     let column = |name| ColumnSpec::fixed(name, ElementType::F64, []);
     let columns = names.iter().enumerate().map(name).map(column).collect();
     let (mut cuts, mut lines, mut line) = (Cuts::default(), Vec::new(), StringRecord::new());
+    reader.get_mut().renew();
     while reader.read_record(&mut line).map_err(broken)? {
+        reader.get_mut().renew();
         cuts.add(place(line.position()));
         if lines.len() < cuts.records().len() {
             lines.push(line.position().map_or(1, |position| position.line() as usize));
@@ -55,6 +67,39 @@ pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
     let blocks = if cuts.records().is_empty() { vec![0] } else { cuts.records().to_vec() };
     let outline = Outline { columns, blocks };
     Ok(Box::new(Csv { object: object.clone(), header, cuts, lines, outline }))
+}
+
+/// Reads at most so many bytes for one record. A quote without its partner makes one record of all
+/// that follows.
+struct Bounded<R> {
+    bytes: R,
+    record_bytes_max: u64,
+    /// Bytes that the record may still take.
+    left: u64,
+}
+
+impl<R> Bounded<R> {
+    const fn new(bytes: R, record_bytes_max: u64) -> Self {
+        Self { bytes, record_bytes_max, left: record_bytes_max.saturating_add(BUFFER_BYTES as u64) }
+    }
+
+    /// Begins the next record.
+    const fn renew(&mut self) {
+        // The last bytes that were taken may belong to the records behind.
+        self.left = self.record_bytes_max.saturating_add(BUFFER_BYTES as u64);
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.bytes.read(out)?;
+        let too_long = || {
+            let most = self.record_bytes_max;
+            io::Error::other(format!("a record of more than {most} bytes (data_memory); is a quote missing?"))
+        };
+        self.left = self.left.checked_sub(bytes as u64).ok_or_else(too_long)?;
+        Ok(bytes)
+    }
 }
 
 struct Csv {
@@ -124,7 +169,7 @@ impl Csv {
 }
 
 fn reader<R: Read>(text: R, header: bool) -> Reader<R> {
-    ReaderBuilder::new().has_headers(header).trim(Trim::All).from_reader(text)
+    ReaderBuilder::new().has_headers(header).trim(Trim::All).buffer_capacity(BUFFER_BYTES).from_reader(text)
 }
 
 fn place(position: Option<&csv::Position>) -> usize {
@@ -269,6 +314,21 @@ mod tests {
         assert!(error(b"1,2\n\x80\xFF,2\n", false).contains("line 2: not UTF-8"));
         assert!(error(b"", true).contains("0 columns"));
         assert!(error(b"a\n1\n", true).contains("1 columns"));
+    }
+
+    #[test]
+    fn a_quote_without_its_partner_does_not_take_the_memory_of_the_whole_file() {
+        let open = |text: &str| {
+            let object = Object::copy(Path::new("a.csv"), text.as_bytes().to_vec());
+            open_within(&object, true, 100).map(|source| source.outline().records())
+        };
+        let lines = "1,2\n".repeat(20_000);
+        assert_eq!(open(&format!("a,b\n{lines}")).unwrap(), 20_000);
+        for begin in ["a,b\n1,\"2\n", "a,\"b\n"] {
+            let said = open(&format!("{begin}{lines}")).unwrap_err().to_string();
+            assert!(said.contains("a.csv: a record of more than 100 bytes (data_memory)"), "{said}");
+            assert!(said.contains("is a quote missing?"), "{said}");
+        }
     }
 
     proptest! {

@@ -42,8 +42,13 @@ const RATIO_MAX: u64 = 1032;
 ///
 /// # Errors
 /// The file is no archive, a member is damaged or no array of numbers, or arrays have other numbers
-/// of records.
+/// of records, or all of them do not fit into `data_memory` without compression.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+    open_within(object, cache::whole_bytes_max())
+}
+
+/// Opens a file whose compressed arrays have at most `bytes_max` bytes together when unpacked.
+fn open_within(object: &Object, bytes_max: u64) -> Result<Box<dyn Source>> {
     let members = members(object)?.ok_or_else(|| {
         malformed(
             object.path(),
@@ -63,6 +68,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
         );
     }
     let mut columns: Vec<Values> = Vec::new();
+    let mut room = Room { bytes_max, left: bytes_max };
     for member in &members {
         let Some(name) = member.name.strip_suffix(".npy") else { continue };
         let named = |reason: String| format!("array `{name}`: {reason}");
@@ -70,13 +76,20 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
             let reason = "the archive has two arrays of this name; save it anew";
             return wrong(object.path(), named(reason.to_owned()));
         }
-        columns.push(values(object, member, name).map_err(|flaw| flaw.at(object.path(), named))?);
+        columns.push(values(object, member, name, &mut room).map_err(|flaw| flaw.at(object.path(), named))?);
     }
     array::open(object, columns)
 }
 
-/// Returns the array of a member.
-fn values(object: &Object, member: &Member, name: &str) -> Result<Values, Flaw> {
+/// Memory for unpacked arrays, which stay until the file is closed.
+struct Room {
+    bytes_max: u64,
+    /// Bytes that no array has taken.
+    left: u64,
+}
+
+/// Returns the array of a member. An unpacked one takes its bytes of `room`.
+fn values(object: &Object, member: &Member, name: &str, room: &mut Room) -> Result<Values, Flaw> {
     if member.encrypted {
         return Err("is encrypted; save it without a password".to_owned().into());
     }
@@ -86,7 +99,7 @@ fn values(object: &Object, member: &Member, name: &str) -> Result<Values, Flaw> 
     match member.method {
         0 => Ok(npy::array(object, range)?.values(object, name)?),
         8 => {
-            let unpacked = Object::copy(object.path(), member.inflate(&object.slice(range)?)?);
+            let unpacked = Object::copy(object.path(), member.inflate(&object.slice(range)?, room)?);
             Ok(npy::array(&unpacked, 0..unpacked.len())?.values(&unpacked, name)?)
         }
         method => {
@@ -128,20 +141,21 @@ impl Member {
     }
 
     /// Unpacks the bytes of the member.
-    fn inflate(&self, packed: &[u8]) -> Result<Vec<u8>, String> {
+    fn inflate(&self, packed: &[u8], room: &mut Room) -> Result<Vec<u8>, String> {
         let damaged = |what: &str| format!("damaged Deflate: {what}; copy the file again");
         let expected = self.unpacked;
         if expected > self.packed.saturating_mul(RATIO_MAX) {
             let packed = self.packed;
             return Err(damaged(&format!("{packed} bytes cannot become {expected}")));
         }
-        let bytes_max = cache::whole_bytes_max();
-        if expected > bytes_max {
+        let Some(left) = room.left.checked_sub(expected) else {
             return Err(format!(
-                "has {expected} bytes without compression, more than the {bytes_max} of data_memory; raise it, or save \
-                 the array with numpy.savez"
+                "has {expected} bytes without compression, more than the {} that the arrays before leave of the {} of \
+                 data_memory; raise it, or save the arrays with numpy.savez",
+                room.left, room.bytes_max
             ));
-        }
+        };
+        room.left = left;
         let mut bytes = Vec::new();
         let room = usize::try_from(expected).ok().and_then(|room| bytes.try_reserve_exact(room).ok());
         room.ok_or_else(|| format!("has {expected} bytes, for which there is no memory"))?;
@@ -408,6 +422,20 @@ pub(crate) mod tests {
         assert!(damaged(8, &[1]).contains("array `x`: is encrypted"));
         assert!(damaged(10, &[12]).contains("array `x`: is compressed by method 12"));
         assert!(damaged(42, &[1]).contains("array `x`: is not where the directory says"));
+    }
+
+    #[test]
+    fn unpacked_arrays_have_room_together_or_are_refused() {
+        let [x, _, a] = two();
+        let all = (x.1.len() + a.1.len()) as u64;
+        let open = |deflate, bytes_max| {
+            let file = Object::copy(Path::new("a.npz"), write(&two(), deflate, false));
+            open_within(&file, bytes_max).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(open(true, all), Ok(()));
+        let said = open(true, all - 1).unwrap_err();
+        assert!(said.contains("array `a`: has ") && said.contains("data_memory"), "{said}");
+        assert_eq!(open(false, 0), Ok(()), "a stored array stays in the file");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! URLs and addresses that this process may read.
 //!
 //! Whoever submits a job names the URLs, and the worker reads them with its own rights. So the
-//! operator can list the URLs (`data_urls`), and some addresses are never read: those of the link
-//! alone, where clouds give their machines' credentials to every caller.
+//! operator can list the URLs (`data_urls`), and some addresses are never read: those at which
+//! clouds give their machines' credentials to every caller.
 
 #[cfg(feature = "cloud")]
 use std::net::IpAddr;
@@ -85,7 +85,16 @@ impl Prefix {
     fn holds(&self, url: &Url) -> bool {
         self.scheme == url.scheme()
             && self.host.as_ref().is_none_or(|own| *own == host(url))
-            && parts(url).starts_with(&self.path)
+            && (self.path.is_empty() || self.is_above(&parts(url)))
+    }
+
+    /// Returns whether a path lies below this one. A server may take an encoded `/` in a part for
+    /// one between parts, so that `..%2F` would lead out of it.
+    #[cfg(feature = "cloud")]
+    fn is_above(&self, path: &[String]) -> bool {
+        let is_plain =
+            |part: &String| !matches!(part.as_str(), "." | "..") && !part.contains(['/', '\\', '\0']);
+        path.starts_with(&self.path) && path.iter().all(is_plain)
     }
 }
 
@@ -155,6 +164,12 @@ const OF_THIS_MACHINE: &str = "an address of this machine";
 #[cfg(feature = "cloud")]
 const OF_THE_LINK: &str = "a link-local address, where clouds keep the credentials of their machines";
 
+#[cfg(feature = "cloud")]
+const OF_THE_CLOUD: &str = "an address at which a cloud gives its machines their settings and credentials";
+
+#[cfg(feature = "cloud")]
+const TRANSLATED: &str = "an address that a network may lead to any IPv4 address";
+
 /// Returns what kind of address is not read. `loopback` allows the addresses of this machine.
 #[cfg(feature = "cloud")]
 pub(super) fn refusal(address: IpAddr, loopback: bool) -> Option<&'static str> {
@@ -169,15 +184,25 @@ pub(super) fn refusal(address: IpAddr, loopback: bool) -> Option<&'static str> {
         },
         four @ IpAddr::V4(_) => four,
     };
-    let is_of_link = match address {
-        IpAddr::V4(four) => four.is_link_local(),
-        // The last one is the same service of Amazon's cloud, which is no link-local address.
-        IpAddr::V6(six) => {
-            six.is_unicast_link_local() || six.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]
-        }
+    // These services of clouds have no link-local address.
+    let never = match address {
+        IpAddr::V4(four) => match four.octets() {
+            [169, 254, ..] => Some(OF_THE_LINK),
+            // Alibaba Cloud, Oracle Cloud, Azure.
+            [100, 100, 100, 200] | [192, 0, 0, 192] | [168, 63, 129, 16] => Some(OF_THE_CLOUD),
+            _ => None,
+        },
+        IpAddr::V6(six) => match six.segments() {
+            _ if six.is_unicast_link_local() => Some(OF_THE_LINK),
+            // Amazon's cloud, Google Cloud.
+            [0xfd00, 0xec2, ..] | [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254] => Some(OF_THE_CLOUD),
+            // The place of the IPv4 address in it is a matter of the network (RFC 8215).
+            [0x64, 0xff9b, 1, ..] => Some(TRANSLATED),
+            _ => None,
+        },
     };
-    if is_of_link {
-        return Some(OF_THE_LINK);
+    if never.is_some() {
+        return never;
     }
     // Connections to the unspecified address go to this machine.
     (!loopback && (address.is_loopback() || address.is_unspecified())).then_some(OF_THIS_MACHINE)
@@ -206,6 +231,7 @@ mod tests {
             "https://host:443/a/b",
             "http://127.0.0.1:8000/x",
             "gs://any/x",
+            "gs://any/a%2Fb",
         ] {
             assert_eq!(check(&list, url), Ok(()), "{url}");
         }
@@ -215,6 +241,10 @@ mod tests {
             "s3://Bucket/data/../other/x",
             "s3://Bucket/data/%2e%2e/other/x",
             "https://host/ab",
+            "https://host/a/..%2Fb",
+            "https://host/a/x/%2e%2e%2f%2e%2e%2fb",
+            "https://host/a/..%5Cb",
+            "https://host/a/x%00",
             "https://host:444/a/b",
             "https://host.evil/a/b",
             "http://host/a/b",
@@ -228,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_link_are_never_read_and_those_of_this_machine_if_they_are_listed() {
+    fn addresses_with_credentials_are_never_read_and_those_of_this_machine_if_they_are_listed() {
         let (any, list) = (allowed(&[]), allowed(&["http://"]));
         for host in [
             "169.254.169.254",
@@ -238,6 +268,15 @@ mod tests {
             "[::ffff:169.254.169.254]",
             "[64:ff9b::a9fe:a9fe]",
             "[fd00:ec2::254]",
+            "[fd00:ec2::23]",
+            "[fd20:ce::254]",
+            "100.100.100.200",
+            "192.0.0.192",
+            "168.63.129.16",
+            "[::ffff:168.63.129.16]",
+            "[64:ff9b::6464:64c8]",
+            "[64:ff9b:1::a9fe:a9fe]",
+            "[64:ff9b:1:ffff::1]",
         ] {
             for allowed in [&any, &list] {
                 let said = check(allowed, &format!("http://{host}/latest")).unwrap_err();
@@ -252,7 +291,14 @@ mod tests {
             assert!(said.contains("lists the URL in data_urls"), "{host}: {said}");
             assert_eq!(check(&list, &url), Ok(()), "{host}");
         }
-        for url in ["http://10.0.0.1/x", "https://example.org/x", "s3://169.254.169.254/x"] {
+        for url in [
+            "http://10.0.0.1/x",
+            "http://100.100.100.201/x",
+            "http://[fd00:ec3::254]/x",
+            "http://[64:ff9b:2::1]/x",
+            "https://example.org/x",
+            "s3://169.254.169.254/x",
+        ] {
             assert_eq!(check(&any, url), Ok(()), "{url}");
         }
     }

@@ -12,6 +12,9 @@ use tokio::time::Instant;
 /// Most requests of this process at a time.
 const REQUESTS_MAX: usize = 16;
 
+/// Lowest rate of an answer whose size is not that of a piece.
+const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
+
 static REQUESTS: Semaphore = Semaphore::const_new(REQUESTS_MAX);
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
@@ -94,6 +97,12 @@ impl Limits {
             attempt().await
         };
         retry.run(seed, tokio::time::sleep, judge, attempt).await
+    }
+
+    /// Returns limits for an attempt that fetches `bytes`, with more time for more bytes.
+    pub(super) const fn for_bytes(self, bytes: u64) -> Self {
+        let more = Duration::from_secs(bytes / BYTES_PER_SECOND_MIN);
+        Self { attempt: self.attempt.saturating_add(more), ..self }
     }
 
     /// Ends an attempt that takes too long.
@@ -188,5 +197,8 @@ mod tests {
         let never = std::future::pending::<Result<(), Failure>>();
         let failure = LIMITS.in_time(never).await.unwrap_err();
         assert_eq!(failure, Failure::Passing("no whole answer within 120 s".to_owned()));
+        let (limits, never) = (LIMITS.for_bytes(64 << 20), std::future::pending::<Result<(), Failure>>());
+        let failure = limits.in_time(never).await.unwrap_err();
+        assert_eq!(failure, Failure::Passing("no whole answer within 1144 s".to_owned()));
     }
 }

@@ -391,6 +391,19 @@ fn a_server_that_gives_no_parts_is_read_as_a_whole_or_refused() {
 }
 
 #[test]
+fn a_whole_file_that_never_ends_is_given_up() {
+    let text = b"a,b\n1,2\n3,4\n";
+    let server = Server::start(move |_, before| match before {
+        0 => Answer::of("200 OK", "", text),
+        _ => Answer::Stall(Answer::of("200 OK", "", text).cut(5)),
+    });
+    // The size adds no whole second.
+    let remote = server.open(Limits { attempt: Duration::ZERO, ..NEVER }).unwrap();
+    let error = remote.whole(100).unwrap_err();
+    assert!(said(&error).contains("no whole answer within 0 s"), "{}", said(&error));
+}
+
+#[test]
 fn redirects_carry_nothing_and_lead_only_where_a_url_may() {
     let server = Server::start(|request, _| {
         let to = |place: &str| Answer::of("302 Found", &format!("Location: {place}\r\n"), b"");
