@@ -288,9 +288,11 @@ fn a_server_that_stays_away_is_named_with_the_cause() {
     let stalled = Server::start(|_, _| Answer::Stall(b"HTTP/1.1 206 Partial".to_vec()));
     let error = stalled.open(STALLED).unwrap_err();
     assert!(said(&error).contains("the server stays away"), "{}", said(&error));
-    // Nobody listens on a port that was closed.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = Remote::open_within(&format!("http://{port}/x"), NEVER).unwrap_err();
+    // A server that hangs up at once. The port stays its own.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let error = Remote::open_within(&format!("http://{address}/x"), NEVER).unwrap_err();
     assert!(said(&error).contains("the server stays away") && !error.is_fatal(), "{}", said(&error));
 }
 
