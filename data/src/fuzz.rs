@@ -1,6 +1,6 @@
 //! Decoders of files' bytes as plain functions, for tests with damaged bytes (`tests/fuzz/`).
 //!
-//! A target reads all that a file has, and ignores errors: damaged bytes may be refused.
+//! A target reads all that a file has. It says whether it met no error: damaged bytes may be refused.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use crate::pixels;
 /// Name that the bytes have in errors.
 const NAME: &str = "fuzzed";
 
-/// Reads some bytes, whatever they are.
-pub type Target = fn(&[u8]);
+/// Reads some bytes, whatever they are. Returns whether they were read to the end without an error.
+pub type Target = fn(&[u8]) -> bool;
 
 /// Decoders, by their names.
 pub const TARGETS: [(&str, Target); 18] = [
@@ -40,12 +40,15 @@ pub const TARGETS: [(&str, Target); 18] = [
 ];
 
 /// Reads all columns of all blocks of a file.
-fn all(spec: &DataSpec, bytes: &[u8]) {
+fn all(spec: &DataSpec, bytes: &[u8]) -> bool {
     let object = Object::copy(Path::new(NAME), bytes.to_vec());
-    let Ok(source) = format::open(spec, &object, "x", Path::new(NAME), &()) else { return };
+    let Ok(source) = format::open(spec, &object, "x", Path::new(NAME), &()) else { return false };
     let columns: Vec<usize> = (0..source.outline().columns.len()).collect();
+    let mut is_read = true;
     for block in 0..source.outline().blocks.len() {
-        for column in source.read(block, &columns).into_iter().flatten() {
+        let read = source.read(block, &columns);
+        is_read &= read.is_ok();
+        for column in read.into_iter().flatten() {
             // A record that does not lie in the column's memory would panic.
             let last = column.records().checked_sub(1);
             [Some(0), last].into_iter().flatten().take(column.records()).for_each(|record| {
@@ -53,32 +56,33 @@ fn all(spec: &DataSpec, bytes: &[u8]) {
             });
         }
     }
+    is_read
 }
 
-fn file(format: Format, bytes: &[u8]) {
-    all(&DataSpec::of(format, FilesSpec::default()), bytes);
+fn file(format: Format, bytes: &[u8]) -> bool {
+    all(&DataSpec::of(format, FilesSpec::default()), bytes)
 }
 
-fn csv_without_header(bytes: &[u8]) {
-    all(&DataSpec { header: false, ..DataSpec::of(Format::Csv, FilesSpec::default()) }, bytes);
+fn csv_without_header(bytes: &[u8]) -> bool {
+    all(&DataSpec { header: false, ..DataSpec::of(Format::Csv, FilesSpec::default()) }, bytes)
 }
 
 /// Reads tokens. The first byte says how they are cut.
-fn tokens(bytes: &[u8]) {
-    let Some((&cut, values)) = bytes.split_first() else { return };
+fn tokens(bytes: &[u8]) -> bool {
+    let Some((&cut, values)) = bytes.split_first() else { return false };
     let dtype = if cut & 1 == 0 { TokenType::U16 } else { TokenType::U32 };
     let stride = (cut & 2 != 0).then_some(usize::from(cut >> 5) + 1);
     let spec = TokensSpec { dtype, block: usize::from(cut >> 2 & 7) + 1, stride };
-    all(&DataSpec { tokens: Some(spec), ..DataSpec::of(Format::Tokens, FilesSpec::default()) }, values);
+    all(&DataSpec { tokens: Some(spec), ..DataSpec::of(Format::Tokens, FilesSpec::default()) }, values)
 }
 
 /// Reads a `tf.train.Example` between checksums that fit.
-fn example(bytes: &[u8]) {
-    file(Format::Tfrecord, &tfrecord::framed(bytes));
+fn example(bytes: &[u8]) -> bool {
+    file(Format::Tfrecord, &tfrecord::framed(bytes))
 }
 
 /// Reads an archive in which the checksum of whatever may be a header fits.
-fn tar_with_checksums(bytes: &[u8]) {
+fn tar_with_checksums(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();
     for header in bytes.chunks_exact_mut(512).filter(|header| header.iter().any(|&byte| byte != 0)) {
         header[148..156].fill(b' ');
@@ -87,20 +91,22 @@ fn tar_with_checksums(bytes: &[u8]) {
     }
     // The end of an archive.
     bytes.extend([0; 1024]);
-    file(Format::Tar, &bytes);
+    file(Format::Tar, &bytes)
 }
 
 /// Unpacks gzip or Zstandard.
-fn packed(bytes: &[u8]) {
-    let _ = std::hint::black_box(Object::of(Path::new(NAME), bytes));
+fn packed(bytes: &[u8]) -> bool {
+    std::hint::black_box(Object::of(Path::new(NAME), bytes)).is_ok()
 }
 
 /// Decodes an image to one channel and to three.
-fn image(bytes: &[u8]) {
-    let _ = pixels::size(bytes);
+fn image(bytes: &[u8]) -> bool {
+    let mut is_read = pixels::size(bytes).is_ok();
     for channels in [1, 3] {
-        if let Ok(image) = pixels::decode(bytes, channels) {
-            assert_eq!(image.values.len(), image.height * image.width * channels);
+        match pixels::decode(bytes, channels) {
+            Ok(image) => assert_eq!(image.values.len(), image.height * image.width * channels),
+            Err(_) => is_read = false,
         }
     }
+    is_read
 }

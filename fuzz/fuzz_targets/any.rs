@@ -7,7 +7,9 @@ mod targets;
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let name = env!("CARGO_BIN_NAME");
     match targets::all().into_iter().find(|(known, _)| *known == name) {
-        Some((_, decode)) => decode(bytes),
+        Some((_, decode)) => {
+            decode(bytes);
+        }
         None => panic!("tests/fuzz/targets.rs has no target {name}"),
     }
 });

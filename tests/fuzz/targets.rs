@@ -5,24 +5,31 @@ use std::path::Path;
 
 use bytes::Bytes;
 use prost::Message as _;
+use proto::checkpoint::Error;
 use proto::checkpoint::data::Partition;
 use proto::checkpoint::manifest::Manifest;
 use proto::metrics::Evaluation;
 use proto::pb;
 use proto::spec::JobSpec;
 
-/// A decoder that takes any bytes. It ignores errors, and must not panic.
-pub(crate) type Target = (&'static str, fn(&[u8]));
+/// A decoder that takes any bytes, and must not panic. It returns whether it read them to the end
+/// without an error.
+pub(crate) type Target = (&'static str, data::fuzz::Target);
+
+/// Size of a file in which every header of a partition has its values.
+const LONG: u64 = 1 << 40;
 
 /// Decoders that are not of data files.
 const OTHERS: [Target; 8] = [
-    ("chunks", |bytes| drop(net::bulk::messages::<pb::Chunks>(Bytes::copy_from_slice(bytes)))),
-    ("evaluated", |bytes| drop(pb::Evaluated::decode(bytes).map(Evaluation::try_from))),
+    ("chunks", |bytes| net::bulk::messages::<pb::Chunks>(Bytes::copy_from_slice(bytes)).is_ok()),
+    ("evaluated", |bytes| {
+        pb::Evaluated::decode(bytes).is_ok_and(|found| Evaluation::try_from(found).is_ok())
+    }),
     ("job_file", job_file),
-    ("job_json", |bytes| drop(std::str::from_utf8(bytes).map(JobSpec::from_json))),
-    ("manifest", |bytes| drop(Manifest::decode("fuzzed", bytes))),
+    ("job_json", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| JobSpec::from_json(text).is_ok())),
+    ("manifest", |bytes| Manifest::decode("fuzzed", bytes).is_ok()),
     ("manifest_with_checksum", manifest_with_checksum),
-    ("partition", |bytes| drop(Partition::decode("fuzzed", bytes.len() as u64, bytes))),
+    ("partition", partition),
     ("partition_with_length", partition_with_length),
 ];
 
@@ -31,29 +38,44 @@ pub(crate) fn all() -> Vec<Target> {
     data::fuzz::TARGETS.into_iter().chain(OTHERS).collect()
 }
 
-fn job_file(bytes: &[u8]) {
+fn job_file(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    let _ = proto::spec::parse(&text, Path::new("job.toml"), &[]);
+    proto::spec::parse(&text, Path::new("job.toml"), &[]).is_ok()
 }
 
 /// Decodes the body of a manifest behind a checksum that fits.
-fn manifest_with_checksum(body: &[u8]) {
+fn manifest_with_checksum(body: &[u8]) -> bool {
+    let mut is_read = false;
     for format in 1..=3 {
         let begin = format!("{{\"format\":{format},\"crc32c\":\"{:08x}\",\"checkpoint\":", crc32c(body));
         let text = [begin.as_bytes(), body, b"}\n"].concat();
         if let Ok(manifest) = Manifest::decode("fuzzed", &text) {
             let again = Manifest::decode("fuzzed", manifest.encode().as_bytes());
             assert_eq!(again.as_ref(), Ok(&manifest), "a manifest that is read can be written");
+            is_read = true;
         }
+    }
+    is_read
+}
+
+/// Decodes the header of a partition in a file that has nothing else, and in one as long as the
+/// header says.
+fn partition(header: &[u8]) -> bool {
+    let decode = |file_bytes| Partition::decode("fuzzed", file_bytes, header);
+    let _ = decode(header.len() as u64);
+    match decode(LONG) {
+        Err(Error::Truncated { expected_bytes, .. }) => decode(expected_bytes).is_ok(),
+        other => other.is_ok(),
     }
 }
 
 /// Decodes the header of a partition behind a length that fits.
-fn partition_with_length(text: &[u8]) {
+fn partition_with_length(text: &[u8]) -> bool {
     let header = [&(text.len() as u64).to_le_bytes()[..], text].concat();
     for values in [0, 4, 1 << 20] {
         let _ = Partition::decode("fuzzed", header.len() as u64 + values, &header);
     }
+    partition(&header)
 }
 
 /// Returns the CRC-32C of bytes, bit by bit: neither side of a comparison should use the other's
