@@ -1,6 +1,7 @@
 //! Decoders of files' bytes as plain functions, for tests with damaged bytes (`tests/fuzz/`).
 //!
-//! A target reads all that a file has. It says whether it met no error: damaged bytes may be refused.
+//! A target reads all that a file has, and says whether it met no error: damaged bytes may be
+//! refused.
 
 use std::path::Path;
 

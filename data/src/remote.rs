@@ -203,8 +203,8 @@ mod with {
         /// Reads a part of the file, which must have that many bytes. The call blocks.
         ///
         /// # Errors
-        /// The part does not fit into `data_memory`, or the file has changed since it was opened, or
-        /// cannot be read.
+        /// The part does not fit into `data_memory`, or the file has changed since it was opened,
+        /// or cannot be read.
         pub(crate) fn read(&self, range: Range<u64>) -> Result<Bytes> {
             if range.is_empty() {
                 return Ok(Bytes::new());
@@ -293,8 +293,8 @@ mod with {
         }
     }
 
-    /// Begins work for each number, and ends it in this order. At most `most` works are begun and not
-    /// ended.
+    /// Begins work for each number, and ends it in this order. At most `most` works are begun and
+    /// not ended.
     ///
     /// # Errors
     /// The first one of `end`. No further work begins then.
