@@ -21,6 +21,7 @@ use crate::exchange::Connector;
 use crate::initial;
 use crate::job::{Job, blocking};
 use crate::master_client::MasterClient;
+use crate::predict;
 use crate::progress::Progress;
 use crate::trainer;
 
@@ -113,7 +114,9 @@ pub(crate) async fn init(
                 Purpose::Train => drop(model.gradients(&batch, 0)?),
                 Purpose::Evaluate => {}
                 Purpose::Predict => {
-                    Predictions::default().add(&batch.records, &model.predict(&batch)?)?;
+                    let outputs = model.predict(&batch)?;
+                    Predictions::default().add(&batch.records, &outputs)?;
+                    predict::check_size(&outputs.spec().shape, records.measured()?.len())?;
                     return Ok((tensors, values, note));
                 }
             }

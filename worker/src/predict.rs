@@ -10,7 +10,7 @@ use proto::ids::{Epoch, Era, Version};
 use proto::parameters::Want;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
-use proto::predictions::{MANIFEST, PredictionFormat, is_up_to, parts};
+use proto::predictions::{MANIFEST, PredictionFormat, is_up_to, part_records, parts};
 use serde_json::json;
 use store::{Folder, Stores};
 
@@ -21,6 +21,9 @@ use crate::progress::Progress;
 
 /// Largest part that is read to be joined. Only parts that fit together are joined.
 const PART_BYTES_MAX: u64 = 1 << 40;
+
+/// Most bytes of the outputs of one part, which a worker holds in memory as f32.
+const OUTPUT_BYTES_MAX: u64 = 4 << 30;
 
 /// Parts of an upload that are on their way at once.
 const UPLOADS_MAX: usize = 4;
@@ -54,6 +57,24 @@ impl Place {
         let parts = all.below(&job.parts);
         Ok(Self { folder, file: file.to_owned(), all, own: job.parts.clone(), parts, format })
     }
+}
+
+/// Checks that a worker can hold the outputs of a part, when so many records have outputs of this
+/// shape each.
+///
+/// # Errors
+/// They are too large on every worker.
+pub(crate) fn check_size(shape: &[usize], records: u64) -> Result<()> {
+    let part = part_records(records).min(records);
+    let bytes = shape.iter().fold(4 * part, |bytes, &length| bytes.saturating_mul(length as u64));
+    if bytes <= OUTPUT_BYTES_MAX {
+        return Ok(());
+    }
+    let reason = format!(
+        "the outputs of a part of {part} records have {bytes} bytes ({shape:?} for each record), expected at most \
+         {OUTPUT_BYTES_MAX}; let the model return fewer values, or predict fewer records"
+    );
+    Err(Error::Impossible { what: "predict".to_owned(), reason })
 }
 
 /// Writes the predictions of a range of records.
@@ -201,4 +222,19 @@ async fn remove_parts(place: &Place, progress: &Progress) -> Result<(), StoreErr
 
 fn tell(error: &StoreError) {
     tracing::warn!(reason = %error, "the store of the predictions fails; trying again");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_that_no_worker_can_hold_are_refused_with_their_size() {
+        assert!(check_size(&[1 << 22], 1 << 20).is_ok(), "4 GiB");
+        assert!(check_size(&[1 << 22, 2], 128).is_ok(), "a small data set has a small part");
+        let error = check_size(&[1 << 22, 2], 1 << 20).unwrap_err();
+        assert!(error.is_fatal(), "{error}");
+        assert!(error.to_string().contains("256 records have 8589934592 bytes"), "{error}");
+        assert!(check_size(&[usize::MAX, 2], 1).is_err());
+    }
 }
