@@ -104,7 +104,10 @@ impl Summary {
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
             purpose: measures(status).map(JobPurpose::name),
-            records: measures(status).map(|_| status.records_done),
+            records: measures(status).map(|_| {
+                let skipped = status.skipped.as_ref().map_or(0, |skipped| skipped.validation);
+                status.records_done.saturating_sub(skipped)
+            }),
             predictions: predictions(status).map(str::to_owned),
         }
     }

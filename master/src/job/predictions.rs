@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use proto::pb;
 use proto::predictions::{part_records, parts};
-use proto::spec::{JobSpec, PredictSpec, Purpose};
+use proto::spec::{DataSet, JobSpec, PredictSpec, Purpose};
 use store::location::Location;
 
 use super::ending::{End, Salvage};
@@ -184,7 +184,8 @@ impl Job {
         if predicts(&self.spec).is_some() {
             return self.join(now);
         }
-        let records = self.phase.trains().map_or(0, super::Training::records_done);
+        let records = self.phase.facts().map_or(0, |facts| facts.measured(&self.spec));
+        let records = records.saturating_sub(self.skips.records(DataSet::Validation).len() as u64);
         let reason = format!("evaluated {records} records");
         self.stop(now, End { state: pb::JobState::Succeeded, reason }, Salvage::Nothing);
     }
@@ -204,8 +205,6 @@ impl Job {
 
 #[cfg(test)]
 mod tests {
-    use proto::spec::DataSet;
-
     use super::*;
 
     fn predicted(part: Part, bytes: u64) -> pb::Predicted {

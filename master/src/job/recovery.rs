@@ -221,6 +221,11 @@ impl Job {
         };
         let before = before.take();
         let mut training = Training::new(&self.spec, facts, limits, trained, &applied, before, measured);
+        if self.spec.data.may_skip() {
+            // The ledgers leave out what was skipped.
+            let samples = ledgers.iter().map(|ledger| ledger.samples_applied).min();
+            training.samples_done = training.samples_done.min(samples.unwrap_or(u64::MAX));
+        }
         training.losses.skip_to(told);
         training.evaluations.skip_to(skipped);
         if resumed {

@@ -238,7 +238,9 @@ impl Job {
         let whole = self.phase.end().is_some_and(|end| end.state == JobState::Succeeded);
         let facts = self.phase.facts();
         let records = facts.map_or(0, |facts| facts.measured(&self.spec));
-        let records_done = match whole {
+        // A master that starts again before the join has all parts predicted again.
+        let is_whole = whole && (self.delivery.is_some() || self.spec.purpose != Purpose::Predict);
+        let records_done = match is_whole {
             true => records,
             false => training.map_or(0, super::Training::records_done),
         };

@@ -185,6 +185,7 @@ fn what_is_done_when_the_master_dies_decides_what_is_done_again() {
     world.come_back("p", 0);
     world.survey(&[0]);
     assert_eq!(world.reason(), "workers predict");
+    assert_eq!((world.status().records, world.status().records_done), (512, 0));
     predict_all(&mut world);
     let join = world.lease(0).expect("the join");
     world.complete(0, &join, Report::Joined(pb::Joined { bytes: 20 }));
