@@ -23,8 +23,22 @@ pub(crate) mod watch;
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use proto::spec::JobSpec;
+
+/// Checks that somebody can read the job's predictions when its processes have ended.
+///
+/// # Errors
+/// They would be in the memory of a process.
+fn check_predictions(spec: &JobSpec) -> Result<()> {
+    if spec.predict.as_ref().is_some_and(|predict| predict.url.starts_with("memory:")) {
+        bail!(
+            "predictions: memory:// is the memory of one process, and nothing could read them afterwards; set a path or \
+             another URL"
+        );
+    }
+    Ok(())
+}
 
 /// Replaces patterns in the job's lists of files by the files that fit them.
 ///
@@ -35,4 +49,24 @@ pub(crate) async fn replace_patterns(spec: &mut JobSpec, root: Option<&Path>) ->
     let replace = move || ::data::without_patterns(&data, root.as_deref());
     spec.data = tokio::task::spawn_blocking(replace).await.context("the reader of folders panicked")??;
     Ok(spec.validate()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use proto::spec::{DataSet, PredictSpec};
+
+    use super::*;
+
+    #[test]
+    fn predictions_in_the_memory_of_a_process_are_refused() {
+        let job = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples/digits/job.toml");
+        let mut spec = client::Submission::read(&job, &[]).unwrap().spec;
+        assert!(check_predictions(&spec).is_ok());
+        for (url, is_good) in [("memory://p.npy", false), ("/out/p.npy", true), ("s3://b/p.npy", true)] {
+            spec.predict = Some(PredictSpec::new(DataSet::Train, url.to_owned()));
+            assert_eq!(check_predictions(&spec).is_ok(), is_good, "{url}");
+        }
+    }
 }

@@ -25,6 +25,7 @@ pub(super) async fn measure(
     let stores = &app.environment.stores;
     let read = Submission::read(&args.file.job, &args.file.overrides)?;
     let mut submission = read.measuring(purpose, &args.model, predict)?;
+    super::check_predictions(&submission.spec)?;
     submission.check_free(stores).await?;
     submission.read_initial(stores).await?;
     let is_here = args.reach.master.url.is_none();

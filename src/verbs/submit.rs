@@ -23,6 +23,7 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
             "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
         );
     }
+    super::check_predictions(&submission.spec)?;
     super::replace_patterns(&mut submission.spec, None).await?;
     let out = args.out.as_deref().map(|dir| app.out(dir, args.resume.is_asked())).transpose()?;
     let client = app.client(&args.reach)?;
