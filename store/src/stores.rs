@@ -360,7 +360,8 @@ impl Folder {
         }
     }
 
-    /// Removes this folder from a local disk if nothing is in it. Other stores have no such folders.
+    /// Removes this folder from a local disk if nothing is in it. Other stores have no such
+    /// folders.
     ///
     /// # Errors
     /// [`Error::Store`].

@@ -190,8 +190,8 @@ impl Job {
         self.stop(now, End { state: pb::JobState::Succeeded, reason }, Salvage::Nothing);
     }
 
-    /// Ends a job whose result is delivered, when a ps is lost or the rest cannot be done. Parts that
-    /// are joined may stay.
+    /// Ends a job whose result is delivered, when a ps is lost or the rest cannot be done. Parts
+    /// that are joined may stay.
     pub(super) fn end_without_ps(&mut self, now: Now) {
         if self.delivery == Some(Delivery::Joined)
             && let Some(predict) = predicts(&self.spec)
