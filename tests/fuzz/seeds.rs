@@ -36,8 +36,13 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
     let tfrecord = made(Format::Tfrecord);
     let csv = vec![b"a,b,label\n1,2.5,0\n-4,5e1,1\n".to_vec(), b"1,\"2\"\r\n\r\n3,4".to_vec()];
     let mut arrow = made(Format::Arrow);
-    // A stream is a file without its first bytes. What follows its end is not read.
-    arrow.extend(arrow.clone().iter().map(|file| file[8..].to_vec()));
+    // A stream is a file without what lies before its first message. What follows the end of the
+    // stream is not read.
+    let stream = |file: &Vec<u8>| {
+        let begin = file.windows(4).position(|bytes| bytes == [0xFF; 4]).expect("a first message");
+        file[begin..].to_vec()
+    };
+    arrow.extend(arrow.iter().map(stream).collect::<Vec<_>>());
     let body = |text: &[u8]| {
         let begin = text.windows(14).position(|window| window == b"\"checkpoint\":{").map_or(0, |at| at + 13);
         text[begin..text.len().saturating_sub(2)].to_vec()
