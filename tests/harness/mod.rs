@@ -20,7 +20,8 @@ pub mod watchdog;
 pub mod web;
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -175,6 +176,17 @@ impl Drop for Process {
             eprintln!("--- {}\n{tail}", self.log.display());
         }
     }
+}
+
+/// Reads a metric of the role that serves its metrics at this URL.
+pub fn metric(url: &str, name: &str) -> f64 {
+    let host = url.trim_start_matches("http://").trim_end_matches("/metrics");
+    let mut stream = TcpStream::connect(host).expect("it serves metrics");
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in:\n{answer}")).trim().parse().expect("a number")
 }
 
 /// Log line of a master that is elected.

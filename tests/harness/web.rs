@@ -8,17 +8,34 @@
 //! | `/cut/NAME` | the connection breaks within the body of the third request |
 //! | `/whole/NAME` | always the whole file |
 //! | `/changing/NAME` | another ETag from the fourth request on |
+//! | `/stalls/NAME` | a part from byte [`STALLS_FROM`] on waits for [`Web::go_on`], but for the first time |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// First byte of the parts for which `/stalls/NAME` lets a client wait.
+pub const STALLS_FROM: usize = 2 << 20;
 
 /// The server. It ends with the test's process.
 pub struct Web {
     address: SocketAddr,
     /// Number of requests for each path.
     seen: Arc<Mutex<BTreeMap<String, usize>>>,
+    gate: Arc<Gate>,
+}
+
+/// Whether clients of `/stalls/NAME` have their answer.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+    /// Parts that were asked for, by their first bytes.
+    asked: Mutex<BTreeSet<usize>>,
+    /// Number of clients that have waited.
+    stalled: AtomicUsize,
 }
 
 impl Web {
@@ -29,15 +46,27 @@ impl Web {
         let files: BTreeMap<String, Vec<u8>> =
             files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
         let (files, seen) = (Arc::new(files), Arc::<Mutex<BTreeMap<String, usize>>>::default());
-        let counts = seen.clone();
+        let (counts, gate) = (seen.clone(), Arc::<Gate>::default());
+        let doors = gate.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let (files, counts) = (files.clone(), counts.clone());
+                let (files, counts, gate) = (files.clone(), counts.clone(), doors.clone());
                 // A client that has left is no failure of the server.
-                std::thread::spawn(move || drop(serve(client, &files, &counts)));
+                std::thread::spawn(move || drop(serve(client, &files, &counts, &gate)));
             }
         });
-        Self { address, seen }
+        Self { address, seen, gate }
+    }
+
+    /// Returns the number of clients of `/stalls/NAME` that have waited.
+    pub fn stalled(&self) -> usize {
+        self.gate.stalled.load(Ordering::SeqCst)
+    }
+
+    /// Lets the clients of `/stalls/NAME` have their answers, from now on.
+    pub fn go_on(&self) {
+        *self.gate.open.lock().expect("no panic") = true;
+        self.gate.opened.notify_all();
     }
 
     /// Returns the URL of a path.
@@ -55,6 +84,7 @@ fn serve(
     mut client: TcpStream,
     files: &BTreeMap<String, Vec<u8>>,
     seen: &Mutex<BTreeMap<String, usize>>,
+    gate: &Gate,
 ) -> std::io::Result<()> {
     let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
@@ -85,6 +115,15 @@ fn serve(
         let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?.min(file.len() - 1)))
     });
+    if how == "stalls"
+        && let Some((first, _)) = range
+        && first >= STALLS_FROM
+        && !gate.asked.lock().expect("no panic").insert(first)
+    {
+        gate.stalled.fetch_add(1, Ordering::SeqCst);
+        let closed = gate.open.lock().expect("no panic");
+        drop(gate.opened.wait_while(closed, |open| !*open).expect("no panic"));
+    }
     let whole = match range {
         _ if how == "denied" => answer("403 Forbidden", "", b""),
         _ if how == "busy" && before < 2 => answer("503 Service Unavailable", "", b""),

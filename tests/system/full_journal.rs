@@ -3,8 +3,6 @@
 //! the journal continues by itself once there is room.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -12,7 +10,7 @@ use std::time::Duration;
 use crate::harness::etcd::Etcd;
 use crate::harness::machine::until;
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::{self, Cluster, ebb, events, fail, root, succeed, text};
+use crate::harness::{self, Cluster, ebb, events, fail, metric, root, succeed, text};
 
 /// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,17 +20,6 @@ const METRICS: (&str, &str) = ("EBB_METRICS", "127.0.0.1:0");
 
 /// Settings of a job that outlasts the test.
 const SETS: [&str; 4] = ["--set", "epochs=100000", "--set", "batch.micro=8"];
-
-/// Reads a metric of the role at the URL `metrics`.
-fn number(metrics: &str, name: &str) -> f64 {
-    let host = metrics.trim_start_matches("http://").trim_end_matches("/metrics");
-    let mut stream = TcpStream::connect(host).unwrap();
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {name} in:\n{answer}")).trim().parse().unwrap()
-}
 
 /// Returns the steps of the job that all ps have applied, as the master knows.
 fn steps(url: &str) -> u64 {
@@ -63,9 +50,9 @@ fn submitted(cluster: &Cluster, out: &Path) -> Child {
 fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep: &mut dyn FnMut()) {
     until("the master says that its journal is overdue", PATIENCE, || {
         keep();
-        number(metrics, "ebb_master_journal_overdue_seconds") > 0.0
+        metric(metrics, "ebb_master_journal_overdue_seconds") > 0.0
     });
-    assert!(number(metrics, "ebb_master_journal_failures_total") > 0.0);
+    assert!(metric(metrics, "ebb_master_journal_failures_total") > 0.0);
     until("the master is not ready", PATIENCE, || {
         keep();
         !is_ready(&cluster.url)
@@ -87,7 +74,7 @@ fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep
 /// Checks what must hold once there is room.
 fn is_forgotten(cluster: &Cluster, metrics: &str, out: &Path) {
     until("the master is ready", PATIENCE, || is_ready(&cluster.url));
-    assert!(number(metrics, "ebb_master_journal_overdue_seconds") < 5.0);
+    assert!(metric(metrics, "ebb_master_journal_overdue_seconds") < 5.0);
     let before = told(out);
     until("the user hears of more steps", PATIENCE, || told(out) > before + 20);
 }

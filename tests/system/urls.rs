@@ -5,10 +5,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
 
+use crate::harness::machine::until;
 use crate::harness::s3::{Proxy, S3};
-use crate::harness::web::Web;
-use crate::harness::{self, Cluster, ebb, fail, model, root, succeed, summary, text};
+use crate::harness::web::{STALLS_FROM, Web};
+use crate::harness::{self, Cluster, ebb, fail, metric, model, root, succeed, summary, text};
+
+/// Time for something that takes a moment on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn clicks() -> PathBuf {
     root().join("examples/tabular/clicks.parquet")
@@ -41,10 +47,15 @@ normalize = {{ scale = 24 }}
 /// Trains in one process with one worker, and returns the model.
 fn alone(files: &str, environment: &[(&str, &str)]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
-    let (job, out) = (job(folder.path(), files), folder.path().join("out"));
+    trained(&job(folder.path(), files), environment)
+}
+
+/// Trains a job in one process with one worker, and returns the model.
+fn trained(job: &Path, environment: &[(&str, &str)]) -> Vec<u8> {
+    let out = job.with_file_name("out");
     let mut command = ebb(["run", "--workers", "1", "--out"]);
-    let output = command.arg(&out).arg(&job).envs(environment.iter().copied()).output().unwrap();
-    assert!(output.status.success(), "{files}:\n{}", text(&output));
+    let output = command.arg(&out).arg(job).envs(environment.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{}:\n{}", job.display(), text(&output));
     model(&out)
 }
 
@@ -199,4 +210,77 @@ fn a_worker_reads_the_urls_that_its_operator_lists() {
     }
     assert_eq!(web.seen("clicks.parquet"), 0);
     has(&fail(["worker", "--data-urls", "/data"]), &["data_urls: `/data`: expected the beginning of a URL"]);
+}
+
+/// Writes the job file of two steps, with one microbatch in each of these files.
+fn two_steps(folder: &Path, features: &[String], labels: &[String]) -> PathBuf {
+    let job = format!(
+        r#"
+name = "stalls"
+epochs = 1
+seed = 3
+model = {{ builtin = "mlp", loss = "cross_entropy", options = {{ hidden = [2] }} }}
+batch = {{ micro = 6, effective = 12 }}
+optimizer = {{ kind = "sgd", learning_rate = 1e-3 }}
+
+[data]
+format = "npy"
+shuffle = "none"
+train = {{ features = {features:?}, labels = {labels:?} }}
+normalize = {{ scale = 255 }}
+"#
+    );
+    let path = folder.join("job.toml");
+    fs::write(&path, job).unwrap();
+    path
+}
+
+/// Returns a NumPy array of this type and shape.
+fn npy(kind: &str, shape: &str, values: impl Iterator<Item = u8>) -> Vec<u8> {
+    let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
+    let header = format!("{header:<117}\n");
+    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
+    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes()].concat().into_iter().chain(values).collect()
+}
+
+#[test]
+fn a_worker_that_leaves_while_its_source_stalls_calls_nothing_done_that_it_did_not_push() {
+    let (record, folder) = (512 << 10, tempfile::tempdir().unwrap());
+    let at = |name: &str| folder.path().join(name);
+    let pixels = npy("|u1", &format!("6, {record}"), (0..6 * record).map(|byte| (byte % 251) as u8));
+    assert!(pixels.len() > STALLS_FROM, "a part stalls");
+    let mut labels = Vec::new();
+    for file in 0..3 {
+        let name = format!("y{file}.npy");
+        fs::write(at(&name), npy("|u1", "6,", (0..6).map(|record| (record + file) % 3))).unwrap();
+        labels.push(at(&name).display().to_string());
+    }
+    fs::write(at("x.npy"), &pixels).unwrap();
+    let local = at("x.npy").display().to_string();
+    let undisturbed =
+        trained(&two_steps(folder.path(), &[local.clone(), local.clone(), local], &labels), &[]);
+
+    let web = Web::start(&[("x.npy", pixels)]);
+    let mut cluster = Cluster::start(1, 0);
+    // Its memory has room for one file. So a worker that has counted the records of all three reads
+    // the second one again to train.
+    let options = ["--data-urls", &web.url(""), "--data-memory", "4194304", "--metrics", "127.0.0.1:0"];
+    cluster.add_worker_as(&options, &[]);
+    let out = cluster.dir.path().join("out");
+    let files = [web.url("x.npy"), web.url("stalls/x.npy"), web.url("busy/x.npy")];
+    let job = two_steps(cluster.dir.path(), &files, &labels);
+    let mut submission = cluster.submission(&job, &out, &[]);
+    let user = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = cluster.workers[0].metrics_url();
+    until("the second microbatch cannot be read", PATIENCE, || {
+        metric(&metrics, "ebb_worker_microbatches_total") > 0.0 && web.stalled() > 0
+    });
+    cluster.workers[0].signal("TERM");
+    assert!(cluster.workers[0].child.wait().unwrap().success(), "{}", cluster.workers[0].log());
+    web.go_on();
+    cluster.add_worker_as(&options, &[]);
+    let output = user.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(summary(&out)["samples_applied"], 18);
+    assert!(model(&out) == undisturbed, "other bits than undisturbed");
 }

@@ -460,10 +460,7 @@ impl TaskLoop {
                     return Ok(Ended::Yielded);
                 }
                 Turn::Never => return Ok(Ended::Lost),
-                Turn::Draining => {
-                    self.push(lease, train, piece.take(true))?;
-                    break;
-                }
+                Turn::Draining => break,
             }
             let waiting = Instant::now();
             let Some((microbatch, batch)) = self.load(lease, train, shutdown).await? else { break };
@@ -489,13 +486,15 @@ impl TaskLoop {
             if train.is_computed() {
                 lease.progress.computed();
             }
-            let leaving = shutdown.is_cancelled();
-            self.push(lease, train, piece.take(leaving))?;
+            self.push(lease, train, piece.take(false))?;
             self.held.progress(lease.id, train.reports.len() as u64);
-            if leaving {
+            if shutdown.is_cancelled() {
                 break;
             }
         }
+        // A worker that leaves in mid-piece reports what it has computed as done. So it pushes all
+        // of it.
+        self.push(lease, train, piece.take(true))?;
         Ok(Ended::Advanced)
     }
 
