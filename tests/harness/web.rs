@@ -8,7 +8,7 @@
 //! | `/cut/NAME` | the connection breaks within the body of the third request |
 //! | `/whole/NAME` | always the whole file |
 //! | `/changing/NAME` | another ETag from the fourth request on |
-//! | `/stalls/NAME` | a part from byte [`STALLS_FROM`] on waits for [`Web::go_on`], but for the first time |
+//! | `/stalls/NAME` | waits for [`Web::go_on`] when a part from [`STALLS_FROM`] on comes again |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
