@@ -223,8 +223,15 @@ fn kill(name: &str) {
     docker(&["start", name]);
 }
 
+/// Pauses a container for a while. The runtime thaws the container again and gives up if a process
+/// that waits for a slow disk does not freeze within some tens of milliseconds.
 fn pause(name: &str) {
-    docker(&["pause", name]);
+    until("the container froze", PATIENCE, || {
+        let output = docker_output(&["pause", name]);
+        let slow = text(&output).contains("unable to freeze");
+        assert!(output.status.success() || slow, "docker pause {name}: {}", text(&output));
+        output.status.success()
+    });
     std::thread::park_timeout(SILENCE);
     docker(&["unpause", name]);
 }
