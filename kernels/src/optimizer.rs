@@ -18,9 +18,7 @@
 //! - Scalars (learning rate, bias corrections) are computed in f64 and rounded to f32 once per
 //!   call, as Python does.
 //!
-//! A new optimizer: a kind, a rule and the names of its slots in `proto::optimizer`, a kernel file
-//! in `cpu/`, one line in `prepare` below and one in `cpu::apply_bytes`, a case in the golden
-//! script.
+//! `CONTRIBUTING.md` says how to add an optimizer.
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@
 //! from one to the other.
 //!
 //! Names and defaults are PyTorch's (`torch.optim`, 2.11), so that users can copy a configuration.
-//! Those of ftrl are from its paper.
+//! Those of ftrl and lamb are from their papers: `torch.optim` has neither.
 
 mod rule;
 mod schedule;
@@ -53,8 +53,9 @@ pub struct OptimizerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dampening: Option<f64>,
     /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw and lamb
-    /// 0.01. adamw shrinks the weights by `learning_rate * weight_decay` at each step; every other
-    /// kind adds `weight_decay * weights` to the gradient.
+    /// 0.01. adamw shrinks the weights by `learning_rate * weight_decay` at each step; lamb adds
+    /// `weight_decay * weights` to Adam's step before it scales that step; every other kind adds it
+    /// to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
     /// adam, adamw, amsgrad, lamb: share kept of the running means of the gradient and of its
@@ -264,7 +265,8 @@ impl OptimizerSpec {
         check("clip_norm", self.clip_norm, above_zero, "a number above 0 that fits an f32");
     }
 
-    /// Fills in the defaults of `torch.optim`. No other code has them.
+    /// Fills in the defaults: those of `torch.optim`, or of the paper for ftrl and lamb. No other
+    /// code has them.
     fn rule(&self) -> Rule {
         let weight_decay = self.weight_decay.unwrap_or(0.0);
         match self.kind {

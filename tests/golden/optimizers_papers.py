@@ -1,4 +1,4 @@
-"""Golden numbers for the optimizers that PyTorch does not have, written down from their papers, for `ebbflow-ps`.
+"""Golden numbers for the optimizers that PyTorch does not have, written down from their papers, for the crate `kernels`.
 
     pip install numpy && python tests/golden/optimizers_papers.py
 
