@@ -14,8 +14,8 @@
 //! | adadelta, ftrl     | 12 + 16 = 28        | 7 MiB                  |
 //! | lamb               | 12 + 16 = 28        | 7 MiB                  |
 //!
-//! lamb and a clipped kernel read W, G and lamb's slots once more for their norms. These bytes are
-//! not counted.
+//! The bytes that a norm reads are not counted. lamb reads W, G and its slots once more for its
+//! norms. Clipping reads G once more.
 //!
 //! The throughput printed is these bytes over time, to be held against `memcpy`'s (2 bytes per
 //! byte). Out of the caches the line of N is fetched before it is written, 4 B more, so sgd cannot
