@@ -2,7 +2,7 @@
 
 use proto::column::ElementType;
 
-use crate::column::{Element, each_f64, with_element};
+use crate::element::{Element, each_f64, with_element};
 
 /// Converts little-endian values of type `from` to type `to`, and calls `put` with the bytes of
 /// each. Floats are rounded to the nearest value of `to`.

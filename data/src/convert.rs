@@ -5,6 +5,7 @@
 //! | `written.rs` | how columns lie in a format |
 //! | `sink.rs` | a shard on its way, and the names of its files |
 //! | `arrow.rs` to `tfrecord.rs` | one file for each format that can be written |
+//! | `writers.rs` | the choice among them |
 //! | `folder.rs`, `whole.rs` | the folder of the shards; files that are whole or not there |
 //!
 //! Each thread takes the next shard, reads its records one after the other, and writes them. So
@@ -23,6 +24,7 @@ mod tar;
 mod tests;
 mod tfrecord;
 mod whole;
+mod writers;
 mod written;
 
 use std::collections::BTreeMap;
@@ -38,13 +40,13 @@ use proto::spec::{DataSpec, FILES, FilesSpec, Format, LABELS};
 use self::sink::Shard;
 use self::whole::Whole;
 use self::written::Written;
-use crate::cache;
 use crate::cast::cast;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::pixels::Encoding;
 use crate::sample;
 use crate::table::{Place, Reader, Table};
+use crate::tables;
 
 /// Bytes of values that are collected before a sink gets them, about.
 const BATCH_BYTES: usize = 4 << 20;
@@ -251,7 +253,7 @@ impl Conversion {
 
     /// Opens a file of the source, or finds it open.
     fn open(&self, file: usize) -> Result<Arc<Table>> {
-        cache::open(&self.source, &self.source.train, file, None, &())
+        tables::open(&self.source, &self.source.train, file, None, &())
     }
 }
 
@@ -440,7 +442,7 @@ impl Records<'_> {
     fn shard(&mut self, number: usize, range: Range<u64>) -> Result<Option<u64>> {
         let work = self.work;
         let records = range.end - range.start;
-        let mut sink = work.order.shard(work.written, number, range.start, records).open()?;
+        let mut sink = writers::open(&work.order.shard(work.written, number, range.start, records))?;
         let empty = || -> Vec<Column> {
             work.written.iter().map(|column| Column::with_capacity(column.stored.clone(), 0)).collect()
         };

@@ -10,12 +10,12 @@ use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec, Records};
 
 use crate::batch::Batch;
-use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::observer::Observer;
 use crate::schema::{Schema, Unfit};
 use crate::table::Table;
+use crate::tables;
 use crate::transform::Draws;
 
 /// A record that the job skips, because a value is missing or cannot be decoded.
@@ -65,7 +65,7 @@ impl Dataset {
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;
-        let open = |file| cache::open(&spec.data, files, file, root, observer);
+        let open = |file| tables::open(&spec.data, files, file, root, observer);
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 

@@ -8,15 +8,10 @@
 //! A format asks an `Object` for the parts that it needs (`Object::slice`), because the file may
 //! lie on another machine.
 
-use std::path::Path;
-
 use proto::column::ColumnSpec;
-use proto::spec::DataSpec;
 
 use crate::column::Column;
 use crate::error::Result;
-use crate::formats;
-use crate::lengths;
 use crate::object::{Content, Object};
 use crate::observer::Observer;
 
@@ -65,34 +60,4 @@ pub(crate) trait Source: Send + Sync {
     fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         object.hash(content, observer)
     }
-}
-
-/// Opens a file of the job's format. `column` names the column of a format whose files have one.
-/// `first` is the first training folder of a format whose files are folders.
-///
-/// # Errors
-/// The file is no file of this format.
-pub(crate) fn open(
-    spec: &DataSpec,
-    object: &Object,
-    column: &str,
-    first: &Path,
-    observer: &dyn Observer,
-) -> Result<Box<dyn Source>> {
-    use proto::spec::Format;
-    let source = match spec.format {
-        Format::Idx => formats::idx::open(object, column),
-        Format::Npy => formats::npy::open(object, column),
-        Format::Csv => formats::csv::open(object, spec.header),
-        Format::Parquet => formats::parquet::open(object.clone()),
-        Format::Arrow => formats::arrow::open(object),
-        Format::Tokens => formats::tokens::open(object, spec.tokens),
-        Format::Safetensors => formats::safetensors::open(object),
-        Format::Npz => formats::npz::open(object),
-        Format::Jsonl => formats::jsonl::open(object),
-        Format::Tfrecord => formats::tfrecord::open(object),
-        Format::Tar => formats::tar::open(object),
-        Format::Images => formats::images::open(object.path(), first, observer),
-    };
-    lengths::fix(source?, object, &spec.lengths)
 }

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec};
 
-use crate::format;
-use crate::formats::tfrecord;
+use crate::formats::{self, tfrecord};
 use crate::object::Object;
 use crate::pixels;
 
@@ -43,7 +42,7 @@ pub const TARGETS: [(&str, Target); 18] = [
 /// Reads all columns of all blocks of a file.
 fn all(spec: &DataSpec, bytes: &[u8]) -> bool {
     let object = Object::copy(Path::new(NAME), bytes.to_vec());
-    let Ok(source) = format::open(spec, &object, "x", Path::new(NAME), &()) else { return false };
+    let Ok(source) = formats::open(spec, &object, "x", Path::new(NAME), &()) else { return false };
     let columns: Vec<usize> = (0..source.outline().columns.len()).collect();
     let mut is_read = true;
     for block in 0..source.outline().blocks.len() {

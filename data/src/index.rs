@@ -6,11 +6,11 @@ use std::path::Path;
 use proto::column::ColumnSpec;
 use proto::spec::{DataSet, JobSpec};
 
-use crate::cache;
 use crate::error::{Error, Result};
 use crate::object::Content;
 use crate::observer::Observer;
 use crate::schema::Schema;
+use crate::tables;
 
 /// Index of one group of files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub fn index_observed(
     observer: &dyn Observer,
 ) -> Result<Indexed> {
     let files = spec.data.files(set).ok_or(Error::NoSuchSet(set))?;
-    let table = cache::open(&spec.data, files, file, root, observer)?;
+    let table = tables::open(&spec.data, files, file, root, observer)?;
     let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table)?;
     let content = table.content(observer)?;

@@ -7,9 +7,10 @@ use proto::spec::{DataSpec, Format, data_url};
 
 use crate::column::{Column, Fault, each_f64};
 use crate::error::{Result, malformed};
-use crate::format::{self, Source};
+use crate::format::Source;
+use crate::formats;
 use crate::object::Object;
-use crate::{pixels, sample, sheet};
+use crate::{pixels, sample};
 
 /// Values of one record that are shown.
 const VALUES_SHOWN: usize = 8;
@@ -103,7 +104,7 @@ pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
         Format::Images => Object::copy(path, Vec::new()),
         _ => Object::open(path, &())?,
     };
-    format::open(spec, &object, "values", path, &())
+    formats::open(spec, &object, "values", path, &())
 }
 
 /// Returns the sizes of the images of each column that has some.
@@ -114,7 +115,7 @@ fn images(source: &dyn Source, spec: &DataSpec) -> Result<Vec<ImageSizes>> {
     let Some(&first) = places.first() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for (at, column) in outline.columns.iter().enumerate() {
-        if !sheet::is_bytes(column) || !sheet::is_encoded(source, at, first)? {
+        if !is_bytes(column) || !is_encoded(source, at, first)? {
             continue;
         }
         let (mut sizes, mut damaged) = (Vec::with_capacity(places.len()), 0);
@@ -136,6 +137,17 @@ fn images(source: &dyn Source, spec: &DataSpec) -> Result<Vec<ImageSizes>> {
         });
     }
     Ok(found)
+}
+
+/// Returns whether a column may hold the bytes of files.
+pub(crate) fn is_bytes(spec: &ColumnSpec) -> bool {
+    spec.ragged && spec.dtype == ElementType::U8 && spec.shape.is_empty()
+}
+
+/// Returns whether a record of a column of bytes is an encoded image.
+pub(crate) fn is_encoded(source: &dyn Source, column: usize, (block, row): sample::Place) -> Result<bool> {
+    let columns = source.read(block, &[column])?;
+    Ok(pixels::Encoding::of(columns[0].record(row)).is_some())
 }
 
 /// Returns one record's values as text, or why there are none.

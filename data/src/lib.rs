@@ -11,11 +11,14 @@
 //! | `remote.rs`, `remote/` | files on web servers and in object stores |
 //! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
+//! | `guarded.rs` | decoders of other projects, which may panic |
 //! | `lengths.rs` | ragged columns to which the job gives a fixed length |
 //! | `missing.rs` | what takes the place of a missing value |
+//! | `element.rs` | the types of a column's elements |
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
 //! | `table.rs` | the records of files that belong together |
-//! | `cache.rs` | open files and decoded blocks of the process |
+//! | `tables.rs` | the open files of the process |
+//! | `cache.rs` | decoded blocks of the process |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
 //! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
@@ -26,21 +29,24 @@
 //! | `sample.rs` | some records of a file |
 //! | `convert.rs`, `convert/` | the records of files in another format |
 //! | `predictions.rs`, `predictions/` | files of a model's outputs, and their parts joined |
-//! | `measure.rs` | how fast the input pipeline of a job is |
+//! | `measure.rs`, `clock.rs` | how fast the input pipeline of a job is; the time |
 //! | `observer.rs` | the progress of a reader |
 //! | `fuzz.rs` | decoders as plain functions, for tests with damaged bytes |
 
 mod batch;
 mod cache;
 mod cast;
+mod clock;
 pub mod column;
 mod convert;
 mod dataset;
+mod element;
 pub mod error;
 mod format;
 mod formats;
 #[doc(hidden)]
 pub mod fuzz;
+mod guarded;
 mod index;
 mod inspect;
 mod lengths;
@@ -56,6 +62,7 @@ mod sample;
 mod schema;
 mod sheet;
 mod table;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod transform;

@@ -4,19 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec};
 
+use crate::clock::now;
 use crate::dataset::Dataset;
 use crate::error::Result;
-
-/// Returns the time of a measurement's begin or end.
-#[expect(clippy::disallowed_methods, reason = "a measurement for people; nothing is decided by it")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
-}
 
 /// What an input pipeline reaches without a model.
 #[derive(Clone, Debug, PartialEq)]

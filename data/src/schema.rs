@@ -18,9 +18,9 @@ use proto::spec::{
 };
 
 use crate::cast::each_i64;
+use crate::clock;
 use crate::column::{Column, Fault, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
-use crate::measure;
 use crate::missing::Missing;
 use crate::table::{Place, Reader, Table};
 use crate::transform::{self, Draws, Pipeline};
@@ -328,7 +328,7 @@ impl Schema {
         steps: &mut Vec<(String, Duration)>,
     ) -> std::result::Result<(), Unfit> {
         let (mut unfit, mut transforming) = (None, Duration::ZERO);
-        let began = measure::now();
+        let began = clock::now();
         reader.record(record, |wanted, column, row| {
             let raw = match self.values(wanted, column, row) {
                 Ok(raw) => raw,
@@ -338,7 +338,7 @@ impl Schema {
                 }
             };
             let Some(pipeline) = &self.pipelines[wanted] else { return };
-            let begun = measure::now();
+            let begun = clock::now();
             if let Err(reason) = pipeline.time(raw, draws, steps) {
                 let place = self.wanted[wanted].clone();
                 unfit = unfit.take().or(Some(Unfit::Transform { place, reason }));

@@ -11,7 +11,7 @@ use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::Source;
 use crate::inspect;
-use crate::pixels::{self, Encoding, Image, Window};
+use crate::pixels::{self, Image, Window};
 use crate::sample;
 
 /// Longer side of an image on the sheet, in pixels.
@@ -104,22 +104,11 @@ pub fn contact_sheet(path: &Path, spec: &DataSpec, images: usize) -> Result<Cont
 /// `first`.
 fn column_of_images(source: &dyn Source, first: sample::Place) -> Result<Option<usize>> {
     for (at, spec) in source.outline().columns.iter().enumerate() {
-        if raw(spec).is_some() || (is_bytes(spec) && is_encoded(source, at, first)?) {
+        if raw(spec).is_some() || (inspect::is_bytes(spec) && inspect::is_encoded(source, at, first)?) {
             return Ok(Some(at));
         }
     }
     Ok(None)
-}
-
-/// Returns whether a column may hold the bytes of files.
-pub(crate) fn is_bytes(spec: &ColumnSpec) -> bool {
-    spec.ragged && spec.dtype == ElementType::U8 && spec.shape.is_empty()
-}
-
-/// Returns whether a record of a column of bytes is an encoded image.
-pub(crate) fn is_encoded(source: &dyn Source, column: usize, (block, row): sample::Place) -> Result<bool> {
-    let columns = source.read(block, &[column])?;
-    Ok(Encoding::of(columns[0].record(row)).is_some())
 }
 
 /// Returns height, width and channels of a column of pixels.

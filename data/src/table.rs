@@ -12,7 +12,8 @@ use proto::spec::{DataSpec, FilesSpec, Format};
 use crate::cache::{self, Blocks};
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
-use crate::format::{self, Source};
+use crate::format::Source;
+use crate::formats;
 use crate::object::{Content, Object};
 use crate::observer::Observer;
 
@@ -65,7 +66,7 @@ impl Table {
                 _ => Object::open(&path, observer)?,
             };
             let first = spec.locate(spec.train.name(0), root);
-            let source = format::open(spec, &object, key, &first, observer)?;
+            let source = formats::open(spec, &object, key, &first, observer)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
                 Some(*end)

@@ -23,7 +23,7 @@ use proto::random::{Keyed, key};
 use proto::spec::Transform;
 use proto::spec::transform::Numbers;
 
-use crate::measure;
+use crate::clock;
 use crate::pixels::{self, Image};
 
 /// What passes through a list of transforms.
@@ -211,12 +211,12 @@ impl Pipeline {
         draws: Draws,
         steps: &mut Vec<(String, Duration)>,
     ) -> Result<(), String> {
-        let mut begun = measure::now();
+        let mut begun = clock::now();
         let mut value = self.begin(raw)?;
         for step in &self.steps {
             value = step.apply(value, draws)?;
             add(steps, &format!("{} {}", step.purpose, step.name), begun.elapsed());
-            begun = measure::now();
+            begun = clock::now();
         }
         Ok(())
     }

@@ -4,12 +4,6 @@ use std::path::Path;
 
 use proto::spec::Format;
 
-use super::arrow::{Arrow, Parquet};
-use super::jsonl::Jsonl;
-use super::npy::Npy;
-use super::safetensors::Safetensors;
-use super::tar::Tar;
-use super::tfrecord::Tfrecord;
 use super::whole::Whole;
 use super::written::Written;
 use crate::column::Column;
@@ -64,23 +58,6 @@ impl Shard<'_> {
     /// The file cannot be created.
     pub(super) fn file(&self) -> Result<Whole> {
         Whole::create(self.folder, &self.names()[0])
-    }
-
-    /// Begins to write the shard.
-    ///
-    /// # Errors
-    /// A file cannot be written.
-    pub(super) fn open(&self) -> Result<Box<dyn Sink>> {
-        Ok(match self.format {
-            Format::Arrow => Box::new(Arrow::open(self)?),
-            Format::Npy => Box::new(Npy::open(self)?),
-            Format::Tar => Box::new(Tar::open(self)?),
-            Format::Tfrecord => Box::new(Tfrecord::open(self)?),
-            Format::Jsonl => Box::new(Jsonl::open(self)?),
-            Format::Safetensors => Box::new(Safetensors::open(self)?),
-            // Other formats were refused before.
-            _ => Box::new(Parquet::open(self)?),
-        })
     }
 }
 

@@ -18,11 +18,12 @@ use arrow_ipc::{Block, Message, MetadataVersion, RecordBatch as Head, root_as_fo
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 
-use super::{arrow_columns, guarded};
+use super::arrow_columns;
 use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Flaw, Result, malformed, wrong};
 use crate::format::{Outline, Source};
+use crate::guarded::guarded;
 use crate::object::Object;
 
 /// First bytes of a file. A stream has none.

@@ -1,4 +1,4 @@
-//! One file for each format.
+//! One file for each format, and the choice among them.
 
 mod array;
 pub(crate) mod arrow;
@@ -18,19 +18,41 @@ pub(crate) mod tar;
 pub(crate) mod tfrecord;
 pub(crate) mod tokens;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
-/// Calls a decoder of another project that may panic on damaged bytes.
+use proto::spec::{DataSpec, Format};
+
+use crate::error::Result;
+use crate::format::Source;
+use crate::lengths;
+use crate::object::Object;
+use crate::observer::Observer;
+
+/// Opens a file of the job's format. `column` names the column of a format whose files have one.
+/// `first` is the first training folder of a format whose files are folders.
 ///
 /// # Errors
-/// The error of the decoder, or its panic.
-pub(crate) fn guarded<T, E: ToString>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(decode)) {
-        Ok(decoded) => decoded.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(text.unwrap_or("the decoder gave up").to_owned())
-        }
-    }
+/// The file is no file of this format.
+pub(crate) fn open(
+    spec: &DataSpec,
+    object: &Object,
+    column: &str,
+    first: &Path,
+    observer: &dyn Observer,
+) -> Result<Box<dyn Source>> {
+    let source = match spec.format {
+        Format::Idx => idx::open(object, column),
+        Format::Npy => npy::open(object, column),
+        Format::Csv => csv::open(object, spec.header),
+        Format::Parquet => parquet::open(object.clone()),
+        Format::Arrow => arrow::open(object),
+        Format::Tokens => tokens::open(object, spec.tokens),
+        Format::Safetensors => safetensors::open(object),
+        Format::Npz => npz::open(object),
+        Format::Jsonl => jsonl::open(object),
+        Format::Tfrecord => tfrecord::open(object),
+        Format::Tar => tar::open(object),
+        Format::Images => images::open(object.path(), first, observer),
+    };
+    lengths::fix(source?, object, &spec.lengths)
 }

@@ -22,10 +22,11 @@ use arrow_schema::DataType;
 use bytes::{Buf, Bytes};
 use proto::column::ElementType;
 
-use super::{arrow, arrow_columns, guarded};
+use super::{arrow, arrow_columns};
 use crate::column::{Column, Decoded, Element, FileBytes, Memory};
 use crate::error::{Error, Result, malformed};
 use crate::format::{Outline, Source};
+use crate::guarded::guarded;
 use crate::object::{Failure, Object};
 
 /// Most records that are decoded before they are copied into columns. They stay in the processor's

@@ -12,9 +12,9 @@ use ::safetensors::tensor::Metadata;
 use proto::column::ElementType;
 
 use super::array::{self, Array, Endian, Stored};
-use super::guarded;
 use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::Source;
+use crate::guarded::guarded;
 use crate::object::Object;
 
 /// Bytes before the header.

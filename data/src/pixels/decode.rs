@@ -6,11 +6,9 @@
 
 use std::io::Cursor;
 
+use super::limit::{PIXELS_MAX, check_size};
 use super::{Image, jpeg};
-use crate::formats::guarded;
-
-/// Largest number of pixels of an image: 67 million.
-pub(super) const PIXELS_MAX: usize = 1 << 26;
+use crate::guarded::guarded;
 
 /// Most bytes of memory that a decoder may take beside the pixels.
 const DECODER_BYTES_MAX: usize = 8 * PIXELS_MAX;
@@ -88,17 +86,6 @@ pub(crate) fn size(bytes: &[u8]) -> Result<(usize, usize), String> {
         })
         .map_err(|error| format!("the WebP is damaged: {error}")),
     }
-}
-
-/// Refuses images with too many pixels, or none.
-pub(super) fn check_size(height: usize, width: usize) -> Result<(), String> {
-    if height == 0 || width == 0 {
-        return Err(format!("the image is empty: {width} x {height} pixels"));
-    }
-    if height.saturating_mul(width) > PIXELS_MAX {
-        return Err(format!("{width} x {height} pixels are more than {PIXELS_MAX}; make the image smaller"));
-    }
-    Ok(())
 }
 
 fn png(bytes: &[u8]) -> Result<Image, String> {

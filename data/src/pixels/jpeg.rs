@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use mozjpeg::{ColorSpace, Decompress};
 
 use super::Image;
-use super::decode::check_size;
+use super::limit::check_size;
 
 /// Decodes a JPEG to one channel if it is grey, otherwise to three.
 ///

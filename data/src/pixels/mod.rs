@@ -7,7 +7,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `decode.rs` | JPEG, PNG and WebP |
+//! | `decode.rs`, `jpeg.rs` | JPEG, PNG and WebP |
+//! | `limit.rs` | how large an image may be |
 //! | `geometry.rs` | crops, flips, and the windows that random crops take |
 //! | `resize.rs` | another size |
 //! | `color.rs` | brightness, contrast, saturation and hue |
@@ -19,6 +20,7 @@ mod geometry;
 #[cfg(test)]
 mod golden;
 mod jpeg;
+mod limit;
 mod normalize;
 mod resize;
 

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use super::{PREDICTION, RECORD, wrong};
 use crate::error::{Error, Result};
-use crate::formats::guarded;
+use crate::guarded::guarded;
 
 /// Bytes of one row group, from which on the next one begins. One is in memory while parts are
 /// joined.

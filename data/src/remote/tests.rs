@@ -24,8 +24,8 @@ use super::{PIECE_BYTES, Remote, State};
 use crate::Dataset;
 use crate::column::Column;
 use crate::error::{Error, Result};
-use crate::format::{self, Source};
-use crate::formats::{idx, npy, npz, tar, tfrecord};
+use crate::format::Source;
+use crate::formats::{self, idx, npy, npz, tar, tfrecord};
 use crate::object::Object;
 
 /// Limits for servers that answer sooner or later.
@@ -542,7 +542,7 @@ fn every_format_reads_from_a_server_what_it_reads_from_a_disk() {
         spec.tokens = (format == Format::Tokens).then_some(tokens);
         let server = Server::of(file.clone());
         let url = PathBuf::from(server.url("x"));
-        let open = |object: &Object| format::open(&spec, object, "x", &url, &()).unwrap();
+        let open = |object: &Object| formats::open(&spec, object, "x", &url, &()).unwrap();
         let here = open(&Object::open(&written(&file), &()).unwrap());
         let there = Object::open(&url, &()).unwrap();
         let source = open(&there);
@@ -587,7 +587,7 @@ fn formats_with_random_access_fetch_what_they_need() {
         let server = Server::of(file.clone());
         let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
         let spec = DataSpec::of(format, FilesSpec::default());
-        let source = format::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
+        let source = formats::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
         source.read(1, &[0]).unwrap();
         let asked: usize =
             server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum();
@@ -623,7 +623,7 @@ fn an_error_of_a_server_is_not_taken_for_a_damaged_file() {
         let spec = DataSpec::of(format, FilesSpec::default());
         let open = || {
             let object = Object::open(Path::new(&server.url("x")), &())?;
-            let source = format::open(&spec, &object, "x", Path::new("x"), &())?;
+            let source = formats::open(&spec, &object, "x", Path::new("x"), &())?;
             let last = source.outline().blocks.len() - 1;
             source.read(last, &[0]).map(drop)
         };
@@ -653,7 +653,7 @@ fn a_value_that_a_server_does_not_give_is_neither_missing_nor_broken() {
         let refuses = Arc::new(AtomicBool::new(false));
         let server = refusing(file, refuses.clone());
         let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
-        let source = format::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
+        let source = formats::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
         let all: Vec<usize> = (0..source.outline().columns.len()).collect();
         refuses.store(true, Ordering::Relaxed);
         object.forget();
