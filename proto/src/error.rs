@@ -1,6 +1,6 @@
 //! Errors of messages between processes, and of job files.
 
-use crate::metrics::Metric;
+use crate::metric::Metric;
 
 /// Result of a check in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -23,6 +23,7 @@ pub mod duration;
 pub mod error;
 pub mod hint;
 pub mod ids;
+mod metric;
 pub mod metrics;
 pub mod numerics;
 pub mod optimizer;

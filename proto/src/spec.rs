@@ -30,7 +30,7 @@ use crate::column::ElementType;
 use crate::duration;
 use crate::error::{Error, Result};
 use crate::ids::Epoch;
-use crate::metrics::Metric;
+use crate::metric::Metric;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{EpochOrder, Plan, RecordOrder, WindowOrder, Windows};
 use crate::wire::WireType;
