@@ -29,7 +29,7 @@ use proto::status::Failure;
 use store::location::Location;
 
 use super::closing::Closing;
-use super::ending::{Salvage, failed};
+use super::end::{Salvage, failed};
 use super::index::Facts;
 use super::partitions::{Holder, NotRestored};
 use super::phase::{Begin, Model};

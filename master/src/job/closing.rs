@@ -14,7 +14,7 @@ use proto::pb::JobState;
 use proto::status::Failure;
 
 use super::checkpoints::Checkpoints;
-use super::ending::{End, Salvage};
+use super::end::{End, Salvage};
 use super::phase::{Model, Phase, Stage};
 use super::{Effect, Job, Outcome};
 use crate::clock::Now;

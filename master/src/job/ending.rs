@@ -6,28 +6,12 @@ use proto::pb::JobState;
 use proto::spec::Order;
 use proto::status::Failure;
 
+use super::end::{End, Salvage, failed};
 use super::phase::{Ending, Phase, Stage};
 use super::work::Work;
 use super::{Effect, Job};
 use crate::clock::Now;
 use crate::lease::Lost;
-
-/// How a job ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) state: JobState,
-    pub(super) reason: String,
-}
-
-/// What of a job that ends early is worth keeping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Salvage {
-    Nothing,
-    /// This version is known to be good.
-    Version(Version),
-    /// Whatever all its partitions have.
-    Newest,
-}
 
 impl Job {
     /// Leases ended without their work being done; once too often is the end.
@@ -186,8 +170,4 @@ impl Job {
         self.effects.push(Effect::Close(self.reachable(), self.era));
         self.tell_state(now);
     }
-}
-
-pub(super) const fn failed(reason: String) -> End {
-    End { state: JobState::Failed, reason }
 }

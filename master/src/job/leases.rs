@@ -9,7 +9,7 @@ use proto::pb;
 use proto::pb::complete_request::Result as Report;
 use proto::status::{Failure, Kind};
 
-use super::ending::{Salvage, failed};
+use super::end::{Salvage, failed};
 use super::partitions::Partitions;
 use super::phase::{Begin, Beginning, Phase, Stage};
 use super::training::Training;

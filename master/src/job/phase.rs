@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId};
 
-use super::ending::{End, Salvage, failed};
+use super::end::{End, Salvage, failed};
 use super::index::{Facts, Index};
 use super::partitions::Partitions;
 use super::training::Training;

@@ -14,7 +14,7 @@ use proto::pb::JobState;
 use proto::spec::{DataSet, JobSpec};
 
 use super::checkpoints::Resume;
-use super::ending::End;
+use super::end::End;
 use super::index::Index;
 use super::partitions::Partitions;
 use super::phase::{Begin, Phase};

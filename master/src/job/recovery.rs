@@ -20,7 +20,7 @@ use proto::pb::event::Kind as Event;
 use proto::spec::Order;
 use proto::status::Failure;
 
-use super::ending::{End, Salvage, failed};
+use super::end::{End, Salvage, failed};
 use super::partitions::{Back, Partitions};
 use super::phase::{Begin, Beginning, Ending, Model, Phase, Stage};
 use super::training::Training;

@@ -14,7 +14,7 @@ use proto::pb;
 use proto::spec::{DataSet, SKIPPED_MAX};
 use proto::status::{Failure, Kind};
 
-use super::ending::{Salvage, failed};
+use super::end::{Salvage, failed};
 use super::work::Shard;
 use super::{Job, ended};
 use crate::clock::Now;

@@ -14,7 +14,7 @@ use super::ended;
 use super::evaluations::{Evaluations, Occasions};
 use super::index::Facts;
 use super::losses::{Losses, Told};
-use super::predictions::Predictions;
+use super::parts::Predictions;
 use super::work::Work;
 use crate::applied::Applied;
 use crate::dispatcher::Dispatcher;
