@@ -63,7 +63,7 @@ fn write(folder: &Path, format: Format, number: usize, columns: &[Column]) -> St
     let written = written::all(format, &specs, None).unwrap();
     let records = columns[0].records() as u64;
     let shard = Shard { folder, format, columns: &written, number, first: 0, records };
-    let mut sink = shard.open().unwrap();
+    let mut sink = writers::open(&shard).unwrap();
     sink.add(columns).unwrap();
     whole::keep(sink.finish().unwrap()).unwrap();
     folder.join(&shard.names()[0]).display().to_string()
