@@ -7,6 +7,7 @@ use proto::spec::{DataSpec, Format, data_url};
 
 use crate::column::{Column, Fault, each_f64};
 use crate::error::{Result, malformed};
+use crate::folder::Folder;
 use crate::format::Source;
 use crate::formats;
 use crate::object::Object;
@@ -101,7 +102,7 @@ pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
     };
     let path = located.as_path();
     let object = match spec.format {
-        Format::Images => Object::copy(path, Vec::new()),
+        Format::Images => Object::of_folder(Folder::open(path, &())?.into()),
         _ => Object::open(path, &())?,
     };
     formats::open(spec, &object, "values", path, &())

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `remote.rs`, `remote/` | files on web servers and in object stores |
+//! | `folder.rs` | the images of a folder, on a disk or in an object store |
 //! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `guarded.rs` | decoders of other projects, which may panic |
@@ -42,6 +43,7 @@ mod convert;
 mod dataset;
 mod element;
 pub mod error;
+mod folder;
 mod format;
 mod formats;
 #[doc(hidden)]

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | local | mapped into memory |
 //! | on another machine | fetched part by part (`remote.rs`) |
+//! | folder of images | each image by itself (`folder.rs`) |
 //! | compressed, or on a server that gives no parts | in memory as a whole, up to a limit |
 //!
 //! Of a mapped file the process holds only what it reads, and the system may take that back.
@@ -18,10 +19,12 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
+use proto::spec::Format;
 
 use crate::cache;
 use crate::column::{Aligned, FileBytes, Memory};
 use crate::error::{Error, Result, malformed, wrong};
+use crate::folder::Folder;
 use crate::observer::Observer;
 use crate::remote::{self, Remote};
 
@@ -46,34 +49,52 @@ pub struct Content {
 }
 
 /// State of a file at one moment. Files of equal stamps have equal content.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stamp {
     pub(crate) path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
-    /// State of a file on another machine.
-    remote: Option<remote::State>,
+    /// A file on another machine.
+    remote: Option<Arc<Remote>>,
+    /// A folder of images in an object store.
+    folder: Option<Arc<Folder>>,
 }
 
 impl Stamp {
-    /// Looks at a file.
+    /// Looks at a file, or at a folder of images. Reports the progress to `observer`. The call
+    /// blocks.
     ///
     /// # Errors
     /// The file is missing, or its server does not say what it has.
-    pub(crate) fn of(path: &Path) -> Result<Self> {
-        if let Some(url) = remote::url(path) {
-            let state = Remote::open(url)?.state().clone();
-            return Ok(Self {
-                path: path.to_owned(),
-                bytes: state.bytes,
-                modified: None,
-                remote: Some(state),
-            });
+    pub(crate) fn of(path: &Path, format: Format, observer: &dyn Observer) -> Result<Self> {
+        let stamp = Self { path: path.to_owned(), bytes: 0, modified: None, remote: None, folder: None };
+        match (remote::url(path), format) {
+            (Some(_), Format::Images) => {
+                let folder = Folder::open(path, observer)?;
+                Ok(Self { folder: Some(Arc::new(folder)), ..stamp })
+            }
+            (Some(url), _) => Ok(Self { remote: Some(Arc::new(Remote::open(url)?)), ..stamp }),
+            (None, _) => {
+                let file = |source| Error::File { path: path.to_owned(), source };
+                let metadata = path.metadata().map_err(file)?;
+                let path = path.canonicalize().map_err(file)?;
+                Ok(Self { path, bytes: metadata.len(), modified: metadata.modified().ok(), ..stamp })
+            }
         }
-        let file = |source| Error::File { path: path.to_owned(), source };
-        let metadata = path.metadata().map_err(file)?;
-        let path = path.canonicalize().map_err(file)?;
-        Ok(Self { path, bytes: metadata.len(), modified: metadata.modified().ok(), remote: None })
+    }
+
+    /// Opens the file or folder that the stamp was made of. A file on another machine is not looked
+    /// at a second time.
+    ///
+    /// # Errors
+    /// Those of [`Object::open`] and [`Folder::open`].
+    pub(crate) fn object(&self, path: &Path, format: Format, observer: &dyn Observer) -> Result<Object> {
+        match (&self.folder, &self.remote, format) {
+            (Some(folder), ..) => Ok(Object::of_folder(folder.clone())),
+            (None, Some(remote), _) => Object::open_remote(path, remote, observer),
+            (None, None, Format::Images) => Ok(Object::of_folder(Folder::open(path, observer)?.into())),
+            (None, None, _) => Object::open(path, observer),
+        }
     }
 }
 
@@ -98,6 +119,8 @@ enum Place {
         mapped: Option<Arc<Opened>>,
     },
     Remote(Arc<Remote>),
+    /// A folder of images has no bytes of its own.
+    Folder(Arc<Folder>),
 }
 
 /// A mapped file, and its state when it was mapped.
@@ -143,7 +166,7 @@ impl Object {
     pub(crate) fn open(path: &Path, observer: &dyn Observer) -> Result<Self> {
         observer.open(path);
         if let Some(url) = remote::url(path) {
-            return Self::open_remote(path, Remote::open(url)?, observer);
+            return Self::open_remote(path, &Remote::open(url)?.into(), observer);
         }
         let failed = |source| Error::File { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
@@ -168,14 +191,36 @@ impl Object {
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    pub(crate) fn open_remote(path: &Path, remote: Remote, observer: &dyn Observer) -> Result<Self> {
+    pub(crate) fn open_remote(path: &Path, remote: &Arc<Remote>, observer: &dyn Observer) -> Result<Self> {
         let version = remote.state().version();
         let object = if remote.state().has_ranges {
-            Self { path: path.to_owned(), place: Place::Remote(Arc::new(remote)), version: String::new() }
+            Self { path: path.to_owned(), place: Place::Remote(remote.clone()), version: String::new() }
         } else {
             Self::here(path, Arc::new(remote.whole(cache::whole_bytes_max())?), None)
         };
-        Ok(Self { version, ..object.unpacked(observer)? })
+        let object = Self { version, ..object.unpacked(observer)? };
+        if object.is_here() {
+            // Nobody reads the bytes with compression again.
+            remote.forget();
+        }
+        Ok(object)
+    }
+
+    /// Returns a folder of images as the file of its records.
+    pub(crate) fn of_folder(folder: Arc<Folder>) -> Self {
+        let (path, version) = (folder.path().to_owned(), folder.version());
+        Self { path, place: Place::Folder(folder), version }
+    }
+
+    /// Returns the folder of images, which is opened if the file is any other.
+    ///
+    /// # Errors
+    /// Those of [`Folder::open`].
+    pub(crate) fn folder(&self, observer: &dyn Observer) -> Result<Arc<Folder>> {
+        match &self.place {
+            Place::Folder(folder) => Ok(folder.clone()),
+            Place::Here { .. } | Place::Remote(_) => Ok(Folder::open(&self.path, observer)?.into()),
+        }
     }
 
     /// Returns the object of a file's bytes, which are unpacked like those of a file.
@@ -247,6 +292,7 @@ impl Object {
         match &self.place {
             Place::Here { shared, .. } => shared.len(),
             Place::Remote(remote) => remote.state().bytes as usize,
+            Place::Folder(_) => 0,
         }
     }
 
@@ -279,6 +325,8 @@ impl Object {
         match &self.place {
             Place::Here { shared, .. } => Ok(shared.slice(range)),
             Place::Remote(remote) => remote.read(range.start as u64..range.end as u64),
+            // The range is empty.
+            Place::Folder(_) => Ok(Bytes::new()),
         }
     }
 
@@ -291,7 +339,7 @@ impl Object {
         let part = self.slice(range.clone())?;
         Ok(match &self.place {
             Place::Here { bytes, .. } => Memory::File { bytes: bytes.clone(), range },
-            Place::Remote(_) => {
+            Place::Remote(_) | Place::Folder(_) => {
                 let mut own = Aligned::with_capacity(part.len());
                 own.extend(&part);
                 Memory::Owned(own)

@@ -42,9 +42,10 @@ fn fitting(pattern: &str, data: &DataSpec, root: Option<&Path>) -> Result<Vec<St
     let (folder, last) = data_url::last_part(pattern);
     let is_url = data_url::split(pattern).is_some();
     let last = if is_url { data_url::decoded(last) } else { last.into() };
+    let wants_folders = data.format == Format::Images;
     let mut found = match data_url::is_remote(pattern) {
-        true => remote::list(folder)?,
-        false => local(&data.locate(folder, root), data.format == Format::Images)?,
+        true => remote::list(folder, wants_folders)?,
+        false => local(&data.locate(folder, root), wants_folders)?,
     };
     found.retain(|name| data_url::fits(&last, name));
     if found.is_empty() {

@@ -32,9 +32,9 @@ use proto::spec::data_url;
 
 pub use self::allowed::{allow_urls, every_url, wrong_prefixes};
 #[cfg(feature = "cloud")]
-pub(crate) use self::with::{Remote, list};
+pub(crate) use self::with::{Folder, Remote, list};
 #[cfg(not(feature = "cloud"))]
-pub(crate) use self::without::{Remote, list};
+pub(crate) use self::without::{Folder, Remote, list};
 
 /// Bytes that are fetched at once, and kept in the cache.
 #[cfg(feature = "cloud")]
@@ -52,6 +52,16 @@ pub fn use_store_settings(settings: BTreeMap<String, String>) {
 /// Returns the URL that a path of a data file is. `None`: the file is local.
 pub(crate) fn url(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| data_url::is_remote(text))
+}
+
+/// A file that a listing of a folder names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// Path below the folder.
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// ETag. Empty: the store gives none.
+    pub(crate) tag: String,
 }
 
 /// State of a file on another machine. Files of equal states have equal content.
@@ -104,8 +114,8 @@ mod with {
     use std::collections::VecDeque;
     use std::ops::Range;
     use std::path::PathBuf;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, mpsc};
 
     use bytes::Bytes;
     use proto::spec::data_url;
@@ -114,9 +124,10 @@ mod with {
     use super::bridge::{self, Failure, LIMITS, Limits};
     use super::cloud::Cloud;
     use super::http::Http;
-    use super::{PIECE_BYTES, State, allowed};
+    use super::{Listed, PIECE_BYTES, State, allowed};
     use crate::cache;
     use crate::error::{Error, Result, malformed};
+    use crate::observer::Observer;
 
     /// Pieces of one read that are under way at most.
     const PIECES_AHEAD: usize = 32;
@@ -143,14 +154,8 @@ mod with {
 
     impl Source {
         fn of(url: &str, limits: &Limits) -> Result<Self> {
-            let refused = |reason: String| Error::Remote { url: data_url::shown(url), reason };
-            data_url::check(url).map_err(refused)?;
-            if data_url::is_pattern(url) {
-                let reason = "a pattern, which `ebb run` and `ebb submit` replace by the files that fit it";
-                return Err(refused(reason.to_owned()));
-            }
-            let parsed = Url::parse(url).map_err(|error| refused(format!("no URL: {error}")))?;
-            allowed::check(&parsed).map_err(refused)?;
+            let refused = |reason: String| refused(url, reason);
+            let parsed = checked(url)?;
             Ok(match parsed.scheme() {
                 "http" | "https" => Self::Http(Http::new(parsed, limits).map_err(refused)?),
                 _ => Self::Cloud(Cloud::open(&parsed).map_err(refused)?),
@@ -169,6 +174,56 @@ mod with {
                 Self::Http(source) => source.get(range, state).await,
                 Self::Cloud(source) => source.get(range, state).await,
             }
+        }
+    }
+
+    /// Returns a URL that this process may read.
+    ///
+    /// # Errors
+    /// It is not whole, or not allowed.
+    fn checked(url: &str) -> Result<Url> {
+        let refused = |reason: String| refused(url, reason);
+        data_url::check(url).map_err(refused)?;
+        if data_url::is_pattern(url) {
+            let reason = "a pattern, which `ebb run` and `ebb submit` replace by the files that fit it";
+            return Err(refused(reason.to_owned()));
+        }
+        allowed_url(url)
+    }
+
+    /// Returns a URL, or the beginning of URLs, that this process may read.
+    ///
+    /// # Errors
+    /// It is not allowed.
+    fn allowed_url(url: &str) -> Result<Url> {
+        let parsed = Url::parse(url).map_err(|error| refused(url, format!("no URL: {error}")))?;
+        allowed::check(&parsed).map_err(|reason| refused(url, reason))?;
+        Ok(parsed)
+    }
+
+    fn refused(url: &str, reason: String) -> Error {
+        Error::Remote { url: data_url::shown(url), reason }
+    }
+
+    /// Refuses a part that does not fit into `data_memory`.
+    ///
+    /// # Errors
+    /// It does not.
+    fn check_size(url: &str, bytes: u64) -> Result<()> {
+        let bytes_max = cache::whole_bytes_max();
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        let reason = format!(
+            "a part of {bytes} bytes has to be read at once, more than the {bytes_max} of data_memory; raise it, or write \
+             the file in smaller parts"
+        );
+        Err(malformed(&PathBuf::from(url), reason))
+    }
+
+    impl PartialEq for Remote {
+        fn eq(&self, other: &Self) -> bool {
+            (&self.url, &self.state) == (&other.url, &other.state)
         }
     }
 
@@ -209,16 +264,8 @@ mod with {
             if range.is_empty() {
                 return Ok(Bytes::new());
             }
-            let (wanted, bytes_max) = (range.end - range.start, cache::whole_bytes_max());
-            if wanted > bytes_max {
-                return Err(malformed(
-                    &PathBuf::from(&self.url),
-                    format!(
-                        "a part of {wanted} bytes has to be read at once, more than the {bytes_max} of data_memory; raise \
-                         it, or write the file in smaller parts"
-                    ),
-                ));
-            }
+            let wanted = range.end - range.start;
+            check_size(&self.url, wanted)?;
             let (first, last) = (range.start / PIECE_BYTES, (range.end - 1) / PIECE_BYTES);
             if first == last {
                 let piece = cache::piece(self.id, first, || {
@@ -271,7 +318,6 @@ mod with {
         }
 
         /// Forgets the pieces that were read.
-        #[cfg(test)]
         pub(crate) fn forget(&self) {
             cache::forget_pieces(self.id);
         }
@@ -314,17 +360,93 @@ mod with {
         Ok(())
     }
 
-    /// Returns the names of the files directly below a folder of an object store. The call blocks.
+    /// Returns the names of the files directly below a folder of an object store, or with
+    /// `wants_folders` those of its folders. The call blocks.
     ///
     /// # Errors
     /// The URL is not allowed, or the store does not list it.
-    pub(crate) fn list(folder: &str) -> Result<Vec<String>> {
-        let refused = |reason: String| Error::Remote { url: data_url::shown(folder), reason };
-        let parsed = Url::parse(folder).map_err(|error| refused(format!("no URL: {error}")))?;
-        allowed::check(&parsed).map_err(refused)?;
-        let source = Cloud::open(&parsed).map_err(refused)?;
-        let listed = bridge::wait(async move { LIMITS.patiently(|| source.list()).await });
+    pub(crate) fn list(folder: &str, wants_folders: bool) -> Result<Vec<String>> {
+        let source = Cloud::open(&allowed_url(folder)?).map_err(|reason| refused(folder, reason))?;
+        let listing = move |source: Arc<Cloud>| async move {
+            match wants_folders {
+                true => source.folders().await,
+                false => source.list().await,
+            }
+        };
+        let source = Arc::new(source);
+        let listed = bridge::wait(async move { LIMITS.patiently(|| listing(source.clone())).await });
         listed.map_err(|failure| error(folder, failure))
+    }
+
+    /// A folder of an object store, of which whole files are read.
+    #[derive(Debug)]
+    pub(crate) struct Folder {
+        url: String,
+        source: Arc<Cloud>,
+    }
+
+    impl Folder {
+        /// Opens the store of a folder. It makes no request.
+        ///
+        /// # Errors
+        /// The URL is not allowed, or is one of a web server.
+        pub(crate) fn open(url: &str) -> Result<Self> {
+            let parsed = checked(url)?;
+            if parsed.scheme().starts_with("http") {
+                let reason = "a web server does not list the files of a folder; read the folder from s3://, gs:// or az://, \
+                              or write it as tar archives";
+                return Err(refused(url, reason.to_owned()));
+            }
+            let source = Cloud::open(&parsed).map_err(|reason| refused(url, reason))?;
+            Ok(Self { url: url.trim_end_matches('/').to_owned(), source: Arc::new(source) })
+        }
+
+        /// Returns the names of the folders directly in this folder. The call blocks.
+        ///
+        /// # Errors
+        /// The store does not list them.
+        pub(crate) fn subfolders(&self) -> Result<Vec<String>> {
+            list(&self.url, true)
+        }
+
+        /// Returns all files below the folder that `wanted` has, in any order, with one request for
+        /// each page of the listing. Reports the progress to `observer`. The call blocks.
+        ///
+        /// # Errors
+        /// The store does not list them.
+        pub(crate) fn files(&self, wanted: fn(&str) -> bool, observer: &dyn Observer) -> Result<Vec<Listed>> {
+            let (source, (observed, progress)) = (self.source.clone(), mpsc::channel());
+            let listing = bridge::start(async move {
+                let observe = || {
+                    // The reader of this progress waits for the end of the request.
+                    let _ = observed.send(());
+                };
+                LIMITS.patiently(|| source.files(wanted, observe)).await
+            });
+            progress.iter().for_each(|()| observer.advance());
+            listing.recv().map_err(|failure| error(&self.url, failure))
+        }
+
+        /// Reads a whole file of the folder in one request. It must be as the listing said. The
+        /// call blocks.
+        ///
+        /// # Errors
+        /// The file does not fit into `data_memory`, or has changed since it was listed, or cannot
+        /// be read.
+        pub(crate) fn read(&self, name: &str, bytes: u64, tag: &str) -> Result<Bytes> {
+            if bytes == 0 {
+                return Ok(Bytes::new());
+            }
+            let url = format!("{}/{name}", self.url);
+            check_size(&url, bytes)?;
+            let tag = (!tag.is_empty()).then(|| tag.to_owned());
+            let state = State { bytes, tag, modified: None, has_ranges: true };
+            let file = self.source.below(name).map_err(|failure| error(&url, failure))?;
+            let limits = LIMITS.for_bytes(bytes);
+            let reading =
+                async move { limits.patiently(|| limits.in_time(file.get(0..bytes, &state))).await };
+            bridge::wait(reading).map_err(|failure| error(&url, failure))
+        }
     }
 
     /// Returns the error of a file, with what to check.

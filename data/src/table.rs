@@ -2,19 +2,19 @@
 //! for each column.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::column::ColumnSpec;
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, FilesSpec};
 
 use crate::cache::{self, Blocks};
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::format::Source;
 use crate::formats;
-use crate::object::{Content, Object};
+use crate::object::{Content, Object, Stamp};
 use crate::observer::Observer;
 
 /// Number of the next table of this process.
@@ -46,11 +46,44 @@ pub(crate) struct Place {
     index: usize,
 }
 
+/// A file of a table that is to be opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    /// Name of the file's list, which names the column of a format whose files have one.
+    pub(crate) list: String,
+    pub(crate) path: PathBuf,
+    pub(crate) stamp: Stamp,
+}
+
+impl Named {
+    /// Looks at file number `file` of each list.
+    ///
+    /// # Errors
+    /// A file is missing.
+    pub(crate) fn all(
+        spec: &DataSpec,
+        files: &FilesSpec,
+        file: usize,
+        root: Option<&Path>,
+        observer: &dyn Observer,
+    ) -> Result<Vec<Self>> {
+        let named = files.group(file).map(|(list, name)| {
+            let path = spec.locate(name, root);
+            // Called here because another worker of this process may be reading the file already.
+            observer.open(&path);
+            let stamp = Stamp::of(&path, spec.format, observer)?;
+            Ok(Self { list: list.to_owned(), path, stamp })
+        });
+        named.collect()
+    }
+}
+
 impl Table {
     /// Opens file number `file` of each list.
     ///
     /// # Errors
     /// A file is missing, malformed, or has another number of records than its partner.
+    #[cfg(test)]
     pub(crate) fn open(
         spec: &DataSpec,
         files: &FilesSpec,
@@ -58,15 +91,24 @@ impl Table {
         root: Option<&Path>,
         observer: &dyn Observer,
     ) -> Result<Self> {
+        Self::of(spec, &Named::all(spec, files, file, root, observer)?, root, observer)
+    }
+
+    /// Opens files that belong together.
+    ///
+    /// # Errors
+    /// A file is missing, malformed, or has another number of records than its partner.
+    pub(crate) fn of(
+        spec: &DataSpec,
+        files: &[Named],
+        root: Option<&Path>,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
         let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
-        for (key, name) in files.group(file) {
-            let path = spec.locate(name, root);
-            let object = match spec.format {
-                Format::Images => Object::copy(&path, Vec::new()),
-                _ => Object::open(&path, observer)?,
-            };
-            let first = spec.locate(spec.train.name(0), root);
-            let source = formats::open(spec, &object, key, &first, observer)?;
+        let first = spec.locate(spec.train.name(0), root);
+        for Named { list, path, stamp } in files {
+            let object = stamp.object(path, spec.format, observer)?;
+            let source = formats::open(spec, &object, list, &first, observer)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
                 Some(*end)
@@ -78,7 +120,7 @@ impl Table {
             parts.push(Part { object, source, starts });
         }
         let Some(first) = parts.first() else {
-            return Err(Error::NoSuchFile { file, files: files.len() });
+            return Err(Error::NoSuchFile { file: 0, files: 0 });
         };
         let records = first.records();
         for other in &parts[1..] {

@@ -14,7 +14,7 @@ use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 use crate::error::{Error, Result};
 use crate::object::Stamp;
 use crate::observer::Observer;
-use crate::table::Table;
+use crate::table::{Named, Table};
 
 /// Opens file number `file` of each list of `files`, or finds it open.
 ///
@@ -30,21 +30,16 @@ pub(crate) fn open(
     if file >= files.len() {
         return Err(Error::NoSuchFile { file, files: files.len() });
     }
-    let paths = files.group(file).map(|(key, name)| (key.to_owned(), spec.locate(name, root)));
-    let stamps = paths.map(|(key, path)| {
-        // Called here because another worker of this process may be reading the file already.
-        observer.open(&path);
-        Ok((key, Stamp::of(&path)?))
-    });
+    let named = Named::all(spec, files, file, root, observer)?;
     let key = Opened {
         format: spec.format,
         header: spec.header,
         lengths: spec.lengths.clone(),
         tokens: spec.tokens,
         first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
-        files: stamps.collect::<Result<_>>()?,
+        files: named.iter().map(|file| (file.list.clone(), file.stamp.clone())).collect(),
     };
-    get(key, || Table::open(spec, files, file, root, observer))
+    get(key, || Table::of(spec, &named, root, observer))
 }
 
 /// Identity of an open table: equal keys give equal tables.

@@ -6,8 +6,8 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{Lacks, skipped};
@@ -114,6 +114,8 @@ struct Faults {
     now: AtomicU8,
     /// Number of connections and messages that met a fault.
     met: AtomicUsize,
+    /// Methods and paths of requests without a body.
+    requests: Mutex<Vec<String>>,
 }
 
 impl Faults {
@@ -123,6 +125,17 @@ impl Faults {
 
     fn is_one_of(&self, faults: &[Fault]) -> bool {
         faults.iter().any(|fault| self.are(*fault))
+    }
+
+    /// Notes the request with which bytes of a client begin, if it is one without a body.
+    fn note(&self, bytes: &[u8]) {
+        let line = bytes.split(|&byte| byte == b'\r').next().unwrap_or_default();
+        let line = String::from_utf8_lossy(line);
+        if let Some(request) = line.strip_suffix(" HTTP/1.1")
+            && (request.starts_with("GET ") || request.starts_with("HEAD "))
+        {
+            self.requests.lock().expect("no panic").push(request.to_owned());
+        }
     }
 
     fn stand_still(&self) {
@@ -155,6 +168,12 @@ impl Proxy {
     pub fn set(&self, fault: Fault) {
         self.faults.met.store(0, Ordering::SeqCst);
         self.faults.now.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// Returns method and path of each `GET` and `HEAD` that was forwarded, such as `GET
+    /// /bucket/KEY`, and forgets them.
+    pub fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.faults.requests.lock().expect("no panic"))
     }
 
     /// Returns how many connections, or messages that stand still, have met a fault since it was
@@ -201,6 +220,8 @@ fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault
             Ok(_) if !faults.is_one_of(may) => break Ok(()),
             Ok(count) => {
                 faults.stand_still();
+                // Answers begin with the version of HTTP.
+                faults.note(&buffer[..count]);
                 if let Err(error) = to.write_all(&buffer[..count]) {
                     break Err(error);
                 }

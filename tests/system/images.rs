@@ -42,7 +42,7 @@ const IMAGES: [&str; 8] =
     ["420.jpg", "422.jpg", "444.jpg", "progressive.jpg", "grey.png", "rgb.png", "rgba.png", "lossy.webp"];
 
 /// Writes a job and its images: 3 classes with 16 images each that train, and 8 that validate.
-fn write(folder: &Path) -> PathBuf {
+pub(crate) fn write(folder: &Path) -> PathBuf {
     let golden = root().join("data/src/pixels/golden");
     for (set, copies) in [("train", 2), ("validation", 1)] {
         for class in ["ant", "bee", "cow"] {

@@ -3,15 +3,19 @@
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use proto::spec::data_url;
+
 use crate::harness::machine::until;
 use crate::harness::s3::{Proxy, S3};
 use crate::harness::web::{STALLS_FROM, Web};
 use crate::harness::{self, Cluster, ebb, fail, metric, model, root, succeed, summary, text};
+use crate::images;
 
 /// Time for something that takes a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -44,6 +48,17 @@ normalize = {{ scale = 24 }}
     path
 }
 
+/// Returns what a program needs to read from an S3 server.
+fn environment(endpoint: &str) -> [(&str, &str); 5] {
+    [
+        ("AWS_ENDPOINT", endpoint),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+    ]
+}
+
 /// Trains in one process with one worker, and returns the model.
 fn alone(files: &str, environment: &[(&str, &str)]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
@@ -61,12 +76,18 @@ fn trained(job: &Path, environment: &[(&str, &str)]) -> Vec<u8> {
 
 /// Trains on a cluster with two workers, and returns the model.
 fn together(files: &str, worker: &[&str], environment: &[(&str, &str)]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    clustered(2, &job(folder.path(), files), worker, environment)
+}
+
+/// Trains a job on a cluster with so many workers, and returns the model.
+fn clustered(workers: usize, job: &Path, worker: &[&str], environment: &[(&str, &str)]) -> Vec<u8> {
     let mut cluster = Cluster::start(2, 0);
-    (0..2).for_each(|_| cluster.add_worker_as(worker, environment));
-    let (job, out) = (job(cluster.dir.path(), files), cluster.dir.path().join("out"));
-    let mut submission = cluster.submission(&job, &out, &[]);
+    (0..workers).for_each(|_| cluster.add_worker_as(worker, environment));
+    let out = cluster.dir.path().join("out");
+    let mut submission = cluster.submission(job, &out, &[]);
     let output = submission.envs(environment.iter().copied()).output().unwrap();
-    assert!(output.status.success(), "{files}:\n{}", text(&output));
+    assert!(output.status.success(), "{}:\n{}", job.display(), text(&output));
     model(&out)
 }
 
@@ -101,13 +122,7 @@ fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
     let Some(server) = S3::start() else { return };
     let proxy = Proxy::start(&server);
     let endpoint = format!("http://{}", proxy.address);
-    let environment = [
-        ("AWS_ENDPOINT", endpoint.as_str()),
-        ("AWS_ALLOW_HTTP", "true"),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-    ];
+    let environment = environment(&endpoint);
     for key in ["data/clicks.parquet", "data/more/other.parquet", "data/notes.txt"] {
         assert_eq!(server.request("PUT", key, &file).0, 200);
     }
@@ -125,6 +140,80 @@ fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
     let (success, said) = inspect(&format!("{folder}/none.parquet"));
     assert!(!success, "{said}");
     has(&said, &["data/none.parquet: no such file", "check the bucket, the key and the region"]);
+}
+
+#[test]
+fn a_folder_of_images_on_s3_trains_the_same_bits_with_one_request_for_each_image() {
+    let Some(server) = S3::start() else { return };
+    let (proxy, data) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let job = images::write(data.path());
+    // Names with characters that mean something in a URL.
+    for (name, other) in [("train/ant/0-420.jpg", "train/ant/0 #%+é.jpg"), ("train/bee", "train/bee = 1")] {
+        fs::rename(data.path().join(name), data.path().join(other)).unwrap();
+    }
+    fs::rename(data.path().join("validation/bee"), data.path().join("validation/bee = 1")).unwrap();
+    let local = trained(&job, &[]);
+
+    let (mut images, mut largest) = (0, 0);
+    for set in ["train", "validation"] {
+        for class in fs::read_dir(data.path().join(set)).unwrap() {
+            for image in fs::read_dir(class.unwrap().path()).unwrap().map(|entry| entry.unwrap().path()) {
+                let (name, bytes) = (image.strip_prefix(data.path()).unwrap(), fs::read(&image).unwrap());
+                let parts = name.iter().map(|part| data_url::encoded(part.to_str().unwrap()));
+                let key = parts.collect::<Vec<_>>().join("/");
+                assert_eq!(server.request("PUT", &format!("images/{key}"), &bytes).0, 200, "{key}");
+                (images, largest) = (images + 1, largest.max(bytes.len()));
+            }
+        }
+    }
+    let bucket = format!("s3://{}/images", S3::BUCKET);
+    let text = fs::read_to_string(&job).unwrap();
+    let text = text.replace("\"train\"", &format!("\"{bucket}/train\""));
+    fs::write(&job, text.replace("\"validation\"", &format!("\"{bucket}/validation\""))).unwrap();
+    /// Counts the requests for each image.
+    fn counts(proxy: &Proxy) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for request in proxy.requests() {
+            assert!(request.starts_with("GET "), "{request}: a listing says what a HEAD would");
+            if request.contains("/images/") {
+                *counts.entry(request).or_default() += 1;
+            }
+        }
+        counts
+    }
+    assert!(trained(&job, &environment) == local, "other bits from S3");
+    let kept = counts(&proxy);
+    assert_eq!(kept.len(), images);
+    assert!(kept.values().all(|&count| count == 1), "memory has room for all images: {kept:#?}");
+
+    let (memory, allowed) = (largest.to_string(), format!("s3://{}", S3::BUCKET));
+    let little = ["--data-memory", memory.as_str(), "--data-urls", allowed.as_str()];
+    assert!(clustered(1, &job, &little, &environment) == local, "other bits with little memory");
+    // Three epochs, and the first records once more to try the model.
+    let read = counts(&proxy);
+    assert!(read.values().all(|&count| (1..=4).contains(&count)), "{read:#?}");
+    let all: usize = read.values().sum();
+    assert!(all > 2 * images && all <= 3 * images + 4, "{all} requests for {images} images");
+
+    server.request("PUT", "images/train/dog/notes.txt", b"no image");
+    let out = data.path().join("refused");
+    let run = ebb(["run", "--workers", "1", "--out", out.to_str().unwrap(), job.to_str().unwrap()])
+        .envs(environment)
+        .output()
+        .unwrap();
+    assert!(!run.status.success());
+    has(&harness::text(&run), &[&format!("{bucket}/train/dog: a class folder without images")]);
+    let said = fail([
+        "run",
+        "--out",
+        out.to_str().unwrap(),
+        "--set",
+        "data.train={ files = [\"http://host/train\"] }",
+        job.to_str().unwrap(),
+    ]);
+    has(&said, &["`http://host/train`: a web server does not list the images"]);
 }
 
 #[test]

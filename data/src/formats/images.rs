@@ -11,22 +11,17 @@
 //! The content of a folder is known by the names and sizes of its files, because reading all images
 //! once only for a checksum would take as long as an epoch.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use proto::column::{ColumnSpec, ElementType};
-use walkdir::WalkDir;
 
 use crate::column::Column;
-use crate::error::{Error, Result, malformed, wrong};
+use crate::error::{Result, wrong};
+use crate::folder::{self, ENDINGS, Folder, OBSERVED};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
-use crate::remote;
-
-/// Endings of the files that count as images, in lower case.
-const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 
 /// Columns, by their index.
 const IMAGE: usize = 0;
@@ -34,59 +29,46 @@ const IMAGE: usize = 0;
 /// The images of a folder.
 #[derive(Debug)]
 struct Images {
-    folder: PathBuf,
-    /// Paths below the folder, one after the other.
-    names: String,
-    /// End of each record's path in `names`.
-    ends: Vec<usize>,
-    /// Bytes of each record's file.
-    sizes: Vec<u64>,
+    folder: Arc<Folder>,
     /// Class of each record.
     classes: Vec<u32>,
     outline: Outline,
 }
 
-/// Opens a folder of images. `first` is the folder whose subfolders number the classes.
+/// Opens a folder of images. `first` is the folder whose subfolders number the classes. It may be a
+/// URL.
 ///
 /// # Errors
-/// A folder cannot be read, has a loop of links, has no images, or has a class that `first` has
-/// not.
-pub(crate) fn open(folder: &Path, first: &Path, observer: &dyn Observer) -> Result<Box<dyn Source>> {
-    if remote::url(folder).is_some() {
-        return wrong(folder, "folders of images are local; read a tar archive instead");
-    }
-    let known = subfolders(first)?;
-    let own = subfolders(folder)?;
+/// `first` cannot be read, or the folder has a class without images, or one that `first` has not.
+pub(crate) fn open(folder: Arc<Folder>, first: &Path) -> Result<Box<dyn Source>> {
+    let known = match first == folder.path() {
+        true => folder.classes().to_vec(),
+        false => folder::classes(first)?,
+    };
     if known.is_empty() {
         return wrong(
             first,
             "no subfolders; put the images of each class into a subfolder with the class's name",
         );
     }
-    let mut images = Images {
-        folder: folder.to_owned(),
-        names: String::new(),
-        ends: Vec::new(),
-        sizes: Vec::new(),
-        classes: Vec::new(),
-        outline: Outline { columns: columns(), blocks: Vec::new() },
-    };
-    for name in &own {
+    let mut classes = Vec::with_capacity(folder.len());
+    for name in folder.classes() {
         let class = known.binary_search(name).ok().and_then(|class| u32::try_from(class).ok());
         let Some(class) = class else {
             return wrong(
-                folder,
+                folder.path(),
                 format!(
                     "class folder `{name}`: the first training folder {} has no such class; rename or remove it",
                     first.display()
                 ),
             );
         };
-        let before = images.ends.len();
-        images.add(name, class, observer)?;
-        if images.ends.len() == before {
+        let begin = classes.len();
+        let images = (begin..folder.len()).take_while(|&image| folder.class(image) == name);
+        classes.extend(images.map(|_| class));
+        if classes.len() == begin {
             return wrong(
-                &folder.join(name),
+                &folder.path().join(name),
                 format!(
                     "a class folder without images; put files of the endings {} there, or remove it",
                     ENDINGS.join(", ")
@@ -94,93 +76,12 @@ pub(crate) fn open(folder: &Path, first: &Path, observer: &dyn Observer) -> Resu
             );
         }
     }
-    images.outline.blocks = vec![1; images.ends.len()];
-    Ok(Box::new(images))
+    let outline = Outline { columns: columns(), blocks: vec![1; classes.len()] };
+    Ok(Box::new(Images { folder, classes, outline }))
 }
 
 fn columns() -> Vec<ColumnSpec> {
     vec![ColumnSpec::ragged("image", ElementType::U8, []), ColumnSpec::fixed("class", ElementType::I64, [])]
-}
-
-/// Returns the sorted names of a folder's subfolders. Hidden ones do not count.
-fn subfolders(folder: &Path) -> Result<Vec<String>> {
-    let failed = |source| Error::File { path: folder.to_owned(), source };
-    let mut names = Vec::new();
-    for entry in folder.read_dir().map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let is_folder = entry.path().is_dir();
-        let Ok(name) = entry.file_name().into_string() else {
-            return wrong(&entry.path(), "a name that is no UTF-8; rename it");
-        };
-        if is_folder && !name.starts_with('.') {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-impl Images {
-    /// Adds the images of a class, in the order of their paths.
-    fn add(&mut self, name: &str, class: u32, observer: &dyn Observer) -> Result<()> {
-        let walk = WalkDir::new(self.folder.join(name)).follow_links(true).sort_by_file_name();
-        for entry in walk {
-            let entry = entry.map_err(|error| {
-                let path = error.path().unwrap_or(&self.folder).to_owned();
-                match error.loop_ancestor() {
-                    Some(ancestor) => malformed(
-                        &path,
-                        format!("a link to {}, which holds it; remove the link", ancestor.display()),
-                    ),
-                    None => Error::File { path, source: error.into() },
-                }
-            })?;
-            let ending = entry.path().extension().map(|ending| ending.to_string_lossy().to_lowercase());
-            if !entry.file_type().is_file()
-                || !ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
-            {
-                continue;
-            }
-            let below = entry.path().strip_prefix(&self.folder).unwrap_or(entry.path());
-            let Some(below) = below.to_str() else {
-                return wrong(entry.path(), "a name that is no UTF-8; rename it");
-            };
-            let metadata = entry
-                .metadata()
-                .map_err(|error| Error::File { path: entry.path().to_owned(), source: error.into() })?;
-            self.names.push_str(below);
-            self.ends.push(self.names.len());
-            self.sizes.push(metadata.len());
-            self.classes.push(class);
-            if self.ends.len().is_multiple_of(1024) {
-                observer.advance();
-            }
-        }
-        Ok(())
-    }
-
-    fn path(&self, record: usize) -> &str {
-        let begin = if record == 0 { 0 } else { self.ends[record - 1] };
-        &self.names[begin..self.ends[record]]
-    }
-
-    /// Reads a record's file, which must have the size that it had when the folder was opened.
-    fn bytes(&self, record: usize) -> Result<Vec<u8>> {
-        let path = self.folder.join(self.path(record));
-        let (size, mut bytes) = (self.sizes[record], Vec::with_capacity(self.sizes[record] as usize + 1));
-        let read = File::open(&path).and_then(|file| file.take(size + 1).read_to_end(&mut bytes));
-        read.map_err(|source| Error::File { path: path.clone(), source })?;
-        if bytes.len() as u64 != size {
-            return wrong(
-                &path,
-                format!(
-                    "the file has no longer the {size} bytes that it had when this worker opened the folder; restore it, or \
-                     submit the job anew"
-                ),
-            );
-        }
-        Ok(bytes)
-    }
 }
 
 impl Source for Images {
@@ -192,7 +93,7 @@ impl Source for Images {
         let column = |&index: &usize| {
             let mut column = Column::with_capacity(self.outline.columns[index].clone(), 1);
             match index {
-                IMAGE => column.push(&self.bytes(block)?),
+                IMAGE => column.push(&self.folder.read(block)?),
                 _ => column.push(&i64::from(self.classes[block]).to_le_bytes()),
             }
             Ok(column)
@@ -201,22 +102,22 @@ impl Source for Images {
     }
 
     fn name(&self, record: u64) -> Option<String> {
-        let record = usize::try_from(record).ok().filter(|&record| record < self.ends.len())?;
-        Some(self.path(record).to_owned())
+        let record = usize::try_from(record).ok().filter(|&record| record < self.folder.len())?;
+        Some(self.folder.name(record).to_owned())
     }
 
     fn bytes(&self, _: &Object) -> u64 {
-        self.sizes.iter().sum()
+        self.folder.sizes().iter().sum()
     }
 
     fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
-        let records = 0..self.ends.len();
-        let crc32c = records.fold(content.crc32c, |crc, record| {
-            if record.is_multiple_of(1024) {
+        let sizes = self.folder.sizes().iter().enumerate();
+        let crc32c = sizes.fold(content.crc32c, |crc, (record, size)| {
+            if record.is_multiple_of(OBSERVED) {
                 observer.advance();
             }
-            let crc = crc32c::crc32c_append(crc, self.path(record).as_bytes());
-            crc32c::crc32c_append(crc, &self.sizes[record].to_le_bytes())
+            let crc = crc32c::crc32c_append(crc, self.folder.name(record).as_bytes());
+            crc32c::crc32c_append(crc, &size.to_le_bytes())
         });
         Ok(Content { bytes: content.bytes + Source::bytes(self, object), crc32c })
     }
@@ -236,8 +137,12 @@ mod tests {
         folder
     }
 
+    fn open(folder: &Path, first: &Path) -> Result<Box<dyn Source>> {
+        super::open(Arc::new(Folder::open(folder, &())?), first)
+    }
+
     fn error(folder: &Path, first: &Path) -> String {
-        open(folder, first, &()).err().expect("an error").to_string()
+        open(folder, first).err().expect("an error").to_string()
     }
 
     #[test]
@@ -251,7 +156,7 @@ mod tests {
             ("validation/dog/1.jpeg", b"validates"),
         ]);
         let (first, validation) = (train.path().join("train"), train.path().join("validation"));
-        let source = open(&first, &first, &()).unwrap();
+        let source = open(&first, &first).unwrap();
         assert_eq!(source.outline().blocks, [1, 1, 1]);
         let records = (0..3).map(|block| source.read(block, &[1, 0]).unwrap());
         let records: Vec<_> = records
@@ -259,7 +164,7 @@ mod tests {
             .collect();
         assert_eq!(records, [(0, b"cat".to_vec()), (1, b"dog b".to_vec()), (1, b"dog a".to_vec())]);
         // A folder without cats still calls dogs 1.
-        let source = open(&validation, &first, &()).unwrap();
+        let source = open(&validation, &first).unwrap();
         assert_eq!(source.read(0, &[1]).unwrap()[0].values(), Some(&[1i64][..]));
     }
 
@@ -285,7 +190,7 @@ mod tests {
     #[test]
     fn a_file_that_changes_its_size_is_refused() {
         let files = folder(&[("a/1.jpg", b"12345")]);
-        let source = open(files.path(), files.path(), &()).unwrap();
+        let source = open(files.path(), files.path()).unwrap();
         let object = Object::copy(files.path(), Vec::new());
         let content = source.content(&object, Content::default(), &()).unwrap();
         for changed in [&b"1234"[..], b"123456"] {
@@ -293,7 +198,7 @@ mod tests {
             let message = source.read(0, &[0]).unwrap_err().to_string();
             assert!(message.contains("no longer the 5 bytes"), "{message}");
         }
-        let source = open(files.path(), files.path(), &()).unwrap();
+        let source = open(files.path(), files.path()).unwrap();
         assert_eq!((content.bytes, source.bytes(&object)), (5, 6));
         assert_ne!(source.content(&object, Content::default(), &()).unwrap().crc32c, content.crc32c);
     }

@@ -52,7 +52,7 @@ pub(crate) fn open(
         Format::Jsonl => jsonl::open(object),
         Format::Tfrecord => tfrecord::open(object),
         Format::Tar => tar::open(object),
-        Format::Images => images::open(object.path(), first, observer),
+        Format::Images => images::open(object.folder(observer)?, first),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

@@ -15,18 +15,19 @@ use ::parquet::file::properties::WriterProperties;
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
-use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec};
+use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec, data_url};
 
 use super::bridge::{self, Failure, LIMITS, Limits};
 use super::http::Http;
 use super::with::ahead;
-use super::{PIECE_BYTES, Remote, State};
+use super::{PIECE_BYTES, Remote, State, use_store_settings};
 use crate::Dataset;
 use crate::column::Column;
 use crate::error::{Error, Result};
+use crate::folder::Folder;
 use crate::format::Source;
-use crate::formats::{self, idx, npy, npz, tar, tfrecord};
-use crate::object::Object;
+use crate::formats::{self, idx, images, npy, npz, tar, tfrecord};
+use crate::object::{Content, Object};
 
 /// Limits for servers that answer sooner or later.
 const SOON: Limits =
@@ -42,6 +43,7 @@ const STALLED: Limits = Limits { idle: Duration::from_millis(100), ..NEVER };
 /// A request, with names of headers in lower case.
 #[derive(Clone, Debug)]
 struct Request {
+    method: String,
     path: String,
     headers: BTreeMap<String, String>,
 }
@@ -131,12 +133,14 @@ impl Server {
 
 fn read(client: &TcpStream) -> Option<Request> {
     let mut lines = BufReader::new(client).lines().map_while(std::io::Result::ok);
-    let path = lines.next()?.split(' ').nth(1)?.to_owned();
+    let first = lines.next()?;
+    let mut words = first.split(' ').map(str::to_owned);
+    let (method, path) = (words.next()?, words.next()?);
     let headers = lines.take_while(|line| !line.is_empty()).filter_map(|line| {
         let (name, value) = line.split_once(':')?;
         Some((name.to_ascii_lowercase(), value.trim().to_owned()))
     });
-    Some(Request { path, headers: headers.collect() })
+    Some(Request { method, path, headers: headers.collect() })
 }
 
 fn send(mut client: TcpStream, answer: Answer) -> std::io::Result<()> {
@@ -375,7 +379,7 @@ fn a_server_that_gives_no_parts_is_read_as_a_whole_or_refused() {
     for word in ["it ignores `Range`", "12 bytes is larger than the 10 bytes of data_memory"] {
         assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
     }
-    let object = Object::open_remote(Path::new("x"), remote, &()).unwrap();
+    let object = Object::open_remote(Path::new("x"), &remote.into(), &()).unwrap();
     assert_eq!(object.slice(0..object.len()).unwrap(), &text[..]);
     assert_eq!(server.requests().len(), 3);
 
@@ -717,4 +721,138 @@ fn a_job_that_skips_bad_records_skips_none_that_a_server_does_not_give() {
     refuses.store(false, Ordering::Relaxed);
     let (batch, bad) = data.read(Epoch(0), [last], &BTreeSet::new()).unwrap();
     assert_eq!((batch.samples, bad.len()), (1, 0), "a failure leaves nothing behind");
+}
+
+/// Objects of a bucket by their keys.
+type Objects = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
+
+/// Answers as an S3 server with the bucket `bucket`, which lists three objects on a page.
+fn s3(request: &Request, objects: &Objects) -> Answer {
+    let objects = objects.lock().unwrap();
+    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    if let Some(key) = path.strip_prefix("/bucket/").filter(|key| !key.is_empty()) {
+        return match objects.get(&*data_url::decoded(key)) {
+            Some(object) => good(request, object, &tag(object)),
+            None => Answer::of("404 Not Found", "", b""),
+        };
+    }
+    let value = |name: &str| {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.filter(|(key, _)| *key == name).map(|(_, value)| data_url::decoded(value).into_owned()).next()
+    };
+    let (prefix, begin) = (value("prefix").unwrap_or_default(), value("continuation-token"));
+    let begin = begin.map_or(0, |token| token.parse().unwrap());
+    let (mut entries, mut folders) = (Vec::new(), BTreeSet::new());
+    for (key, object) in objects.iter().filter(|(key, _)| key.starts_with(&prefix)) {
+        match key[prefix.len()..].split_once('/').filter(|_| value("delimiter").is_some()) {
+            Some((folder, _)) => {
+                folders
+                    .insert(format!("<CommonPrefixes><Prefix>{prefix}{folder}/</Prefix></CommonPrefixes>"));
+            }
+            None => entries.push(format!(
+                "<Contents><Key>{key}</Key><Size>{}</Size><ETag>{}</ETag>\
+                 <LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>",
+                object.len(),
+                tag(object)
+            )),
+        }
+    }
+    entries.extend(folders);
+    let end = entries.len().min(begin + 3);
+    let more = if end < entries.len() {
+        format!("<NextContinuationToken>{end}</NextContinuationToken>")
+    } else {
+        String::new()
+    };
+    let page = entries[begin..end].concat();
+    let text = format!("<ListBucketResult>{page}{more}</ListBucketResult>");
+    Answer::of("200 OK", "Content-Type: application/xml\r\n", text.as_bytes())
+}
+
+/// Returns the ETag of an object.
+fn tag(object: &[u8]) -> String {
+    format!("\"{:08x}\"", crc32c::crc32c(object))
+}
+
+#[test]
+fn images_in_an_object_store_are_those_of_a_disk_and_each_reading_is_one_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Objects::default();
+    let put = |key: &str, content: &[u8]| {
+        objects.lock().unwrap().insert(format!("data/{key}"), content.to_vec());
+    };
+    for name in ["dog/b.jpg", "dog/b/a.PNG", "dog/b-1.webp", "cat/ü %#+.jpg", "cat/1.jpg", "cat/note.txt"] {
+        let place = dir.path().join("train").join(name);
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::fs::write(&place, name).unwrap();
+        put(&format!("train/{name}"), name.as_bytes());
+    }
+    // Some programs write an object without content for each folder.
+    ["train/", "train/dog/", "train/dog/b/", "other", "training/cow/1.jpg", "train/.x/1.jpg"]
+        .iter()
+        .for_each(|key| put(key, b""));
+    let served = objects.clone();
+    let server = Server::start(move |request, _| s3(request, &served));
+    let settings = [
+        ("AWS_ENDPOINT", server.url("")),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "test".to_owned()),
+    ];
+    use_store_settings(
+        settings.map(|(key, value)| (key.to_owned(), value.trim_end_matches('/').to_owned())).into(),
+    );
+
+    let open = |path: &Path, first: &Path| {
+        let folder = Arc::new(Folder::open(path, &())?);
+        images::open(folder.clone(), first).map(|source| (source, folder))
+    };
+    let (path, url) = (dir.path().join("train"), PathBuf::from("s3://bucket/data/train"));
+    let (here, _) = open(&path, &path).unwrap();
+    let (there, listed) = open(&url, &url).unwrap();
+    assert_eq!(there.outline(), here.outline());
+    assert_eq!(there.outline().records(), 5);
+    let object = Object::copy(&url, Vec::new());
+    let content = |source: &dyn Source| source.content(&object, Content::default(), &()).unwrap();
+    assert_eq!(content(&*there), content(&*here));
+    let listings = server.requests().len();
+    assert!(server.requests().iter().all(|request| request.path.starts_with("/bucket?")), "only listings");
+    for _epoch in 0..2 {
+        for record in 0..5 {
+            assert_eq!(there.name(record), here.name(record));
+            let (one, other) = (there.read(record as usize, &[0, 1]), here.read(record as usize, &[0, 1]));
+            assert!(one.unwrap() == other.unwrap(), "record {record}");
+        }
+    }
+    let requests = server.requests().split_off(listings);
+    assert!(requests.iter().all(|request| request.method == "GET"));
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    requests.into_iter().for_each(|request| *counts.entry(request.path).or_default() += 1);
+    assert_eq!(counts.into_values().collect::<Vec<_>>(), [2; 5]);
+
+    let other = PathBuf::from("s3://bucket/data/training");
+    let refused = |path: &Path, first: &Path| said(&open(path, first).err().unwrap());
+    assert!(
+        refused(&other, &url)
+            .contains("class folder `cow`: the first training folder s3://bucket/data/train has no")
+    );
+    assert!(refused(&url.join("cat"), &url.join("cat")).contains("data/train/cat: no subfolders"));
+    put("train/dog/b.jpg", b"DOG/B.JPG");
+    let message = said(&there.read(4, &[0]).unwrap_err());
+    for word in ["s3://bucket/data/train/dog/b.jpg", "the file has changed since", "submit the job anew"] {
+        assert!(message.contains(word), "{word} missing in {message}");
+    }
+    let (_, now) = open(&url, &url).unwrap();
+    assert!(*now != *listed && now.version() != listed.version(), "{}", now.version());
+    objects.lock().unwrap().remove("data/train/cat/1.jpg");
+    let message = said(&there.read(0, &[0]).unwrap_err());
+    assert!(message.contains("cat/1.jpg: no such file") && message.contains("check the bucket"), "{message}");
+    put("train/empty/", b"");
+    assert!(refused(&url, &url).contains("data/train/empty: a class folder without images"));
+    put("train/cat//2.jpg", b"");
+    let message = refused(&url, &url);
+    assert!(message.contains("s3://bucket/data/train: ") && message.contains("empty"), "{message}");
+    let message = refused(Path::new(&server.url("train")), &url);
+    assert!(message.contains("a web server does not list the files of a folder"), "{message}");
 }

@@ -5,11 +5,12 @@ use std::ops::Range;
 use bytes::Bytes;
 use proto::spec::data_url;
 
-use super::State;
+use super::{Listed, State};
 use crate::error::{Error, Result};
+use crate::observer::Observer;
 
 /// A file on another machine, which nothing opens here.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 #[allow(dead_code, reason = "such a program never makes one")]
 pub(crate) struct Remote {
     url: String,
@@ -38,6 +39,9 @@ impl Remote {
         Err(refused(&self.url))
     }
 
+    /// Forgets nothing.
+    pub(crate) const fn forget(&self) {}
+
     /// Refuses to read.
     ///
     /// # Errors
@@ -47,11 +51,52 @@ impl Remote {
     }
 }
 
+/// A folder of an object store, which nothing opens here.
+#[derive(Debug)]
+#[allow(dead_code, reason = "such a program never makes one")]
+pub(crate) struct Folder {
+    url: String,
+}
+
+impl Folder {
+    /// Refuses a folder.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn open(url: &str) -> Result<Self> {
+        Err(refused(url))
+    }
+
+    /// Refuses to list folders.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn subfolders(&self) -> Result<Vec<String>> {
+        Err(refused(&self.url))
+    }
+
+    /// Refuses to list files.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn files(&self, _: fn(&str) -> bool, _: &dyn Observer) -> Result<Vec<Listed>> {
+        Err(refused(&self.url))
+    }
+
+    /// Refuses to read.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn read(&self, _: &str, _: u64, _: &str) -> Result<Bytes> {
+        Err(refused(&self.url))
+    }
+}
+
 /// Refuses to list a folder.
 ///
 /// # Errors
 /// Always.
-pub(crate) fn list(folder: &str) -> Result<Vec<String>> {
+pub(crate) fn list(folder: &str, _: bool) -> Result<Vec<String>> {
     Err(refused(folder))
 }
 

@@ -324,8 +324,11 @@ impl FilesSpec {
             let (checked, shown) = (data_url::check(file), data_url::shown(file));
             check(checked.is_ok(), format!("{key}: `{shown}`: {}", checked.err().unwrap_or_default()));
             check(
-                format != Format::Images || !data_url::is_remote(file),
-                format!("{key}: `{shown}`: folders of images are local; write them as tar archives"),
+                format != Format::Images || !(data_url::is_remote(file) && file.starts_with("http")),
+                format!(
+                    "{key}: `{shown}`: a web server does not list the images of a folder; read them from s3://, gs:// or \
+                     az://, or write them as tar archives"
+                ),
             );
         }
     }
