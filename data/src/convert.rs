@@ -43,6 +43,7 @@ use self::written::Written;
 use crate::cast::cast;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
+use crate::pass::Pass;
 use crate::pixels::Encoding;
 use crate::sample;
 use crate::table::{Place, Reader, Table};
@@ -253,7 +254,7 @@ impl Conversion {
 
     /// Opens a file of the source, or finds it open.
     fn open(&self, file: usize) -> Result<Arc<Table>> {
-        tables::open(&self.source, &self.source.train, file, None, &())
+        tables::open(&self.source, &self.source.train, file, None, Pass::plain())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::batch::Batch;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::observer::Observer;
+use crate::pass::Pass;
 use crate::schema::{Schema, Unfit};
 use crate::table::Table;
 use crate::tables;
@@ -65,7 +66,7 @@ impl Dataset {
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;
-        let open = |file| tables::open(&spec.data, files, file, root, observer);
+        let open = |file| tables::open(&spec.data, files, file, root, Pass { observer, ..Pass::plain() });
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 
@@ -165,7 +166,8 @@ impl Dataset {
     /// # Errors
     /// A label is no class.
     pub fn label_range(&self) -> Result<Option<(i64, i64)>> {
-        let ranges = self.tables.iter().zip(&self.schemas).map(|(table, schema)| schema.label_range(table));
+        let ranges =
+            self.tables.iter().zip(&self.schemas).map(|(table, schema)| schema.label_range(table, &()));
         let ranges = ranges.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         Ok(ranges.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))))
     }

@@ -14,6 +14,7 @@ use crate::column::Column;
 use crate::error::Result;
 use crate::object::{Content, Object};
 use crate::observer::Observer;
+use crate::pass::Distinct;
 
 /// The columns and blocks of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,5 +60,11 @@ pub(crate) trait Source: Send + Sync {
     /// The file cannot be read, or has changed.
     fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         object.hash(content, observer)
+    }
+
+    /// Returns the distinct values of a column, if they were collected when the file was opened.
+    /// Default: they were not.
+    fn distinct(&self, _column: usize) -> Option<&Distinct> {
+        None
     }
 }

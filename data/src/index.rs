@@ -9,7 +9,8 @@ use proto::spec::{DataSet, JobSpec};
 use crate::error::{Error, Result};
 use crate::object::Content;
 use crate::observer::Observer;
-use crate::schema::Schema;
+use crate::pass::Pass;
+use crate::schema::{self, Schema};
 use crate::tables;
 
 /// Index of one group of files.
@@ -49,9 +50,14 @@ pub fn index_observed(
     observer: &dyn Observer,
 ) -> Result<Indexed> {
     let files = spec.data.files(set).ok_or(Error::NoSuchSet(set))?;
-    let table = tables::open(&spec.data, files, file, root, observer)?;
+    // The labels of a file that is read to be opened are looked at on the way.
+    let label = |columns: &[ColumnSpec]| {
+        let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+        schema::label_index(&spec.data, &names).filter(|_| spec.model.loss.wants_classes())
+    };
+    let table = tables::open(&spec.data, files, file, root, Pass { observer, collects: &label })?;
     let schema = Schema::new(spec, set, &table)?;
-    let labels = schema.label_range(&table)?;
+    let labels = schema.label_range(&table, observer)?;
     let content = table.content(observer)?;
     Ok(Indexed {
         records: table.records(),

@@ -10,6 +10,7 @@ use crate::error::{Result, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
+use crate::pass::Distinct;
 
 /// Gives columns of `source` these lengths.
 ///
@@ -83,6 +84,10 @@ impl Source for Fixed {
 
     fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         self.source.content(object, content, observer)
+    }
+
+    fn distinct(&self, column: usize) -> Option<&Distinct> {
+        self.source.distinct(column)
     }
 }
 

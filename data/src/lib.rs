@@ -13,6 +13,7 @@
 //! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `guarded.rs` | decoders of other projects, which may panic |
+//! | `pass.rs` | what is learnt of a text file while it is opened |
 //! | `lengths.rs` | ragged columns to which the job gives a fixed length |
 //! | `missing.rs` | what takes the place of a missing value |
 //! | `element.rs` | the types of a column's elements |
@@ -56,6 +57,7 @@ mod measure;
 mod missing;
 mod object;
 pub mod observer;
+mod pass;
 mod pattern;
 mod pixels;
 pub mod predictions;

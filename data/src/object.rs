@@ -31,7 +31,7 @@ use crate::remote::{self, Remote};
 /// Bytes that are read from a file at once.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Bytes of a file on another machine that a reader fetches at once.
+/// Most bytes of a file on another machine that a reader fetches at once.
 const WINDOW_BYTES: usize = 8 << 20;
 
 /// First bytes of a gzip file and of a Zstandard frame.
@@ -46,6 +46,22 @@ pub struct Content {
     pub bytes: u64,
     /// CRC-32C of the bytes.
     pub crc32c: u32,
+}
+
+impl Content {
+    /// Adds the bytes that follow.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
+    }
+}
+
+/// Returns the bytes of a file on another machine that a reader fetches at once: whole pieces, if
+/// one fits into memory.
+fn window_bytes() -> usize {
+    let (piece, most) = (remote::PIECE_BYTES as usize, cache::whole_bytes_max());
+    let most = usize::try_from(most).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
+    if most > piece { most - most % piece } else { most }
 }
 
 /// State of a file at one moment. Files of equal stamps have equal content.
@@ -354,7 +370,12 @@ impl Object {
 
     /// Returns a reader of the bytes from `at` on, whose error `failure` remembers.
     pub(crate) fn reader_for(&self, at: usize, failure: &Failure) -> Reader {
-        Reader { object: self.clone(), at, window: Bytes::new(), failure: failure.clone() }
+        Reader { object: self.clone(), at, window: Bytes::new(), failure: failure.clone(), content: None }
+    }
+
+    /// Returns a reader of all bytes that computes their identity if they are on another machine.
+    pub(crate) fn learning_reader(&self) -> Reader {
+        Reader { content: (!self.is_here()).then(Content::default), ..self.reader(0) }
     }
 
     /// Forgets the parts of a remote file that were read.
@@ -416,8 +437,7 @@ impl Object {
             }
             for piece in window.chunks(PIECE_BYTES) {
                 observer.advance();
-                content.bytes += piece.len() as u64;
-                content.crc32c = crc32c::crc32c_append(content.crc32c, piece);
+                content.add(piece);
             }
         }
     }
@@ -432,6 +452,8 @@ pub(crate) struct Reader {
     /// Bytes that are read from the file and not yet from the reader.
     window: Bytes,
     failure: Failure,
+    /// Identity of the bytes that were read from the file. `None`: nobody wants it.
+    content: Option<Content>,
 }
 
 impl Reader {
@@ -446,14 +468,22 @@ impl Reader {
         }
         let end = match self.object.is_here() {
             true => self.object.len(),
-            false => self.object.len().min(self.at.saturating_add(WINDOW_BYTES)),
+            false => self.object.len().min(self.at.saturating_add(window_bytes())),
         };
         if self.at >= end {
             return Ok(Bytes::new());
         }
         let window = self.object.slice(self.at..end)?;
         self.at = end;
+        if let Some(content) = &mut self.content {
+            content.add(&window);
+        }
         Ok(window)
+    }
+
+    /// Returns the identity of the bytes that were read from the file, if it is computed.
+    pub(crate) const fn content(&self) -> Option<Content> {
+        self.content
     }
 
     /// Returns what remembers the error of this reader, for the time after a decoder took it.
@@ -543,7 +573,7 @@ impl<'a> Scan<'a> {
         if range.start < self.begin || range.end > end {
             let end = match self.object.is_here() {
                 true => self.object.len(),
-                false => self.object.len().min(range.end.max(range.start.saturating_add(WINDOW_BYTES))),
+                false => self.object.len().min(range.end.max(range.start.saturating_add(window_bytes()))),
             };
             self.window = self.object.slice(range.start..end)?;
             self.begin = range.start;

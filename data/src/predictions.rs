@@ -197,7 +197,7 @@ mod tests {
     fn read(format: PredictionFormat, file: &[u8]) -> BTreeMap<String, (ElementType, Vec<usize>, Vec<f64>)> {
         let object = Object::copy(Path::new("p"), file.to_vec());
         let source: Box<dyn Source> = match format {
-            PredictionFormat::Jsonl => formats::jsonl::open(&object).unwrap(),
+            PredictionFormat::Jsonl => formats::jsonl::open(&object, crate::pass::Pass::plain()).unwrap(),
             PredictionFormat::Npy => formats::npy::open(&object, PREDICTION).unwrap(),
             PredictionFormat::Parquet => formats::parquet::open(object).unwrap(),
         };

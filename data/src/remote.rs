@@ -37,7 +37,6 @@ pub(crate) use self::with::{Folder, Remote, list};
 pub(crate) use self::without::{Folder, Remote, list};
 
 /// Bytes that are fetched at once, and kept in the cache.
-#[cfg(feature = "cloud")]
 pub(crate) const PIECE_BYTES: u64 = 2 << 20;
 
 /// Settings of object stores.

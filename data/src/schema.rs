@@ -22,11 +22,15 @@ use crate::clock;
 use crate::column::{Column, Fault, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::missing::Missing;
+use crate::observer::Observer;
 use crate::table::{Place, Reader, Table};
 use crate::transform::{self, Draws, Pipeline};
 
 /// Most names of columns in one list of a message.
 const NAMES_SHOWN: usize = 20;
+
+/// Labels between two calls of an observer.
+const LABELS_OBSERVED: u64 = 4096;
 
 /// Columns of a batch, and where they come from.
 #[derive(Debug)]
@@ -350,60 +354,117 @@ impl Schema {
     }
 
     /// Returns the smallest and the largest label of a table, or `None` if labels are no classes or
-    /// there are no records. It reads all labels, and leaves out those of records that the job
-    /// skips because of their label.
+    /// there are no records. It reads all labels, unless those of the table are known, and leaves
+    /// out those of records that the job skips because of their label. Reports the progress to
+    /// `observer`.
     ///
     /// # Errors
     /// A label is missing, broken, or no class.
-    pub(crate) fn label_range(&self, table: &Arc<Table>) -> Result<Option<(i64, i64)>> {
+    pub(crate) fn label_range(
+        &self,
+        table: &Arc<Table>,
+        observer: &dyn Observer,
+    ) -> Result<Option<(i64, i64)>> {
         if !self.classes {
             return Ok(None);
         }
         let mut reader = table.reader(std::slice::from_ref(&self.label));
-        let label = self.wanted.len() - 1;
-        let pipeline = self.pipelines[label].as_ref();
-        let mut result = vec![0; pipeline.map_or(0, |pipeline| pipeline.bytes())];
-        let mut range: Option<(i64, i64)> = None;
-        for record in 0..table.records() {
-            let (mut no_class, mut unfit) = (None, None);
-            reader.record(record, |_, column, row| {
-                let (mut raw, mut dtype) = match self.values(label, column, row) {
-                    Ok(raw) => (raw, column.spec().dtype),
-                    Err(found) => {
-                        unfit = Some(found);
-                        return;
-                    }
-                };
-                if let Some(pipeline) = pipeline {
-                    if let Err(reason) = pipeline.apply(raw, Draws { epoch: 0, record }, &mut result) {
-                        unfit = Some(Unfit::Transform { place: self.label.clone(), reason });
-                        return;
-                    }
-                    (raw, dtype) = (&result, pipeline.spec().dtype);
+        let mut labels = Labels::new(self, table);
+        let Some(distinct) = table.distinct(&self.label) else {
+            for record in 0..table.records() {
+                if record.is_multiple_of(LABELS_OBSERVED) {
+                    observer.advance();
                 }
-                each_i64(dtype, raw, |class, value| match class {
-                    Some(class) if class == self.ignored => {}
-                    Some(class) => {
-                        let (min, max) = range.unwrap_or((class, class));
-                        range = Some((class.min(min), class.max(max)));
-                    }
-                    None => no_class = Some(value),
-                });
-            })?;
-            match (unfit, no_class) {
-                (Some(unfit), _) if !self.skips(&unfit) => return Err(unfit.at(table, record)),
-                (None, Some(value)) if self.on_error == OnError::Fail => {
-                    return wrong(
-                        table.path_of(&self.label),
-                        format!(
-                            "label {value} of record {record} is no class number; mend it, or use a loss on values such as mse"
-                        ),
-                    );
-                }
-                _ => {}
+                let mut found = Ok(());
+                reader.record(record, |_, column, row| found = labels.add(column, row, record))?;
+                found?;
             }
+            return Ok(labels.range);
+        };
+        // The first record of each value, and of each fault, stands for all of them.
+        let (values, records) = distinct.values();
+        let known = records.iter().enumerate().map(|(row, &record)| (record, Some(row)));
+        let mut all: Vec<_> = known.chain(distinct.faults().into_iter().map(|fault| (fault, None))).collect();
+        all.sort_unstable();
+        for (record, row) in all {
+            let mut found = Ok(());
+            match row {
+                Some(row) => found = labels.add(values, row, record),
+                None => reader.record(record, |_, column, row| found = labels.add(column, row, record))?,
+            }
+            found?;
         }
-        Ok(range)
+        Ok(labels.range)
+    }
+}
+
+/// The range of the labels that were seen.
+struct Labels<'a> {
+    schema: &'a Schema,
+    table: &'a Table,
+    /// Index of the label among the columns that are read.
+    label: usize,
+    /// Result of the label's transforms.
+    result: Vec<u8>,
+    range: Option<(i64, i64)>,
+}
+
+impl<'a> Labels<'a> {
+    fn new(schema: &'a Schema, table: &'a Table) -> Self {
+        let label = schema.wanted.len() - 1;
+        let bytes = schema.pipelines[label].as_ref().map_or(0, |pipeline| pipeline.bytes());
+        Self { schema, table, label, result: vec![0; bytes], range: None }
+    }
+
+    /// Takes the label of a record: that in `row` of `column`.
+    ///
+    /// # Errors
+    /// It is missing, broken, or no class, and the job does not skip the record.
+    fn add(&mut self, column: &Column, row: usize, record: u64) -> Result<()> {
+        let Self { schema, table, label, .. } = *self;
+        let unfit = |unfit: Unfit| match schema.skips(&unfit) {
+            true => Ok(()),
+            false => Err(unfit.at(table, record)),
+        };
+        let (mut raw, mut dtype) = match schema.values(label, column, row) {
+            Ok(raw) => (raw, column.spec().dtype),
+            Err(found) => return unfit(found),
+        };
+        if let Some(pipeline) = &schema.pipelines[label] {
+            if let Err(reason) = pipeline.apply(raw, Draws { epoch: 0, record }, &mut self.result) {
+                return unfit(Unfit::Transform { place: schema.label.clone(), reason });
+            }
+            (raw, dtype) = (&self.result, pipeline.spec().dtype);
+        }
+        let (range, mut no_class) = (&mut self.range, None);
+        each_i64(dtype, raw, |class, value| match class {
+            Some(class) if class == schema.ignored => {}
+            Some(class) => {
+                let (min, max) = range.unwrap_or((class, class));
+                *range = Some((class.min(min), class.max(max)));
+            }
+            None => no_class = Some(value),
+        });
+        match no_class {
+            Some(value) if schema.on_error == OnError::Fail => wrong(
+                table.path_of(&schema.label),
+                format!(
+                    "label {value} of record {record} is no class number; mend it, or use a loss on values such as mse"
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the index of the label among a file's columns. `None`: they have no such column.
+pub(crate) fn label_index(data: &DataSpec, names: &[&str]) -> Option<usize> {
+    let of_name = |label: &str| names.iter().position(|name| *name == label);
+    match &data.label {
+        Some(label) => of_name(label).or_else(|| label.parse().ok().filter(|&at: &usize| at < names.len())),
+        None => {
+            of_name(LABELS).or_else(|| names.len().checked_sub(1).filter(|_| data.format.orders_columns()))
+        }
     }
 }
 
@@ -462,19 +523,10 @@ impl<'a> Columns<'a> {
 
     /// Returns the column of the label.
     fn label(&self) -> Result<Place> {
-        let columns = &self.places;
-        let Some(label) = &self.data.label else {
-            let of_name = columns.iter().find(|place| place.spec.name == LABELS);
-            let last = columns.last().filter(|_| self.data.format.orders_columns());
-            return of_name
-                .or(last)
-                .cloned()
-                .ok_or_else(|| malformed(self.table.path(), no_column("data.label", LABELS, columns)));
-        };
-        let named = columns.iter().find(|place| place.spec.name == *label);
-        let numbered = || label.parse::<usize>().ok().and_then(|at| columns.get(at));
-        let found = named.or_else(numbered).cloned();
-        found.ok_or_else(|| malformed(self.table.path(), no_column("data.label", label, columns)))
+        let names: Vec<_> = self.places.iter().map(|place| place.spec.name.as_str()).collect();
+        let name = self.data.label.as_deref().unwrap_or(LABELS);
+        let label = label_index(self.data, &names).map(|at| self.places[at].clone());
+        label.ok_or_else(|| malformed(self.table.path(), no_column("data.label", name, &self.places)))
     }
 
     /// Returns the only input of a job that names none.

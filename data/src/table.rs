@@ -16,6 +16,7 @@ use crate::format::Source;
 use crate::formats;
 use crate::object::{Content, Object, Stamp};
 use crate::observer::Observer;
+use crate::pass::{Distinct, Pass};
 
 /// Number of the next table of this process.
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -91,24 +92,21 @@ impl Table {
         root: Option<&Path>,
         observer: &dyn Observer,
     ) -> Result<Self> {
-        Self::of(spec, &Named::all(spec, files, file, root, observer)?, root, observer)
+        let pass = Pass { observer, ..Pass::plain() };
+        Self::of(spec, &Named::all(spec, files, file, root, observer)?, root, pass)
     }
 
-    /// Opens files that belong together.
+    /// Opens files that belong together. `pass` says what is learnt of files that are read to be
+    /// opened.
     ///
     /// # Errors
     /// A file is missing, malformed, or has another number of records than its partner.
-    pub(crate) fn of(
-        spec: &DataSpec,
-        files: &[Named],
-        root: Option<&Path>,
-        observer: &dyn Observer,
-    ) -> Result<Self> {
+    pub(crate) fn of(spec: &DataSpec, files: &[Named], root: Option<&Path>, pass: Pass<'_>) -> Result<Self> {
         let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
         let first = spec.locate(spec.train.name(0), root);
         for Named { list, path, stamp } in files {
-            let object = stamp.object(path, spec.format, observer)?;
-            let source = formats::open(spec, &object, list, &first, observer)?;
+            let object = stamp.object(path, spec.format, pass.observer)?;
+            let source = formats::open_collecting(spec, &object, list, &first, pass)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
                 Some(*end)
@@ -178,6 +176,11 @@ impl Table {
     pub(crate) fn content(&self, observer: &dyn Observer) -> Result<Content> {
         let add = |content, part: &Part| part.source.content(&part.object, content, observer);
         self.parts.iter().try_fold(Content::default(), add)
+    }
+
+    /// Returns the distinct values of a column, if they were collected when the table was opened.
+    pub(crate) fn distinct(&self, column: &Place) -> Option<&Distinct> {
+        self.parts[column.part].source.distinct(column.index)
     }
 
     /// Returns what tells files on other machines from other ones of the same size, one after the

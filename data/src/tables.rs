@@ -13,10 +13,11 @@ use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 
 use crate::error::{Error, Result};
 use crate::object::Stamp;
-use crate::observer::Observer;
+use crate::pass::Pass;
 use crate::table::{Named, Table};
 
-/// Opens file number `file` of each list of `files`, or finds it open.
+/// Opens file number `file` of each list of `files`, or finds it open. `pass` says what is learnt
+/// of a file that is read to be opened.
 ///
 /// # Errors
 /// A file is missing, malformed, or does not fit its partner.
@@ -25,12 +26,12 @@ pub(crate) fn open(
     files: &FilesSpec,
     file: usize,
     root: Option<&Path>,
-    observer: &dyn Observer,
+    pass: Pass<'_>,
 ) -> Result<Arc<Table>> {
     if file >= files.len() {
         return Err(Error::NoSuchFile { file, files: files.len() });
     }
-    let named = Named::all(spec, files, file, root, observer)?;
+    let named = Named::all(spec, files, file, root, pass.observer)?;
     let key = Opened {
         format: spec.format,
         header: spec.header,
@@ -39,7 +40,7 @@ pub(crate) fn open(
         first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
         files: named.iter().map(|file| (file.list.clone(), file.stamp.clone())).collect(),
     };
-    get(key, || Table::of(spec, &named, root, observer))
+    get(key, || Table::of(spec, &named, root, pass))
 }
 
 /// Identity of an open table: equal keys give equal tables.

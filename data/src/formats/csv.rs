@@ -3,16 +3,19 @@
 
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
-use super::cuts::Cuts;
+use super::cuts::{BLOCK_BYTES, Cuts};
 use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Content, Object};
+use crate::observer::Observer;
+use crate::pass::{Distinct, Learnt, Pass};
 
 /// Cells without a value.
 const MISSING: [&str; 2] = ["", "NA"];
@@ -28,13 +31,18 @@ const CELL_SHOWN: usize = 60;
 /// # Errors
 /// Lines of different lengths, bytes that are no text, less than two columns, or a record that does
 /// not fit into `data_memory`.
-pub(crate) fn open(object: &Object, header: bool) -> Result<Box<dyn Source>> {
-    open_within(object, header, cache::whole_bytes_max())
+pub(crate) fn open(object: &Object, header: bool, pass: Pass<'_>) -> Result<Box<dyn Source>> {
+    open_within(object, header, pass, cache::whole_bytes_max())
 }
 
 /// Opens a file whose records have at most `record_bytes_max` bytes, or a few more.
-fn open_within(object: &Object, header: bool, record_bytes_max: u64) -> Result<Box<dyn Source>> {
-    let bytes = object.reader(0);
+fn open_within(
+    object: &Object,
+    header: bool,
+    pass: Pass<'_>,
+    record_bytes_max: u64,
+) -> Result<Box<dyn Source>> {
+    let bytes = object.learning_reader();
     let failure = bytes.failure();
     let broken = |error: csv::Error| {
         failure.or(|| match line_number(object, place(error.position())) {
@@ -42,7 +50,7 @@ fn open_within(object: &Object, header: bool, record_bytes_max: u64) -> Result<B
             Err(error) => error,
         })
     };
-    let mut reader = reader(Bounded::new(bytes, record_bytes_max), header);
+    let mut reader = reader(Bounded::new(bytes, pass.observer, record_bytes_max), header);
     // Without `has_headers` this is the first record, which is read again below.
     let names = reader.headers().map_err(broken)?.clone();
     if names.len() < 2 {
@@ -53,7 +61,8 @@ fn open_within(object: &Object, header: bool, record_bytes_max: u64) -> Result<B
     }
     let name = |(at, name): (usize, &str)| if header { name.to_owned() } else { at.to_string() };
     let column = |name| ColumnSpec::fixed(name, ElementType::F64, []);
-    let columns = names.iter().enumerate().map(name).map(column).collect();
+    let columns: Vec<_> = names.iter().enumerate().map(name).map(column).collect();
+    let mut values = pass.values(&columns);
     let (mut cuts, mut lines, mut line) = (Cuts::default(), Vec::new(), StringRecord::new());
     reader.get_mut().renew();
     while reader.read_record(&mut line).map_err(broken)? {
@@ -62,25 +71,47 @@ fn open_within(object: &Object, header: bool, record_bytes_max: u64) -> Result<B
         if lines.len() < cuts.records().len() {
             lines.push(line.position().map_or(1, |position| position.line() as usize));
         }
+        if let Some(values) = &mut values {
+            let mut value = values.batch();
+            // Where a broken cell is, is said when the record is read.
+            push(&mut value, line.get(values.column()).unwrap_or_default(), || "".into());
+            values.add(&value);
+        }
     }
+    let learnt =
+        Learnt { content: reader.get_ref().bytes.content(), values: values.and_then(Distinct::whole) };
     // A header alone is a file without records, which has its columns nevertheless.
     let blocks = if cuts.records().is_empty() { vec![0] } else { cuts.records().to_vec() };
     let outline = Outline { columns, blocks };
-    Ok(Box::new(Csv { object: object.clone(), header, cuts, lines, outline }))
+    Ok(Box::new(Csv { object: object.clone(), header, cuts, lines, outline, learnt }))
+}
+
+/// Appends a cell to a column. `describe` says where it is if it is broken.
+fn push(column: &mut Column, cell: &str, describe: impl FnOnce() -> Arc<str>) {
+    let value = cell.parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
+    match value {
+        Some(value) => column.push(&value.to_le_bytes()),
+        None if MISSING.contains(&cell) => column.push_missing(),
+        None => column.push_broken(describe),
+    }
 }
 
 /// Reads at most so many bytes for one record. A quote without its partner makes one record of all
 /// that follows.
-struct Bounded<R> {
+struct Bounded<'a, R> {
     bytes: R,
+    observer: &'a dyn Observer,
     record_bytes_max: u64,
     /// Bytes that the record may still take.
     left: u64,
+    /// Bytes since the last call of the observer.
+    unobserved: usize,
 }
 
-impl<R> Bounded<R> {
-    const fn new(bytes: R, record_bytes_max: u64) -> Self {
-        Self { bytes, record_bytes_max, left: record_bytes_max.saturating_add(BUFFER_BYTES as u64) }
+impl<'a, R> Bounded<'a, R> {
+    const fn new(bytes: R, observer: &'a dyn Observer, record_bytes_max: u64) -> Self {
+        let left = record_bytes_max.saturating_add(BUFFER_BYTES as u64);
+        Self { bytes, observer, record_bytes_max, left, unobserved: 0 }
     }
 
     /// Begins the next record.
@@ -90,7 +121,7 @@ impl<R> Bounded<R> {
     }
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for Bounded<'_, R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let bytes = self.bytes.read(out)?;
         let too_long = || {
@@ -98,6 +129,11 @@ impl<R: Read> Read for Bounded<R> {
             io::Error::other(format!("a record of more than {most} bytes (data_memory); is a quote missing?"))
         };
         self.left = self.left.checked_sub(bytes as u64).ok_or_else(too_long)?;
+        self.unobserved += bytes;
+        if self.unobserved >= BLOCK_BYTES {
+            self.unobserved = 0;
+            self.observer.advance();
+        }
         Ok(bytes)
     }
 }
@@ -109,6 +145,7 @@ struct Csv {
     /// Line in which each block begins, from 1.
     lines: Vec<usize>,
     outline: Outline,
+    learnt: Learnt,
 }
 
 impl Source for Csv {
@@ -136,12 +173,7 @@ impl Source for Csv {
         while reader.read_record(&mut line).map_err(broken)? {
             for (out, &at) in out.iter_mut().zip(columns) {
                 let cell = line.get(at).unwrap_or_default();
-                let value = cell.parse::<f64>().ok().filter(|&value| (value as f32).is_finite());
-                match value {
-                    Some(value) => out.push(&value.to_le_bytes()),
-                    None if MISSING.contains(&cell) => out.push_missing(),
-                    None => out.push_broken(|| self.no_number(cell, number(line.position()), at).into()),
-                }
+                push(out, cell, || self.no_number(cell, number(line.position()), at).into());
             }
         }
         match out.iter().find(|column| column.records() != records) {
@@ -151,6 +183,15 @@ impl Source for Csv {
             ),
             None => Ok(out),
         }
+    }
+
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
+        let known = self.learnt.content_after(content, object.len());
+        known.map_or_else(|| object.hash(content, observer), Ok)
+    }
+
+    fn distinct(&self, column: usize) -> Option<&Distinct> {
+        self.learnt.values_of(column)
     }
 }
 
@@ -216,12 +257,11 @@ fn empty(text: &[u8]) -> &[u8] {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::cuts::BLOCK_BYTES;
     use super::*;
     use crate::column::Fault;
 
     fn read(text: &[u8], header: bool) -> Result<Vec<Column>> {
-        let source = open(&Object::copy(Path::new("a.csv"), text.to_vec()), header)?;
+        let source = open(&Object::copy(Path::new("a.csv"), text.to_vec()), header, Pass::plain())?;
         let all: Vec<_> = (0..source.outline().columns.len()).collect();
         source.read(0, &all)
     }
@@ -282,7 +322,7 @@ mod tests {
     fn a_broken_cell_of_a_later_block_has_its_line_in_the_file() {
         let long = "x".repeat(BLOCK_BYTES);
         let text = format!("a,b\n{long},1\n\n{long},2\r\n\r\n{long},y\n");
-        let source = open(&Object::copy(Path::new("a.csv"), text.into_bytes()), true).unwrap();
+        let source = open(&Object::copy(Path::new("a.csv"), text.into_bytes()), true, Pass::plain()).unwrap();
         assert_eq!(source.outline().blocks, [1, 1, 1]);
         let column = source.read(2, &[1]).unwrap().remove(0);
         let Some(Fault::Broken(reason)) = column.fault(0) else { panic!("{:?}", column.fault(0)) };
@@ -302,7 +342,8 @@ mod tests {
 
     #[test]
     fn a_column_that_nobody_uses_may_hold_anything() {
-        let source = open(&Object::copy(Path::new("a.csv"), b"a,b\nAnn,2\n".to_vec()), true).unwrap();
+        let source =
+            open(&Object::copy(Path::new("a.csv"), b"a,b\nAnn,2\n".to_vec()), true, Pass::plain()).unwrap();
         let column = source.read(0, &[1]).unwrap().remove(0);
         assert_eq!((column.values(), column.fault(0)), (Some(&[2.0][..]), None));
         assert!(source.read(0, &[0]).unwrap()[0].fault(0).is_some());
@@ -320,7 +361,7 @@ mod tests {
     fn a_quote_without_its_partner_does_not_take_the_memory_of_the_whole_file() {
         let open = |text: &str| {
             let object = Object::copy(Path::new("a.csv"), text.as_bytes().to_vec());
-            open_within(&object, true, 100).map(|source| source.outline().records())
+            open_within(&object, true, Pass::plain(), 100).map(|source| source.outline().records())
         };
         let lines = "1,2\n".repeat(20_000);
         assert_eq!(open(&format!("a,b\n{lines}")).unwrap(), 20_000);

@@ -15,18 +15,21 @@
 //! the first line has, or one that is no object, is broken as a whole.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use proto::column::{ColumnSpec, ElementType};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::cuts::Cuts;
+use super::cuts::{BLOCK_BYTES, Cuts};
 use crate::cache;
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
-use crate::object::Object;
+use crate::object::{Content, Object};
+use crate::observer::Observer;
+use crate::pass::{Distinct, Learnt, Pass};
 
 /// Text that some editors write before the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
@@ -35,27 +38,41 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 ///
 /// # Errors
 /// There is no line, or the first one is no object with a column.
-pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let path = object.path();
-    let mark = object.slice(0..object.len().min(BYTE_ORDER_MARK.len()))?;
-    let start = if mark == BYTE_ORDER_MARK { BYTE_ORDER_MARK.len() } else { 0 };
+pub(crate) fn open(object: &Object, pass: Pass<'_>) -> Result<Box<dyn Source>> {
     let (mut cuts, mut numbers) = (Cuts::default(), Vec::new());
-    let mut first = None;
-    each_line(object, start, |number, begin, line| {
+    let (mut columns, mut values) = (Vec::new(), None);
+    let content = each_line(object, pass.observer, |number, begin, line| {
+        if cuts.records().is_empty() {
+            columns = columns_of(object.path(), number, line)?;
+            values = pass.values(&columns);
+        }
         cuts.add(begin);
         if numbers.len() < cuts.records().len() {
             numbers.push(number);
         }
-        if first.is_none() {
-            first = Some((number, line.to_vec()));
+        if let Some(values) = &mut values {
+            let mut decoder = Decoder::new(vec![values.batch()]);
+            decoder.add(line, number);
+            values.add(&decoder.columns[0]);
         }
+        Ok(())
     })?;
-    let Some((number, line)) = first else {
-        return wrong(path, "no line, so that the columns are unknown; leave the file out");
-    };
-    let object_of_line: Map<String, Value> =
-        serde_json::from_slice(&line).map_err(|error| malformed(path, at_line(number, &error)))?;
-    let mut columns: Vec<_> = object_of_line.iter().filter_map(|(name, value)| column(name, value)).collect();
+    if cuts.records().is_empty() {
+        return wrong(object.path(), "no line, so that the columns are unknown; leave the file out");
+    }
+    let learnt = Learnt { content, values: values.and_then(Distinct::whole) };
+    let outline = Outline { columns, blocks: cuts.records().to_vec() };
+    Ok(Box::new(Jsonl { object: object.clone(), cuts, numbers, outline, learnt }))
+}
+
+/// Returns the columns of a file, sorted by name, as its first line with text has them.
+///
+/// # Errors
+/// The line is no object with a column.
+fn columns_of(path: &Path, number: usize, line: &[u8]) -> Result<Vec<ColumnSpec>> {
+    let first: Map<String, Value> =
+        serde_json::from_slice(line).map_err(|error| malformed(path, at_line(number, &error)))?;
+    let mut columns: Vec<_> = first.iter().filter_map(|(name, value)| column(name, value)).collect();
     columns.sort_by(|a, b| a.name.cmp(&b.name));
     if columns.is_empty() {
         return wrong(
@@ -63,39 +80,49 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
             "the first line has no number, no text and no list of numbers, so there are no columns",
         );
     }
-    let outline = Outline { columns, blocks: cuts.records().to_vec() };
-    Ok(Box::new(Jsonl { object: object.clone(), cuts, numbers, outline }))
+    Ok(columns)
 }
 
-/// Calls `take` with each line with text from `start` on, its number from 1, and its place in the
-/// file.
+/// Calls `take` with each line with text, its number from 1, and its place in the file. Returns the
+/// identity of the content, if the file is on another machine.
 ///
 /// # Errors
-/// The file cannot be read, or a line is longer than a file that must be in memory may be.
-fn each_line(object: &Object, start: usize, mut take: impl FnMut(usize, usize, &[u8])) -> Result<()> {
-    let (mut reader, mut begun) = (object.reader(start), Vec::new());
-    let (mut number, mut begin) = (0, start);
+/// The file cannot be read, or a line is longer than a file that must be in memory may be, or the
+/// error of `take`.
+fn each_line(
+    object: &Object,
+    observer: &dyn Observer,
+    mut take: impl FnMut(usize, usize, &[u8]) -> Result<()>,
+) -> Result<Option<Content>> {
+    let (mut reader, mut begun) = (object.learning_reader(), Vec::new());
+    let (mut number, mut begin, mut observed) = (0, 0, 0);
     let mut line = |line: &[u8]| {
         number += 1;
-        if !line.trim_ascii().is_empty() {
-            take(number, begin, line);
-        }
+        let mark = if begin == 0 && line.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        let place = begin + mark;
         begin += line.len();
+        if begin - observed >= BLOCK_BYTES {
+            observed = begin;
+            observer.advance();
+        }
+        let text = &line[mark..];
+        if text.trim_ascii().is_empty() { Ok(()) } else { take(number, place, text) }
     };
     loop {
         let window = reader.window()?;
         if window.is_empty() {
             break;
         }
+        observer.advance();
         for part in window.split_inclusive(|&byte| byte == b'\n') {
             let is_whole = part.ends_with(b"\n");
             if begun.is_empty() && is_whole {
-                line(part);
+                line(part)?;
                 continue;
             }
             begun.extend_from_slice(part);
             if is_whole {
-                line(&begun);
+                line(&begun)?;
                 begun.clear();
             }
         }
@@ -108,9 +135,9 @@ fn each_line(object: &Object, start: usize, mut take: impl FnMut(usize, usize, &
         }
     }
     if !begun.is_empty() {
-        line(&begun);
+        line(&begun)?;
     }
-    Ok(())
+    Ok(reader.content())
 }
 
 /// Returns the lines with text of a block, each with the number of lines before it.
@@ -138,6 +165,7 @@ struct Jsonl {
     /// Number of the first line of each block, from 1.
     numbers: Vec<usize>,
     outline: Outline,
+    learnt: Learnt,
 }
 
 impl Source for Jsonl {
@@ -155,33 +183,59 @@ impl Source for Jsonl {
         let text = self.object.slice(range.clone())?;
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
-        let mut out: Vec<_> = columns.iter().map(column).collect();
-        let (mut seen, mut scratch) = (Vec::new(), Vec::new());
-        for (record, (before, line)) in lines(&text).enumerate() {
-            seen.clear();
-            seen.resize(out.len(), false);
-            let line_of = Line { columns: &mut out, seen: &mut seen, scratch: &mut scratch };
-            let mut json = serde_json::Deserializer::from_slice(line);
-            let read = line_of.deserialize(&mut json).and_then(|()| json.end());
-            if let Err(error) = read {
-                let number = self.numbers[block] + before;
-                let mut reason: Option<Arc<str>> = None;
-                for column in &mut out {
-                    let describe = || reason.get_or_insert_with(|| at_line(number, &error).into()).clone();
-                    // Columns before the place of the error may have their value of this line.
-                    match column.records() == record {
-                        true => column.push_broken(describe),
-                        false => column.set_broken(record, describe),
-                    }
-                }
-            }
+        let mut decoder = Decoder::new(columns.iter().map(column).collect());
+        for (before, line) in lines(&text) {
+            decoder.add(line, self.numbers[block] + before);
         }
+        let out = decoder.columns;
         match out.iter().find(|column| column.records() != records) {
             Some(column) => wrong(
                 self.object.path(),
                 format!("a block of {records} lines has {} now; restore the file", column.records()),
             ),
             None => Ok(out),
+        }
+    }
+
+    fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
+        let known = self.learnt.content_after(content, object.len());
+        known.map_or_else(|| object.hash(content, observer), Ok)
+    }
+
+    fn distinct(&self, column: usize) -> Option<&Distinct> {
+        self.learnt.values_of(column)
+    }
+}
+
+/// Reads lines into the columns that are wanted.
+struct Decoder {
+    columns: Vec<Column>,
+    /// Whether the line has a value of each column.
+    seen: Vec<bool>,
+    scratch: Vec<f64>,
+}
+
+impl Decoder {
+    fn new(columns: Vec<Column>) -> Self {
+        Self { seen: vec![false; columns.len()], columns, scratch: Vec::new() }
+    }
+
+    /// Appends the record of a line, which may be broken as a whole. `number` is that of the line.
+    fn add(&mut self, line: &[u8], number: usize) {
+        let Self { columns, seen, scratch } = self;
+        let record = columns.first().map_or(0, Column::records);
+        seen.fill(false);
+        let mut json = serde_json::Deserializer::from_slice(line);
+        let read = Line { columns, seen, scratch }.deserialize(&mut json).and_then(|()| json.end());
+        let Err(error) = read else { return };
+        let mut reason: Option<Arc<str>> = None;
+        for column in columns {
+            let describe = || reason.get_or_insert_with(|| at_line(number, &error).into()).clone();
+            // Columns before the place of the error may have their value of this line.
+            match column.records() == record {
+                true => column.push_broken(describe),
+                false => column.set_broken(record, describe),
+            }
         }
     }
 }
@@ -416,7 +470,7 @@ mod tests {
     use crate::column::Fault;
 
     fn source(text: &[u8]) -> Result<Box<dyn Source>> {
-        open(&Object::copy(Path::new("a.jsonl"), text.to_vec()))
+        open(&Object::copy(Path::new("a.jsonl"), text.to_vec()), Pass::plain())
     }
 
     fn read(text: &[u8]) -> Result<Vec<Column>> {

@@ -20,6 +20,7 @@ pub(crate) mod tokens;
 
 use std::path::Path;
 
+use proto::column::ColumnSpec;
 use proto::spec::{DataSpec, Format};
 
 use crate::error::Result;
@@ -27,6 +28,7 @@ use crate::format::Source;
 use crate::lengths;
 use crate::object::Object;
 use crate::observer::Observer;
+use crate::pass::Pass;
 
 /// Opens a file of the job's format. `column` names the column of a format whose files have one.
 /// `first` is the first training folder of a format whose files are folders.
@@ -40,19 +42,38 @@ pub(crate) fn open(
     first: &Path,
     observer: &dyn Observer,
 ) -> Result<Box<dyn Source>> {
+    open_collecting(spec, object, column, first, Pass { observer, ..Pass::plain() })
+}
+
+/// Opens a file like [`open`]. If opening it reads all of it, the values of a column are collected.
+///
+/// # Errors
+/// Those of [`open`].
+pub(crate) fn open_collecting(
+    spec: &DataSpec,
+    object: &Object,
+    column: &str,
+    first: &Path,
+    pass: Pass<'_>,
+) -> Result<Box<dyn Source>> {
+    let collects = |columns: &[ColumnSpec]| {
+        // Lists of another length than the job says are broken, which is found only later.
+        (pass.collects)(columns).filter(|&at| !spec.lengths.contains_key(&columns[at].name))
+    };
+    let pass = Pass { collects: &collects, ..pass };
     let source = match spec.format {
         Format::Idx => idx::open(object, column),
         Format::Npy => npy::open(object, column),
-        Format::Csv => csv::open(object, spec.header),
+        Format::Csv => csv::open(object, spec.header, pass),
         Format::Parquet => parquet::open(object.clone()),
         Format::Arrow => arrow::open(object),
         Format::Tokens => tokens::open(object, spec.tokens),
         Format::Safetensors => safetensors::open(object),
         Format::Npz => npz::open(object),
-        Format::Jsonl => jsonl::open(object),
+        Format::Jsonl => jsonl::open(object, pass),
         Format::Tfrecord => tfrecord::open(object),
         Format::Tar => tar::open(object),
-        Format::Images => images::open(object.folder(observer)?, first),
+        Format::Images => images::open(object.folder(pass.observer)?, first),
     };
     lengths::fix(source?, object, &spec.lengths)
 }
