@@ -1,12 +1,11 @@
 //! What the process keeps of data files in memory, however many workers, jobs and data sets read
 //! them: decoded blocks, and pieces of files on other machines.
 //!
-//! They stay up to a bound. Then those that were not used lately go. A block that lies in a mapped
-//! file takes no memory and is not kept here.
+//! They stay up to a bound (`room.rs`). Then those that were not used lately go. A block that lies
+//! in a mapped file takes no memory and is not kept here.
 //!
 //! This is process-wide state, but harmless: what it holds never changes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use quick_cache::sync::Cache;
@@ -80,27 +79,9 @@ static KEPT: LazyLock<Cache<Place, Kept, Weights>> = LazyLock::new(|| {
     Cache::with_options(options, Weights, Default::default(), Default::default())
 });
 
-/// Bound of the memory in bytes, if somebody has set it. 0: nobody has.
-static LIMIT: AtomicU64 = AtomicU64::new(0);
-
-/// Bounds the memory of decoded blocks in this process, and the size of a file that must be in
-/// memory as a whole. Without a call it is [`default_memory`]. Blocks in use are not counted.
-pub fn limit_memory(bytes: u64) {
-    LIMIT.store(bytes.max(1), Ordering::Relaxed);
+/// Sets the most bytes of blocks and pieces. What is too much is forgotten.
+pub(crate) fn resize(bytes: u64) {
     KEPT.set_capacity(bytes);
-}
-
-/// Bounds the memory of decoded blocks in this process alone.
-pub fn limit_blocks(bytes: u64) {
-    KEPT.set_capacity(bytes);
-}
-
-/// Returns the most bytes of a file that must be in memory as a whole, such as a compressed one.
-pub(crate) fn whole_bytes_max() -> u64 {
-    match LIMIT.load(Ordering::Relaxed) {
-        0 => default_memory(),
-        bytes => bytes,
-    }
 }
 
 /// Returns a decoded block from memory, or from `read`. Other readers of the same block wait.

@@ -34,6 +34,21 @@ pub enum Error {
         /// Place in the file, expected against found, what to do.
         reason: String,
     },
+    /// A file must be in memory as a whole, and other files have the memory for data.
+    #[error(
+        "{}: {what}, and other open files of this worker have {held} of the {limit} bytes for data (data_memory); \
+         raise it, give the job a worker of its own, or unpack the files", path.display()
+    )]
+    Full {
+        /// Path of the file.
+        path: PathBuf,
+        /// Part of the file for which there is no memory.
+        what: String,
+        /// Bytes that other files, and the parts of this one before, have.
+        held: u64,
+        /// Bytes for data of this process.
+        limit: u64,
+    },
     /// The job's specification does not fit its data.
     #[error(transparent)]
     Specification(proto::Error),
@@ -84,6 +99,8 @@ impl Error {
             | Self::Specification(_)
             | Self::NoRecord { .. }
             | Self::Predictions(_) => true,
+            // The other files may be closed by then, or another worker may have the memory.
+            Self::Full { .. } => false,
             Self::File { .. } | Self::Remote { .. } | Self::NoSuchSet(_) => false,
             Self::NoSuchFile { .. } | Self::Changed { .. } => false,
         }

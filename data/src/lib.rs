@@ -21,6 +21,7 @@
 //! | `table.rs` | the records of files that belong together |
 //! | `tables.rs` | the open files of the process |
 //! | `cache.rs` | decoded blocks of the process |
+//! | `room.rs` | the memory of decoded blocks and of files that are held whole |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
 //! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
@@ -62,6 +63,7 @@ mod pattern;
 mod pixels;
 pub mod predictions;
 mod remote;
+mod room;
 mod sample;
 mod schema;
 mod sheet;
@@ -72,7 +74,7 @@ mod tests;
 mod transform;
 
 pub use batch::Batch;
-pub use cache::{default_memory, limit_blocks, limit_memory};
+pub use cache::default_memory;
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
 pub use dataset::{BadRecord, Dataset};
@@ -84,4 +86,5 @@ pub use object::Content;
 pub use observer::Observer;
 pub use pattern::without_patterns;
 pub use remote::{allow_urls, every_url, use_store_settings, wrong_prefixes};
+pub use room::{limit_blocks, limit_memory};
 pub use sheet::{ContactSheet, contact_sheet};

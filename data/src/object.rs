@@ -5,7 +5,7 @@
 //! | local | mapped into memory |
 //! | on another machine | fetched part by part (`remote.rs`) |
 //! | folder of images | each image by itself (`folder.rs`) |
-//! | compressed, or on a server that gives no parts | in memory as a whole, up to a limit |
+//! | compressed, or on a server that gives no parts | in memory as a whole (`room.rs`) |
 //!
 //! Of a mapped file the process holds only what it reads, and the system may take that back.
 
@@ -21,12 +21,12 @@ use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
 use proto::spec::Format;
 
-use crate::cache;
 use crate::column::{Aligned, FileBytes, Memory};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::folder::Folder;
 use crate::observer::Observer;
 use crate::remote::{self, Remote};
+use crate::room::{self, Held, Whole};
 
 /// Bytes that are read from a file at once.
 const PIECE_BYTES: usize = 4 << 20;
@@ -59,7 +59,7 @@ impl Content {
 /// Returns the bytes of a file on another machine that a reader fetches at once: whole pieces, if
 /// one fits into memory.
 fn window_bytes() -> usize {
-    let (piece, most) = (remote::PIECE_BYTES as usize, cache::whole_bytes_max());
+    let (piece, most) = (remote::PIECE_BYTES as usize, room::bytes_max());
     let most = usize::try_from(most).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
     if most > piece { most - most % piece } else { most }
 }
@@ -189,11 +189,15 @@ impl Object {
         let metadata = file.metadata().map_err(failed)?;
         // A pipe or a device has no bytes to map.
         if !metadata.is_file() || metadata.len() == 0 {
-            let mut bytes = Vec::new();
-            while file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes).map_err(failed)? > 0 {
+            let (mut bytes, mut held) = (Vec::new(), Held::default());
+            loop {
+                let piece = file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes);
+                match piece.map_err(failed)? {
+                    0 => return Self::whole(path, bytes, held).unpacked(observer),
+                    more => held.grow(more as u64).map_err(|full| full.at(path, "it cannot be mapped"))?,
+                }
                 observer.advance();
             }
-            return Self::copy(path, bytes).unpacked(observer);
         }
         #[expect(unsafe_code, reason = "maps a file")]
         // SAFETY: bytes that another process changes meanwhile are wrong values, and `check` finds
@@ -212,7 +216,14 @@ impl Object {
         let object = if remote.state().has_ranges {
             Self { path: path.to_owned(), place: Place::Remote(remote.clone()), version: String::new() }
         } else {
-            Self::here(path, Arc::new(remote.whole(cache::whole_bytes_max())?), None)
+            let bytes_max = room::bytes_max();
+            let bytes = remote.state().bytes;
+            let held = match bytes <= bytes_max {
+                true => Held::of(bytes).map_err(|full| full.at(path, "its server gives no parts of it"))?,
+                // Refused with its own message.
+                false => Held::default(),
+            };
+            Self::whole(path, remote.whole(bytes_max)?, held)
         };
         let object = Self { version, ..object.unpacked(observer)? };
         if object.is_here() {
@@ -252,13 +263,18 @@ impl Object {
         Self::here(path, Arc::new(bytes), None)
     }
 
+    /// Returns the object of a file's bytes, which have their place in the room.
+    pub(crate) fn whole(path: &Path, bytes: impl FileBytes + 'static, held: Held) -> Self {
+        Self::here(path, Arc::new(Whole::new(bytes, held)), None)
+    }
+
     fn here(path: &Path, bytes: Arc<dyn FileBytes>, mapped: Option<Arc<Opened>>) -> Self {
         let shared = Bytes::from_owner(Owner(bytes.clone()));
         Self { path: path.to_owned(), place: Place::Here { bytes, shared, mapped }, version: String::new() }
     }
 
     fn unpacked(self, observer: &dyn Observer) -> Result<Self> {
-        self.unpacked_within(cache::whole_bytes_max(), observer)
+        self.unpacked_within(room::bytes_max(), observer)
     }
 
     /// Returns the object of the bytes without compression, of which there are `bytes_max` at most.
@@ -278,11 +294,13 @@ impl Object {
         } else {
             return Ok(self);
         };
-        let mut plain = Vec::new();
+        let (mut plain, mut held) = (Vec::new(), Held::default());
         loop {
             let piece = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut plain);
-            if piece.map_err(|error| damaged(what, &error))? == 0 {
-                return Ok(Self::copy(&self.path, plain));
+            let more = piece.map_err(|error| damaged(what, &error))?;
+            if more == 0 {
+                plain.shrink_to_fit();
+                return Ok(Self::whole(&self.path, plain, held));
             }
             // A small file can become more than any memory.
             if plain.len() as u64 > bytes_max {
@@ -294,6 +312,8 @@ impl Object {
                     ),
                 );
             }
+            let needed = || format!("without {what} it has more than {} bytes", plain.len() - more);
+            held.grow(more as u64).map_err(|full| full.at(&self.path, needed()))?;
             observer.advance();
         }
     }

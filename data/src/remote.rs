@@ -127,6 +127,7 @@ mod with {
     use crate::cache;
     use crate::error::{Error, Result, malformed};
     use crate::observer::Observer;
+    use crate::room;
 
     /// Pieces of one read that are under way at most.
     const PIECES_AHEAD: usize = 32;
@@ -209,7 +210,7 @@ mod with {
     /// # Errors
     /// It does not.
     fn check_size(url: &str, bytes: u64) -> Result<()> {
-        let bytes_max = cache::whole_bytes_max();
+        let bytes_max = room::bytes_max();
         if bytes <= bytes_max {
             return Ok(());
         }

@@ -19,12 +19,12 @@ use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 
 use super::arrow_columns;
-use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Flaw, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::guarded::guarded;
 use crate::object::Object;
+use crate::room::{self, Held};
 
 /// First bytes of a file. A stream has none.
 const MAGIC: &[u8] = b"ARROW1";
@@ -57,7 +57,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
 }
 
 fn stream(object: &Object) -> Result<Box<dyn Source>> {
-    let bytes_max = cache::whole_bytes_max();
+    let bytes_max = room::bytes_max();
     if !object.is_here() && object.len() as u64 > bytes_max {
         return wrong(
             object.path(),
@@ -70,15 +70,30 @@ fn stream(object: &Object) -> Result<Box<dyn Source>> {
     }
     let bytes = object.reader(0);
     let failure = bytes.failure();
+    let mut held = Held::default();
     let decode = || {
         let reader = StreamReader::try_new(bytes, None)?;
-        Ok::<_, ArrowError>((reader.schema(), reader.collect::<Result<Vec<_>, _>>()?))
+        let (schema, mut batches) = (reader.schema(), Vec::new());
+        for batch in reader {
+            let batch = batch?;
+            held.grow(batch.get_array_memory_size() as u64).map_err(|full| {
+                let what = "it is an Arrow stream, which is read as a whole";
+                ArrowError::ExternalError(Box::new(failure.keep(full.at(object.path(), what))))
+            })?;
+            batches.push(batch);
+        }
+        Ok::<_, ArrowError>((schema, batches))
     };
     let (schema, batches) = guarded(decode).map_err(|error| failure.or(|| failed(object, &error)))?;
     let (fields, columns) = columns(&schema);
     let blocks = batches.iter().map(|batch| batch.num_rows() as u64).collect();
     let outline = Outline { columns, blocks };
-    Ok(Box::new(Arrow { object: object.clone(), batches: Batches::Stream(batches), fields, outline }))
+    Ok(Box::new(Arrow {
+        object: object.clone(),
+        batches: Batches::Stream { batches, _held: held },
+        fields,
+        outline,
+    }))
 }
 
 /// Returns the fields of which columns can be made, by index, and these columns.
@@ -245,7 +260,11 @@ fn read(object: &Object, block: &Block) -> Result<(Bytes, Buffer), Flaw> {
 
 enum Batches {
     File(File),
-    Stream(Vec<RecordBatch>),
+    Stream {
+        batches: Vec<RecordBatch>,
+        /// Their place in the memory for data.
+        _held: Held,
+    },
 }
 
 struct Arrow {
@@ -269,7 +288,7 @@ impl Source for Arrow {
                 let named = |error: String| shown(&format!("batch {block}: {error}"));
                 batch.map_err(|flaw| flaw.at(self.object.path(), named))?.columns().to_vec()
             }
-            Batches::Stream(batches) => {
+            Batches::Stream { batches, .. } => {
                 fields.iter().map(|&field| batches[block].column(field).clone()).collect()
             }
         };

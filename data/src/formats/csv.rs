@@ -9,13 +9,13 @@ use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
 use super::cuts::{BLOCK_BYTES, Cuts};
-use crate::cache;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
 use crate::pass::{Distinct, Learnt, Pass};
+use crate::room;
 
 /// Cells without a value.
 const MISSING: [&str; 2] = ["", "NA"];
@@ -32,7 +32,7 @@ const CELL_SHOWN: usize = 60;
 /// Lines of different lengths, bytes that are no text, less than two columns, or a record that does
 /// not fit into `data_memory`.
 pub(crate) fn open(object: &Object, header: bool, pass: Pass<'_>) -> Result<Box<dyn Source>> {
-    open_within(object, header, pass, cache::whole_bytes_max())
+    open_within(object, header, pass, room::bytes_max())
 }
 
 /// Opens a file whose records have at most `record_bytes_max` bytes, or a few more.

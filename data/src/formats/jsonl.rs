@@ -23,13 +23,13 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde_json::{Map, Value};
 
 use super::cuts::{BLOCK_BYTES, Cuts};
-use crate::cache;
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
 use crate::observer::Observer;
 use crate::pass::{Distinct, Learnt, Pass};
+use crate::room;
 
 /// Text that some editors write before the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
@@ -126,7 +126,7 @@ fn each_line(
                 begun.clear();
             }
         }
-        let bytes_max = cache::whole_bytes_max();
+        let bytes_max = room::bytes_max();
         if begun.len() as u64 > bytes_max {
             return wrong(
                 object.path(),

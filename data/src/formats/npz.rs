@@ -20,10 +20,10 @@ use flate2::read::DeflateDecoder;
 
 use super::array::{self, Values};
 use super::npy;
-use crate::cache;
 use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::Source;
 use crate::object::Object;
+use crate::room::{self, Held};
 
 /// First bytes of the parts of an archive, and their bytes without names and comments.
 const LOCAL: (&[u8], usize) = (b"PK\x03\x04", 30);
@@ -44,7 +44,7 @@ const RATIO_MAX: u64 = 1032;
 /// The file is no archive, a member is damaged or no array of numbers, or arrays have other numbers
 /// of records, or all of them do not fit into `data_memory` without compression.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    open_within(object, cache::whole_bytes_max())
+    open_within(object, room::bytes_max())
 }
 
 /// Opens a file whose compressed arrays have at most `bytes_max` bytes together when unpacked.
@@ -68,7 +68,7 @@ fn open_within(object: &Object, bytes_max: u64) -> Result<Box<dyn Source>> {
         );
     }
     let mut columns: Vec<Values> = Vec::new();
-    let mut room = Room { bytes_max, left: bytes_max };
+    let mut share = Share { bytes_max, left: bytes_max };
     for member in &members {
         let Some(name) = member.name.strip_suffix(".npy") else { continue };
         let named = |reason: String| format!("array `{name}`: {reason}");
@@ -76,20 +76,20 @@ fn open_within(object: &Object, bytes_max: u64) -> Result<Box<dyn Source>> {
             let reason = "the archive has two arrays of this name; save it anew";
             return wrong(object.path(), named(reason.to_owned()));
         }
-        columns.push(values(object, member, name, &mut room).map_err(|flaw| flaw.at(object.path(), named))?);
+        columns.push(values(object, member, name, &mut share).map_err(|flaw| flaw.at(object.path(), named))?);
     }
     array::open(object, columns)
 }
 
-/// Memory for unpacked arrays, which stay until the file is closed.
-struct Room {
+/// Most memory for the unpacked arrays of one file, which stay until the file is closed.
+struct Share {
     bytes_max: u64,
     /// Bytes that no array has taken.
     left: u64,
 }
 
-/// Returns the array of a member. An unpacked one takes its bytes of `room`.
-fn values(object: &Object, member: &Member, name: &str, room: &mut Room) -> Result<Values, Flaw> {
+/// Returns the array of a member. An unpacked one takes its bytes of `share` and of the room.
+fn values(object: &Object, member: &Member, name: &str, share: &mut Share) -> Result<Values, Flaw> {
     if member.encrypted {
         return Err("is encrypted; save it without a password".to_owned().into());
     }
@@ -99,7 +99,10 @@ fn values(object: &Object, member: &Member, name: &str, room: &mut Room) -> Resu
     match member.method {
         0 => Ok(npy::array(object, range)?.values(object, name)?),
         8 => {
-            let unpacked = Object::copy(object.path(), member.inflate(&object.slice(range)?, room)?);
+            member.check_size(share)?;
+            let needed = || format!("array `{name}` has {} bytes without compression", member.unpacked);
+            let held = Held::of(member.unpacked).map_err(|full| full.at(object.path(), needed()))?;
+            let unpacked = Object::whole(object.path(), member.inflate(&object.slice(range)?)?, held);
             Ok(npy::array(&unpacked, 0..unpacked.len())?.values(&unpacked, name)?)
         }
         method => {
@@ -140,22 +143,29 @@ impl Member {
         Ok(range())
     }
 
-    /// Unpacks the bytes of the member.
-    fn inflate(&self, packed: &[u8], room: &mut Room) -> Result<Vec<u8>, String> {
-        let damaged = |what: &str| format!("damaged Deflate: {what}; copy the file again");
+    /// Takes the bytes of the member without compression of `share`.
+    ///
+    /// # Errors
+    /// The member cannot have so many, or they do not fit.
+    fn check_size(&self, share: &mut Share) -> Result<(), String> {
         let expected = self.unpacked;
         if expected > self.packed.saturating_mul(RATIO_MAX) {
             let packed = self.packed;
             return Err(damaged(&format!("{packed} bytes cannot become {expected}")));
         }
-        let Some(left) = room.left.checked_sub(expected) else {
-            return Err(format!(
+        share.left = share.left.checked_sub(expected).ok_or_else(|| {
+            format!(
                 "has {expected} bytes without compression, more than the {} that the arrays before leave of the {} of \
                  data_memory; raise it, or save the arrays with numpy.savez",
-                room.left, room.bytes_max
-            ));
-        };
-        room.left = left;
+                share.left, share.bytes_max
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Unpacks the bytes of the member.
+    fn inflate(&self, packed: &[u8]) -> Result<Vec<u8>, String> {
+        let expected = self.unpacked;
         let mut bytes = Vec::new();
         let room = usize::try_from(expected).ok().and_then(|room| bytes.try_reserve_exact(room).ok());
         room.ok_or_else(|| format!("has {expected} bytes, for which there is no memory"))?;
@@ -168,6 +178,10 @@ impl Member {
         }
         Ok(bytes)
     }
+}
+
+fn damaged(what: &str) -> String {
+    format!("damaged Deflate: {what}; copy the file again")
 }
 
 /// Reads the directory. `None`: it is damaged, or there is none.
