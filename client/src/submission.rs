@@ -54,9 +54,32 @@ impl Submission {
     /// # Errors
     /// A file cannot be read, or the job file is wrong: every violation at once.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
+        Self::read_by(spec::parse, path, overrides)
+    }
+
+    /// Reads a job file like [`read`](Self::read), and makes it a job that only evaluates or
+    /// predicts, like [`measuring`](Self::measuring). Only that job is checked.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read) and of [`measuring`](Self::measuring).
+    pub fn read_measuring(
+        path: &Path,
+        overrides: &[String],
+        purpose: Purpose,
+        model: &str,
+        predict: Option<PredictSpec>,
+    ) -> Result<Self> {
+        Self::read_by(spec::parse_unchecked, path, overrides)?.measuring(purpose, model, predict)
+    }
+
+    fn read_by(
+        parse: fn(&str, &Path, &[String]) -> proto::Result<JobSpec>,
+        path: &Path,
+        overrides: &[String],
+    ) -> Result<Self> {
         let unread = |source| Error::JobFile { path: path.to_owned(), source };
         let text = std::fs::read_to_string(path).map_err(unread)?;
-        let mut spec = spec::parse(&text, path, overrides)?;
+        let mut spec = parse(&text, path, overrides)?;
         let base = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut artifacts = Vec::new();
         if let Some(script) = spec.model.script.take() {

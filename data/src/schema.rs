@@ -36,15 +36,18 @@ const LABELS_OBSERVED: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Schema {
     inputs: Vec<Input>,
-    label: Place,
+    /// `None`: the table has none, and the job needs none.
+    label: Option<Place>,
     /// Type and shape of the label in a batch.
     labels: ColumnSpec,
+    /// Whether labels are read with the records. Otherwise those of a batch are zeros.
+    reads_labels: bool,
     /// Whether labels are classes.
     classes: bool,
     /// Class that does not count.
     ignored: i64,
-    /// All columns that are read: those of the inputs, then the label. Type and shape are those
-    /// that the transforms make.
+    /// Columns of the inputs, then the label, if there is one. Type and shape are those that the
+    /// transforms make.
     wanted: Vec<Place>,
     /// Transforms of each column in `wanted` that has some.
     pipelines: Vec<Option<Arc<Pipeline>>>,
@@ -156,11 +159,12 @@ impl Schema {
     /// A column is missing, or has a type or a shape that a batch cannot have, or a transform does
     /// not fit its column.
     pub(crate) fn new(spec: &JobSpec, set: DataSet, table: &Table) -> Result<Self> {
-        let columns = Columns::new(&spec.data, set, table)?;
-        let label = columns.label()?;
+        let reads_labels = spec.needs_labels(set);
+        let columns = Columns::new(spec, set, table)?;
+        let label = columns.label(reads_labels)?;
         let mut wanted = Vec::new();
         let inputs = match spec.data.named_inputs() {
-            None => vec![columns.features(&label, &mut wanted)?],
+            None => vec![columns.features(label.as_ref(), &mut wanted)?],
             Some(inputs) => {
                 let arguments = inputs.arguments().into_iter();
                 arguments
@@ -169,12 +173,34 @@ impl Schema {
             }
         };
         let classes = spec.model.loss.wants_classes();
-        let labels = labels(spec, table, &label)?;
-        wanted.push(label.clone());
+        let labels = match &label {
+            Some(label) if reads_labels => labels(spec, table, label)?,
+            _ => ColumnSpec::fixed(LABELS, if classes { ElementType::I64 } else { ElementType::F32 }, []),
+        };
+        wanted.extend(label.clone());
         let pipelines = wanted.iter().map(|place| columns.pipeline(place)).collect();
         let missing = wanted.iter().map(|place| columns.missing(place)).collect::<Result<_>>()?;
         let (ignored, on_error) = (spec.model.ignore_index, spec.data.on_error);
-        Ok(Self { inputs, label, labels, classes, ignored, wanted, pipelines, missing, on_error })
+        Ok(Self {
+            inputs,
+            label,
+            labels,
+            reads_labels,
+            classes,
+            ignored,
+            wanted,
+            pipelines,
+            missing,
+            on_error,
+        })
+    }
+
+    /// Returns the columns that are read with the records.
+    fn read_columns(&self) -> &[Place] {
+        match (&self.label, self.reads_labels) {
+            (Some(_), false) => &self.wanted[..self.wanted.len() - 1],
+            _ => &self.wanted,
+        }
     }
 
     /// Returns whether a record with this defect is skipped. A block that cannot be read is no
@@ -224,7 +250,7 @@ impl Schema {
         let specs = |schema: &Self| {
             let inputs = schema.inputs().into_iter().chain([schema.labels()]);
             let stored =
-                schema.wanted.iter().zip(&schema.pipelines).map(|(place, pipeline)| match pipeline {
+                schema.read_columns().iter().zip(&schema.pipelines).map(|(place, pipeline)| match pipeline {
                     Some(pipeline) => pipeline.column().to_string(),
                     None => place.spec.dtype.to_string(),
                 });
@@ -238,7 +264,7 @@ impl Schema {
     /// Inputs come first, the label last.
     pub(crate) fn renamed(&self, other: &Self) -> Option<(String, String)> {
         let names = |schema: &Self| -> Vec<String> {
-            schema.wanted.iter().map(|place| place.spec.name.clone()).collect()
+            schema.read_columns().iter().map(|place| place.spec.name.clone()).collect()
         };
         let (own, others) = (names(self), names(other));
         let equal = own.iter().zip(&others).take_while(|(own, other)| own == other).count();
@@ -247,7 +273,7 @@ impl Schema {
 
     /// Returns a reader of a table's columns.
     pub(crate) fn reader(&self, table: &Arc<Table>) -> Reader {
-        table.reader(&self.wanted)
+        table.reader(self.read_columns())
     }
 
     /// Appends a record to the columns of a batch.
@@ -317,6 +343,9 @@ impl Schema {
                 unfit = Some(Unfit::Value { place: self.wanted[wanted].clone(), value, dtype });
             }
         })?;
+        if !self.reads_labels {
+            labels.grow();
+        }
         unfit.map_or(Ok(()), Err)
     }
 
@@ -354,9 +383,10 @@ impl Schema {
     }
 
     /// Returns the smallest and the largest label of a table, or `None` if labels are no classes or
-    /// there are no records. It reads all labels, unless those of the table are known, and leaves
-    /// out those of records that the job skips because of their label. Reports the progress to
-    /// `observer`.
+    /// there are no labels. It reads all labels, unless those of the table are known, and leaves
+    /// out those of records that the job skips because of their label. In files that the job
+    /// predicts it leaves out every label that is missing, broken, or no class. Reports the progress
+    /// to `observer`.
     ///
     /// # Errors
     /// A label is missing, broken, or no class.
@@ -365,12 +395,10 @@ impl Schema {
         table: &Arc<Table>,
         observer: &dyn Observer,
     ) -> Result<Option<(i64, i64)>> {
-        if !self.classes {
-            return Ok(None);
-        }
-        let mut reader = table.reader(std::slice::from_ref(&self.label));
-        let mut labels = Labels::new(self, table);
-        let Some(distinct) = table.distinct(&self.label) else {
+        let Some(label) = self.label.as_ref().filter(|_| self.classes) else { return Ok(None) };
+        let mut reader = table.reader(std::slice::from_ref(label));
+        let mut labels = Labels::new(self, label, table);
+        let Some(distinct) = table.distinct(label) else {
             for record in 0..table.records() {
                 if record.is_multiple_of(LABELS_OBSERVED) {
                     observer.advance();
@@ -402,7 +430,8 @@ impl Schema {
 struct Labels<'a> {
     schema: &'a Schema,
     table: &'a Table,
-    /// Index of the label among the columns that are read.
+    /// The label's column, and its index among those that are wanted.
+    place: &'a Place,
     label: usize,
     /// Result of the label's transforms.
     result: Vec<u8>,
@@ -410,10 +439,10 @@ struct Labels<'a> {
 }
 
 impl<'a> Labels<'a> {
-    fn new(schema: &'a Schema, table: &'a Table) -> Self {
+    fn new(schema: &'a Schema, place: &'a Place, table: &'a Table) -> Self {
         let label = schema.wanted.len() - 1;
         let bytes = schema.pipelines[label].as_ref().map_or(0, |pipeline| pipeline.bytes());
-        Self { schema, table, label, result: vec![0; bytes], range: None }
+        Self { schema, table, place, label, result: vec![0; bytes], range: None }
     }
 
     /// Takes the label of a record: that in `row` of `column`.
@@ -421,8 +450,8 @@ impl<'a> Labels<'a> {
     /// # Errors
     /// It is missing, broken, or no class, and the job does not skip the record.
     fn add(&mut self, column: &Column, row: usize, record: u64) -> Result<()> {
-        let Self { schema, table, label, .. } = *self;
-        let unfit = |unfit: Unfit| match schema.skips(&unfit) {
+        let Self { schema, table, place, label, .. } = *self;
+        let unfit = |unfit: Unfit| match !schema.reads_labels || schema.skips(&unfit) {
             true => Ok(()),
             false => Err(unfit.at(table, record)),
         };
@@ -432,7 +461,7 @@ impl<'a> Labels<'a> {
         };
         if let Some(pipeline) = &schema.pipelines[label] {
             if let Err(reason) = pipeline.apply(raw, Draws { epoch: 0, record }, &mut self.result) {
-                return unfit(Unfit::Transform { place: schema.label.clone(), reason });
+                return unfit(Unfit::Transform { place: place.clone(), reason });
             }
             (raw, dtype) = (&self.result, pipeline.spec().dtype);
         }
@@ -446,8 +475,8 @@ impl<'a> Labels<'a> {
             None => no_class = Some(value),
         });
         match no_class {
-            Some(value) if schema.on_error == OnError::Fail => wrong(
-                table.path_of(&schema.label),
+            Some(value) if schema.reads_labels && schema.on_error == OnError::Fail => wrong(
+                table.path_of(place),
                 format!(
                     "label {value} of record {record} is no class number; mend it, or use a loss on values such as mse"
                 ),
@@ -469,9 +498,15 @@ pub(crate) fn label_index(data: &DataSpec, names: &[&str]) -> Option<usize> {
 }
 
 impl<'a> Columns<'a> {
-    fn new(data: &'a DataSpec, set: DataSet, table: &'a Table) -> Result<Self> {
+    fn new(spec: &'a JobSpec, set: DataSet, table: &'a Table) -> Result<Self> {
+        let data = &spec.data;
         let mut places = table.columns().to_vec();
-        let known = |name: &String| places.iter().any(|place| place.spec.name == *name);
+        // A label that is not needed may have settings, and no column.
+        let needs_label = spec.needs_labels(set);
+        let is_label = |name: &String| name == data.label.as_deref().unwrap_or(LABELS);
+        let known = |name: &String| {
+            places.iter().any(|place| place.spec.name == *name) || !needs_label && is_label(name)
+        };
         let named = data.transforms.keys().map(|name| ("data.transforms", name));
         let named =
             named.chain(data.validation_transforms.keys().map(|name| ("data.validation_transforms", name)));
@@ -521,18 +556,21 @@ impl<'a> Columns<'a> {
         self.pipelines[at].clone()
     }
 
-    /// Returns the column of the label.
-    fn label(&self) -> Result<Place> {
+    /// Returns the column of the label. `None`: there is none, and none is needed.
+    fn label(&self, is_needed: bool) -> Result<Option<Place>> {
         let names: Vec<_> = self.places.iter().map(|place| place.spec.name.as_str()).collect();
         let name = self.data.label.as_deref().unwrap_or(LABELS);
-        let label = label_index(self.data, &names).map(|at| self.places[at].clone());
-        label.ok_or_else(|| malformed(self.table.path(), no_column("data.label", name, &self.places)))
+        match label_index(self.data, &names) {
+            Some(at) => Ok(Some(self.places[at].clone())),
+            None if is_needed => wrong(self.table.path(), no_column("data.label", name, &self.places)),
+            None => Ok(None),
+        }
     }
 
     /// Returns the only input of a job that names none.
-    fn features(&self, label: &Place, wanted: &mut Vec<Place>) -> Result<Input> {
+    fn features(&self, label: Option<&Place>, wanted: &mut Vec<Place>) -> Result<Input> {
         let (data, table) = (self.data, self.table);
-        let is_label = |place: &Place| place.spec.name == label.spec.name;
+        let is_label = |place: &Place| label.is_some_and(|label| place.spec.name == label.spec.name);
         let columns: Vec<Place> = self.places.iter().filter(|place| !is_label(place)).cloned().collect();
         let found = match columns.as_slice() {
             [] => {

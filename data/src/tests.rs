@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flate2::{Compression, write::GzEncoder};
 use proto::column::{ColumnSpec, ElementType};
 use proto::ids::Epoch;
-use proto::spec::{DataSet, JobSpec};
+use proto::spec::{DataSet, JobSpec, PredictSpec, Purpose};
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
@@ -495,4 +495,36 @@ fn files_that_differ_from_the_indexed_ones_are_refused() {
         message.contains(&format!("/x: 4 records and {bytes} bytes here, 4 records and {} bytes", bytes + 1))
     );
     assert!(data.check(&[5], &[bytes], &[]).is_err());
+}
+
+#[test]
+fn files_that_are_predicted_need_no_labels_and_theirs_are_not_read() {
+    let predicted = |new: &str| {
+        let job = Job::new(
+            "format = \"csv\"\nlabel = \"y\"\ntrain = { files = [\"a.csv\"] }\nvalidation = { files = [\"b.csv\"] }\n\
+             transforms = { y = [{ op = \"cast\", dtype = \"i64\" }] }",
+            "cross_entropy",
+        );
+        let mut job = job.file("a.csv", "x,y,z\n1,0,2\n3,4,5\n").file("b.csv", new);
+        let predict = PredictSpec::new(DataSet::Validation, "/p.jsonl".to_owned());
+        job.spec = job.spec.measuring(Purpose::Predict, "w".to_owned(), Some(predict)).unwrap();
+        job
+    };
+    for (new, labels) in [
+        ("x,z\n6,7\n8,9\n", None),
+        ("x,y,z\n6,3,7\n8,0,9\n", Some((0, 3))),
+        ("x,y,z\n6,,7\n8,?,9\n", None),
+        ("x,y,z\n6,0.5,7\n8,2,9\n", Some((2, 2))),
+    ] {
+        let job = predicted(new);
+        let data = job.open(DataSet::Validation).unwrap();
+        let batch = data.batch(Epoch(0), [0, 1]).unwrap();
+        assert_eq!((batch.samples, batch.features()), (2, &[6.0, 7.0, 8.0, 9.0][..]), "{new}");
+        assert_eq!(batch.classes(), Some(&[0, 0][..]), "{new}");
+        assert_eq!(index(&job.spec, DataSet::Validation, 0, None).unwrap().labels, labels, "{new}");
+        // Other files of the job have their labels.
+        assert_eq!(job.train().batch(Epoch(0), [1]).unwrap().classes(), Some(&[4][..]));
+    }
+    let job = predicted("x,z\n6,7\n").file("a.csv", "x,z\n1,2\n");
+    assert!(job.error().contains("\"y\": no such column"), "{}", job.error());
 }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
-pub use self::file::parse;
+pub use self::file::{parse, parse_unchecked};
 pub use self::purpose::{PredictSpec, Purpose};
 pub use self::records::Records;
 pub use self::transform::Transform;

@@ -23,8 +23,8 @@ pub(super) async fn measure(
     app: &App,
 ) -> Result<bool> {
     let stores = &app.environment.stores;
-    let read = Submission::read(&args.file.job, &args.file.overrides)?;
-    let mut submission = read.measuring(purpose, &args.model, predict)?;
+    let (job, overrides) = (&args.file.job, &args.file.overrides);
+    let mut submission = Submission::read_measuring(job, overrides, purpose, &args.model, predict)?;
     super::check_predictions(&submission.spec)?;
     submission.check_free(stores).await?;
     submission.read_initial(stores).await?;

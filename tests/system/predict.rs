@@ -195,3 +195,68 @@ fn predictions_are_refused_where_something_is() {
     let said = fail(["predict", &job, "--model", "none", "--out", "p.csv"]);
     assert!(said.contains("must end in one of .jsonl, .npy, .parquet"), "{said}");
 }
+
+#[test]
+fn files_without_labels_are_predicted_like_those_with_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = trained(dir.path());
+    let (labelled, new, only) =
+        (dir.path().join("l.jsonl"), dir.path().join("n.jsonl"), dir.path().join("o.jsonl"));
+    alone(&model, &labelled, 1, &[]);
+    let expected = fs::read(&labelled).unwrap();
+
+    let features = "{ features = [\"images.idx3.gz\"] }";
+    let predict = |out: &Path, sets_of: &[&str]| {
+        let (job, model, out) = (job(), model.display().to_string(), out.display().to_string());
+        let command = ["predict", &job, "--model", &model, "--out", &out, "--workers", "1"];
+        harness::ebb([&command[..], &sets(sets_of)].concat()).output().unwrap()
+    };
+    // The number of classes comes from the labels of the training.
+    let data_set = |train: &str, more: &str| {
+        format!(
+            "data={{ format = \"idx\", train = {train}{more}, normalize = {{ scale = 16, mean = 0.305, std = 0.376 }} }}"
+        )
+    };
+    let with_labels = "{ features = [\"images.idx3.gz\"], labels = [\"labels.idx1.gz\"] }";
+    let data = data_set(with_labels, &format!(", validation = {features}"));
+    let output = predict(&new, &[&data, MLP, "fleet.ps=1"]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(fs::read(&new).unwrap() == expected, "the file without labels has other predictions");
+
+    // Nothing has labels, so the job says how many classes there are.
+    let (data, on) = (data_set(features, ""), ["--on", "train"]);
+    let said = fail(
+        [
+            &[
+                "predict",
+                &job(),
+                "--model",
+                &model.display().to_string(),
+                "--out",
+                &only.display().to_string(),
+            ][..],
+            &on,
+            &sets(&[&data, MLP]),
+        ]
+        .concat(),
+    );
+    assert!(said.contains("`classes` is not given"), "{said}");
+    let mlp = "model={ builtin = \"mlp\", options = { hidden = [128], classes = 10 } }";
+    succeed(
+        [
+            &[
+                "predict",
+                &job(),
+                "--model",
+                &model.display().to_string(),
+                "--out",
+                &only.display().to_string(),
+            ][..],
+            &on,
+            &["--workers", "1"],
+            &sets(&[&data, mlp, "fleet.ps=1"]),
+        ]
+        .concat(),
+    );
+    assert!(fs::read(&only).unwrap() == expected, "a job without labels has other predictions");
+}

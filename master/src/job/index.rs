@@ -111,7 +111,9 @@ impl Index {
             self.train.iter().chain(&self.validation).map(indexed).collect();
         check_inputs(&found)?;
         if spec.model.loss.wants_classes() {
-            check_classes(&found)?;
+            let labelled = [(DataSet::Train, &self.train), (DataSet::Validation, &self.validation)];
+            let labelled = labelled.into_iter().filter(|(set, _)| spec.needs_labels(*set));
+            check_classes(labelled.flat_map(|(_, files)| files).map(indexed))?;
         }
         let records = |files: &[File]| files.iter().map(|file| indexed(file).1.records).collect::<Vec<_>>();
         let (train_records, validation_records) = (records(&self.train), records(&self.validation));
@@ -208,8 +210,8 @@ fn describe(found: &pb::Indexed) -> String {
     }
 }
 
-fn check_classes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
-    for (file, found) in found.iter().filter(|(_, found)| found.records > 0) {
+fn check_classes<'a>(found: impl Iterator<Item = (&'a File, &'a pb::Indexed)>) -> Result<(), String> {
+    for (file, found) in found.filter(|(_, found)| found.records > 0) {
         let path = &file.path;
         match found.label_min {
             Some(0..) => {}
@@ -230,6 +232,8 @@ fn check_classes(found: &[(&File, &pb::Indexed)]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use proto::spec::{PredictSpec, Purpose};
+
     use super::*;
 
     fn spec(edit: impl FnOnce(&mut JobSpec)) -> JobSpec {
@@ -291,6 +295,20 @@ mod tests {
         let spec = spec(|spec| spec.data.validation = Some(spec.data.train.clone()));
         let facts = facts(&spec, [file(3, &[2], Some((0, 2))), file(0, &[], None)]).expect("good files");
         assert_eq!((facts.plan.records, facts.validation, facts.label_max), (3, 10, Some(9)));
+    }
+
+    #[test]
+    fn only_files_that_are_predicted_may_lack_class_labels() {
+        let spec = spec(|spec| spec.data.validation = Some(spec.data.train.clone()));
+        let predicting = |on| {
+            let predict = PredictSpec::new(on, "/p.jsonl".to_owned());
+            JobSpec { purpose: Purpose::Predict, predict: Some(predict), ..spec.clone() }
+        };
+        let files = || [file(3, &[2], Some((0, 1))), file(3, &[2], None)];
+        let found = facts(&predicting(DataSet::Train), files()).expect("the files are predicted");
+        assert_eq!((found.plan.records, found.label_max), (6, Some(9)));
+        let refused = facts(&predicting(DataSet::Validation), files()).expect_err("the others are not");
+        assert!(refused.contains("`b.gz` has no class labels"), "{refused}");
     }
 
     #[test]

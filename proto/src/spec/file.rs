@@ -15,22 +15,35 @@ use crate::hint;
 ///   the nearest known one.
 /// - [`Error::Invalid`] with every contradiction.
 pub fn parse(text: &str, path: &Path, overrides: &[String]) -> Result<JobSpec> {
+    let spec = parse_unchecked(text, path, overrides)?;
+    spec.validate()?;
+    Ok(spec)
+}
+
+/// Reads a job file's text like [`parse`], and leaves contradictions in it. It is for a caller that
+/// makes another job of it, see [`JobSpec::measuring`].
+///
+/// # Errors
+/// [`Error::JobFile`] as in [`parse`].
+pub fn parse_unchecked(text: &str, path: &Path, overrides: &[String]) -> Result<JobSpec> {
     let in_file =
         |error: &toml::de::Error| Error::JobFile(describe(&path.display().to_string(), text, error));
     let mut table: toml::Table = toml::from_str(text).map_err(|error| in_file(&error))?;
     if overrides.is_empty() {
         // Deserializes from the text, so that errors have a line.
-        return finish(toml::from_str(text).map_err(|error| in_file(&error))?, path);
+        return Ok(settle(toml::from_str(text).map_err(|error| in_file(&error))?, path));
     }
     for pair in overrides {
         set(&mut table, pair)?;
     }
     let text = toml::to_string(&table).expect("a table that was parsed can be written");
     let name = format!("{} with --set {}", path.display(), overrides.join(" --set "));
-    finish(toml::from_str(&text).map_err(|error| Error::JobFile(describe(&name, &text, &error)))?, path)
+    let spec = toml::from_str(&text).map_err(|error| Error::JobFile(describe(&name, &text, &error)))?;
+    Ok(settle(spec, path))
 }
 
-fn finish(mut spec: JobSpec, path: &Path) -> Result<JobSpec> {
+/// Makes paths absolute. They start from the folder of the job file.
+fn settle(mut spec: JobSpec, path: &Path) -> JobSpec {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     if let Some(checkpoint) = &mut spec.checkpoint {
@@ -40,8 +53,7 @@ fn finish(mut spec: JobSpec, path: &Path) -> Result<JobSpec> {
         predict.settle(&folder);
     }
     spec.data.base = Some(folder);
-    spec.validate()?;
-    Ok(spec)
+    spec
 }
 
 fn set(table: &mut toml::Table, pair: &str) -> Result<()> {

@@ -112,6 +112,13 @@ impl JobSpec {
         }
     }
 
+    /// Returns whether the files of a data set must have labels. Those that the job predicts need
+    /// none. Labels that they have are not read with their records.
+    pub fn needs_labels(&self, set: DataSet) -> bool {
+        let files = |set| self.data.files_of(set);
+        self.purpose != Purpose::Predict || self.measured_set().and_then(files) != files(set)
+    }
+
     /// Returns this job with another purpose than training, and the weights `initial`. What belongs
     /// to training alone is left out. Training records are transformed like validation records. A
     /// job that predicts skips no record, because predictions have each one.
@@ -237,7 +244,7 @@ impl JobSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::parse;
+    use crate::spec::{parse, parse_unchecked};
 
     const JOB: &str = r#"
 name = "digits"
@@ -344,6 +351,29 @@ every_epochs = 1
         by_hand.data.on_error = OnError::Skip;
         let message = by_hand.validate().unwrap_err().to_string();
         assert!(message.contains("data.on_error: predictions have each record"), "{message}");
+    }
+
+    #[test]
+    fn only_files_that_are_predicted_need_no_labels() {
+        let needs = |spec: &JobSpec| [DataSet::Train, DataSet::Validation].map(|set| spec.needs_labels(set));
+        let spec = job(JOB);
+        assert_eq!(needs(&spec), [true, true]);
+        assert_eq!(needs(&predict(spec.clone(), DataSet::Validation, "/p.npy").unwrap()), [true, false]);
+        assert_eq!(needs(&predict(spec.clone(), DataSet::Train, "/p.npy").unwrap()), [false, true]);
+        assert_eq!(needs(&spec.measuring(Purpose::Evaluate, "w".to_owned(), None).unwrap()), [true, true]);
+        let fraction = job(&JOB.replace("validation = { files = [\"b.csv\"] }", "validation_fraction = 0.5"));
+        assert_eq!(needs(&predict(fraction, DataSet::Validation, "/p.jsonl").unwrap()), [false, false]);
+
+        let lists = "format = \"npy\"\ntrain = { x = [\"x.npy\"], labels = [\"y.npy\"] }\n\
+                     validation = { x = [\"new.npy\"] }";
+        let begin = JOB.find("format = ").unwrap();
+        let end = JOB.find("[batch]").unwrap();
+        let text = format!("{}{lists}\n{}", &JOB[..begin], &JOB[end..]);
+        let message = parse(&text, Path::new("j.toml"), &[]).unwrap_err().to_string();
+        assert!(message.contains("data.validation: no list of files for the label `labels`"), "{message}");
+        let unchecked = parse_unchecked(&text, Path::new("j.toml"), &[]).unwrap();
+        assert!(predict(unchecked.clone(), DataSet::Validation, "/p.npy").is_ok());
+        assert!(predict(unchecked, DataSet::Train, "/p.npy").is_err());
     }
 
     #[test]

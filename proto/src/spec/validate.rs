@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    BLOCK_MAX, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
+    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
     LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec, data_url,
 };
 use crate::error::{Error, Result};
@@ -55,7 +55,7 @@ impl JobSpec {
             }
         }
         self.validate_purpose(&mut check);
-        self.data.validate(&mut check);
+        self.data.validate(|set| self.needs_labels(set), &mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
         let microbatches = effective.div_ceil(micro.max(1));
         check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());
@@ -126,7 +126,7 @@ impl JobSpec {
 }
 
 impl DataSpec {
-    fn validate(&self, check: &mut impl FnMut(bool, String)) {
+    fn validate(&self, needs_labels: impl Fn(DataSet) -> bool, check: &mut impl FnMut(bool, String)) {
         self.train.validate("data.train", self.format, check);
         if let Some(validation) = &self.validation {
             validation.validate("data.validation", self.format, check);
@@ -141,9 +141,9 @@ impl DataSpec {
                 format!("data.validation_fraction = {fraction}: must be between 0 and 1"),
             );
         }
-        for (key, files) in [("data.train", Some(&self.train)), ("data.validation", self.validation.as_ref())]
-        {
-            let Some(files) = files.filter(|_| self.format.has_one_column()) else { continue };
+        for (key, set) in [("data.train", DataSet::Train), ("data.validation", DataSet::Validation)] {
+            let is_wanted = self.format.has_one_column() && needs_labels(set);
+            let Some(files) = self.files(set).filter(|_| is_wanted) else { continue };
             let label = self.label.as_deref().unwrap_or(LABELS);
             let known = files.lists.keys().map(String::as_str);
             let hint = hint::nearest(label, known.clone()).map(|key| format!("; did you mean `{key}`?"));
