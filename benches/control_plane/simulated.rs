@@ -204,7 +204,8 @@ async fn work(
     let report = pb::MicrobatchReport { loss_sum: 0.5, samples: 1, skipped: 0 };
     let trained = pb::Trained { microbatches: vec![report; train.count as usize], ..pb::Trained::default() };
     let result = Some(Report::Trained(trained));
-    let request = pb::CompleteRequest { incarnation, lease: lease.id, result, more: true };
+    let request =
+        pb::CompleteRequest { incarnation, lease: lease.id, result, more: true, ..Default::default() };
     *asked = Instant::now();
     let next = fleet.complete(request).await?.into_inner().next;
     held.store(0, Ordering::Relaxed);

@@ -74,6 +74,22 @@ pub enum Error {
         /// A good name for it.
         name: &'static str,
     },
+    /// The file of a tokenizer cannot be read.
+    #[error("the tokenizer of a transform `tokenize`: {}", path.display())]
+    Tokenizer {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file of a tokenizer is something else.
+    #[error("the tokenizer of a transform `tokenize`: {}: {reason}", path.display())]
+    NotTokenizer {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The weights to begin with cannot be read.
     #[error("model.initial: {initial}")]
     Initial {

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use data::Tokenizer;
 use proto::artifact::{self, INITIAL, SCRIPT};
 use proto::pb;
 use proto::predictions::MANIFEST;
-use proto::spec::{self, JobSpec, PredictSpec, Purpose};
+use proto::spec::{self, JobSpec, PredictSpec, Purpose, Transform};
 use store::Stores;
 
 use crate::report::MODEL;
@@ -27,7 +28,8 @@ pub enum Start {
 /// A job that is ready to be sent.
 #[derive(Clone, Debug)]
 pub struct Submission {
-    /// The specification. `model.script` and `model.initial` name one of the artifacts.
+    /// The specification. `model.script` and `model.initial` name one of the artifacts. A transform
+    /// `tokenize` has the hash of one of them.
     pub spec: JobSpec,
     /// Names and contents of the files that go with it.
     pub artifacts: Vec<(String, Bytes)>,
@@ -48,8 +50,8 @@ impl Submission {
     }
 
     /// Reads a job file, changes settings by `overrides` (`key=value`), checks everything that can
-    /// be checked here, and reads the model's file. The weights to begin with are still to be read,
-    /// see [`read_initial`](Self::read_initial).
+    /// be checked here, and reads the files of the model and of tokenizers. The weights to begin
+    /// with are still to be read, see [`read_initial`](Self::read_initial).
     ///
     /// # Errors
     /// A file cannot be read, or the job file is wrong: every violation at once.
@@ -86,6 +88,16 @@ impl Submission {
             let content = read_script(&base.join(&script))?;
             spec.model.script = Some(SCRIPT.to_owned());
             artifacts.push((SCRIPT.to_owned(), content));
+        }
+        for transform in spec.data.every_transform() {
+            let Transform::Tokenize { file, sha256, .. } = transform else { continue };
+            let content = read_tokenizer(file.as_ref())?;
+            let hash = artifact::sha256_hex(&content);
+            let name = artifact::tokenizer(&hash);
+            *sha256 = Some(hash);
+            if artifacts.iter().all(|(other, _)| *other != name) {
+                artifacts.push((name, content));
+            }
         }
         Ok(Self { spec, artifacts, start: Start::New, base })
     }
@@ -189,6 +201,14 @@ fn read_script(path: &Path) -> Result<Bytes> {
     Ok(content.into())
 }
 
+fn read_tokenizer(path: &Path) -> Result<Bytes> {
+    let content = std::fs::read(path).map_err(|source| Error::Tokenizer { path: path.to_owned(), source })?;
+    match Tokenizer::read(&content) {
+        Ok(_) => Ok(content.into()),
+        Err(reason) => Err(Error::NotTokenizer { path: path.to_owned(), reason }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +240,35 @@ mod tests {
             pb::artifact_part::Part::Header(_) => panic!("a second header"),
         };
         assert_eq!([bytes(first), bytes(second)].concat(), content);
+    }
+
+    #[test]
+    fn tokenizers_travel_once_under_the_name_of_their_hash() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = "[{ op = 'tokenize', file = 't.json' }, { op = 'pad', length = 4 }]";
+        let transforms = format!("transforms = {{ a = {list}, b = {list} }}\n");
+        let path =
+            job_file(dir.path(), &JOB.replace("format = 'csv'", &format!("format = 'csv'\n{transforms}")));
+        let error = || Submission::read(&path, &[]).unwrap_err();
+        assert!(
+            matches!(error(), Error::Tokenizer { .. }) && error().to_string().contains("t.json"),
+            "{}",
+            error()
+        );
+        std::fs::write(dir.path().join("t.json"), "{}").unwrap();
+        let message = error().to_string();
+        assert!(
+            message.contains("t.json: no tokenizer.json (") && message.contains("tokenizer.save"),
+            "{message}"
+        );
+
+        let content: &[u8] = include_bytes!("../../tests/golden/tokens/wordpiece.json");
+        std::fs::write(dir.path().join("t.json"), content).unwrap();
+        let submission = Submission::read(&path, &[]).unwrap();
+        let hash = artifact::sha256_hex(content);
+        assert_eq!(submission.artifacts, [(artifact::tokenizer(&hash), Bytes::from_static(content))]);
+        assert!(submission.spec.data.tokenizers().iter().eq([&hash]));
+        assert!(artifact::is_tokenizer(&submission.artifacts[0].0) && !artifact::is_tokenizer(SCRIPT));
     }
 
     #[test]

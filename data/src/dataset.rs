@@ -12,6 +12,7 @@ use proto::spec::{DataSet, JobSpec, Records};
 use crate::batch::Batch;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
+use crate::finite::{NotFinite, not_finite};
 use crate::observer::Observer;
 use crate::pass::Pass;
 use crate::schema::{Schema, Unfit};
@@ -255,6 +256,23 @@ impl Dataset {
             good.push(record);
         }
         Ok(Batch { samples: good.len(), inputs, labels, records: good })
+    }
+
+    /// Returns the first values of a batch's inputs that are NaN or infinite. `batch` is of this
+    /// data set.
+    pub fn not_finite(&self, batch: &Batch) -> Option<NotFinite> {
+        let found =
+            batch.inputs.iter().zip(0..).find_map(|(input, at)| Some((at, input, not_finite(input)?)));
+        let (at, input, (value, is_nan, count)) = found?;
+        let width = (input.bytes().len() / input.spec().dtype.size() / batch.samples).max(1);
+        let column = self.schemas[0].column(at, value % width).to_owned();
+        Some(NotFinite {
+            column,
+            record: batch.records[value / width],
+            is_nan,
+            count,
+            samples: batch.samples,
+        })
     }
 
     /// Reads and transforms one record, and adds the time of each step to that of the same name.

@@ -86,6 +86,9 @@ pub enum Error {
         /// Records and bytes here.
         found: (u64, u64),
     },
+    /// Records cannot be mixed.
+    #[error("data.mixup: {0}")]
+    Mixup(String),
     /// Outputs of a model make no file of predictions, or parts of predictions make no whole file.
     #[error("predictions: {0}")]
     Predictions(String),
@@ -98,6 +101,7 @@ impl Error {
             Self::Malformed { .. }
             | Self::Specification(_)
             | Self::NoRecord { .. }
+            | Self::Mixup(_)
             | Self::Predictions(_) => true,
             // The other files may be closed by then, or another worker may have the memory.
             Self::Full { .. } => false,

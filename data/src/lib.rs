@@ -32,6 +32,9 @@
 //! | `sample.rs` | some records of a file |
 //! | `convert.rs`, `convert/` | the records of files in another format |
 //! | `predictions.rs`, `predictions/` | files of a model's outputs, and their parts joined |
+//! | `mixup.rs` | records of a batch mixed with each other |
+//! | `finite.rs` | values that are NaN or infinite |
+//! | `tokenizer.rs` | files by which a text becomes tokens |
 //! | `measure.rs`, `clock.rs` | how fast the input pipeline of a job is; the time |
 //! | `observer.rs` | the progress of a reader |
 //! | `fuzz.rs` | decoders as plain functions, for tests with damaged bytes |
@@ -45,6 +48,7 @@ mod convert;
 mod dataset;
 mod element;
 pub mod error;
+mod finite;
 mod folder;
 mod format;
 mod formats;
@@ -56,6 +60,7 @@ mod inspect;
 mod lengths;
 mod measure;
 mod missing;
+mod mixup;
 mod object;
 pub mod observer;
 mod pass;
@@ -71,6 +76,7 @@ mod table;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod transform;
 
 pub use batch::Batch;
@@ -79,12 +85,15 @@ pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
 pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};
+pub use finite::NotFinite;
 pub use index::{Indexed, index, index_observed};
 pub use inspect::{ImageSizes, Inspected, inspect};
 pub use measure::{Measured, measure};
+pub use mixup::mixed;
 pub use object::Content;
 pub use observer::Observer;
 pub use pattern::without_patterns;
 pub use remote::{allow_urls, every_url, use_store_settings, wrong_prefixes};
 pub use room::{limit_blocks, limit_memory};
 pub use sheet::{ContactSheet, contact_sheet};
+pub use tokenizer::Tokenizer;

@@ -17,7 +17,7 @@ use crate::cache;
 use crate::column::FileBytes;
 use crate::error::Error;
 
-/// Who has which bytes. Pure.
+/// The holders of memory, and how many bytes each has. Pure.
 #[derive(Debug)]
 struct Accounts {
     limit: u64,

@@ -240,6 +240,14 @@ impl Schema {
         self.inputs.iter().map(|input| input.spec.clone()).collect()
     }
 
+    /// Returns the name of the column from which a value of an input comes. `value` is its number
+    /// within a record.
+    pub(crate) fn column(&self, input: usize, value: usize) -> &str {
+        let columns = &self.wanted[self.inputs[input].columns.clone()];
+        let column = if columns.len() == 1 { &columns[0] } else { &columns[value] };
+        &column.spec.name
+    }
+
     /// Returns the labels of a batch.
     pub(crate) fn labels(&self) -> ColumnSpec {
         self.labels.clone()
@@ -385,8 +393,8 @@ impl Schema {
     /// Returns the smallest and the largest label of a table, or `None` if labels are no classes or
     /// there are no labels. It reads all labels, unless those of the table are known, and leaves
     /// out those of records that the job skips because of their label. In files that the job
-    /// predicts it leaves out every label that is missing, broken, or no class. Reports the progress
-    /// to `observer`.
+    /// predicts it leaves out every label that is missing, broken, or no class. Reports the
+    /// progress to `observer`.
     ///
     /// # Errors
     /// A label is missing, broken, or no class.
@@ -710,8 +718,8 @@ fn listed(names: &[String], shown: usize) -> String {
 
 fn not_fixed(spec: &ColumnSpec) -> String {
     format!(
-        "column {spec} has another size in each record; this version gives models columns of one shape: save it padded, \
-         or give its length in data.lengths if all records have the same"
+        "column {spec} has another size in each record; this version gives models columns of one shape: use the \
+         transform `pad`, or give its length in data.lengths if all records have the same"
     )
 }
 

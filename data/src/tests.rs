@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 use crate::formats::idx::tests::write as idx;
-use crate::{Content, Dataset, Indexed, index};
+use crate::{Content, Dataset, Indexed, NotFinite, index};
 
 mod bad;
 
@@ -527,4 +527,26 @@ fn files_that_are_predicted_need_no_labels_and_theirs_are_not_read() {
     }
     let job = predicted("x,z\n6,7\n").file("a.csv", "x,z\n1,2\n");
     assert!(job.error().contains("\"y\": no such column"), "{}", job.error());
+}
+
+#[test]
+fn values_that_are_not_finite_are_named_by_column_and_record() {
+    // Beyond f32 when divided by the scale.
+    let spec = "format = \"csv\"\ntrain = { files = [\"a.csv\"] }\nnormalize = { scale = 0.1 }";
+    let job = Job::new(spec, "cross_entropy").file("a.csv", "age,income,y\n1,2,0\n3,1e38,1\n1e38,-1e38,0\n");
+    let data = job.train();
+    let found = |records: &[u64]| data.not_finite(&data.batch(Epoch(0), records.iter().copied()).unwrap());
+    assert_eq!(found(&[0]), None);
+    let expected = NotFinite { column: "income".to_owned(), record: 1, is_nan: false, count: 3, samples: 3 };
+    assert_eq!(found(&[0, 1, 2]), Some(expected));
+    let said = found(&[2, 1]).unwrap().to_string();
+    let expected = "3 values are NaN or infinite in a batch of 2 records: the first one is infinite, in column `age` of \
+                    record 2;";
+    assert!(said.contains(expected), "{said}");
+    let job = Job::new(
+        "format = \"csv\"\ntrain = { files = [\"a.csv\"] }\ninputs = { x = \"b\", y = \"a\" }\ntransforms = { a = [{ op = \"cast\", dtype = \"f32\" }] }",
+        "cross_entropy",
+    )
+    .file("a.csv", "a,b,y\n1,2,0\n3,1,1\n");
+    assert_eq!(job.train().not_finite(&job.train().batch(Epoch(0), [0, 1]).unwrap()), None);
 }

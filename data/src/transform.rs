@@ -14,6 +14,7 @@
 
 mod image;
 mod numbers;
+mod tokens;
 mod words;
 
 use std::time::Duration;
@@ -84,6 +85,7 @@ enum Action {
     },
     Numbers(numbers::Change),
     Words(words::Lookup),
+    Tokens(tokens::Tokens),
 }
 
 /// Source of the random numbers of one record.
@@ -280,6 +282,7 @@ impl Step {
             (Action::Words(lookup), Value::Values(values)) => {
                 Value::Values(lookup.apply(self.dtype(), &values)?)
             }
+            (Action::Tokens(tokens), Value::Values(values)) => Value::Values(tokens.apply(&values)?),
             (action, _) => return Err(format!("a step has other values than were planned: {action:?}")),
         })
     }
@@ -320,6 +323,11 @@ fn fit(kind: &Kind, transform: &Transform) -> Result<(Action, Kind), String> {
         Transform::Hash { .. } | Transform::Vocabulary { .. } => {
             let (lookup, spec) = words::Lookup::new(values(kind)?, transform)?;
             Ok((Action::Words(lookup), Kind::Values(spec)))
+        }
+        Transform::Tokenize { file, sha256, add_special_tokens } => {
+            let (tokens, spec) =
+                tokens::Tokens::new(values(kind)?, file, sha256.as_deref(), *add_special_tokens)?;
+            Ok((Action::Tokens(tokens), Kind::Values(spec)))
         }
         Transform::Cast { .. }
         | Transform::OneHot { .. }

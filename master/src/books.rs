@@ -617,6 +617,8 @@ impl Books {
         let report = required("CompleteRequest", "result", request.result)?;
         let Some(job) = self.job_of(worker, lease)? else { return Ok(false) };
         let before = job.outlook();
+        // Before the report, which may end the job: users read no further than the end.
+        job.warn_of_records(now, &request.warning);
         job.complete(now, worker, lease, report)?;
         // A thousand who wait, asked again at every lease that somebody completes, would keep the
         // lock busy. A few may be.

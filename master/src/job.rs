@@ -130,9 +130,14 @@ pub(crate) struct Job {
     /// Leases whose holders hang, as far as users were told; and when that was last looked at.
     hangs_told: BTreeSet<LeaseId>,
     hangs_told_at: Duration,
+    /// Users were told what a worker noticed in the records.
+    records_told: bool,
     /// Something changed that is to be written down.
     changed: bool,
 }
+
+/// Most characters of what a worker noticed in the records.
+const WARNING_CHARACTERS: usize = 500;
 
 /// How often it is looked who hangs, to tell users.
 const HANGS_TOLD: Duration = Duration::from_secs(1);
@@ -242,6 +247,7 @@ impl Job {
             refusals: BTreeMap::new(),
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
+            records_told: false,
             changed: true,
         }
     }
@@ -512,6 +518,14 @@ impl Job {
                 Outcome::Effect(effect) => self.effects.push(effect),
                 Outcome::Event(event) => self.log.append(now.unix_ms, event),
             }
+        }
+    }
+
+    /// Tells users what a worker noticed in the records, unless they know of something already.
+    /// Nothing is noticed in most jobs: `message` is empty.
+    pub(crate) fn warn_of_records(&mut self, now: Now, message: &str) {
+        if !message.is_empty() && !std::mem::replace(&mut self.records_told, true) {
+            self.warn(now, message.chars().take(WARNING_CHARACTERS).collect());
         }
     }
 

@@ -13,6 +13,24 @@ pub const SCRIPT: &str = "model.pt";
 /// Name of the weights file of a job with `model.initial`.
 pub const INITIAL: &str = "initial.safetensors";
 
+/// Returns the name of the file of a tokenizer with this SHA-256 in hex.
+///
+/// ```
+/// let name = proto::artifact::tokenizer("e3b0c44298fc1c149afb");
+/// assert_eq!(name, "tokenizer-e3b0c44298fc1c14.json");
+/// ```
+pub fn tokenizer(sha256: &str) -> String {
+    format!("{TOKENIZER}{}.json", sha256.get(..16).unwrap_or(sha256))
+}
+
+/// Returns whether a file of a job is a tokenizer.
+pub fn is_tokenizer(name: &str) -> bool {
+    name.starts_with(TOKENIZER)
+}
+
+/// Begin of the name of each file of a tokenizer.
+const TOKENIZER: &str = "tokenizer-";
+
 /// Content bytes of one message, at most.
 pub const SLICE_BYTES: usize = 1 << 20;
 

@@ -9,12 +9,13 @@ mod bad;
 mod checkpoint;
 pub mod data_url;
 mod file;
+pub mod mixup;
 mod purpose;
 mod records;
 pub mod transform;
 mod validate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::file::{parse, parse_unchecked};
+pub use self::mixup::MixupSpec;
 pub use self::purpose::{PredictSpec, Purpose};
 pub use self::records::Records;
 pub use self::transform::Transform;
@@ -122,6 +124,10 @@ pub struct ModelSpec {
     /// Class whose labels count neither in the loss nor in metrics. Default: -100, PyTorch's.
     #[serde(default = "ignored", skip_serializing_if = "is_ignored")]
     pub ignore_index: i64,
+    /// Share of each label that `cross_entropy` spreads evenly over all classes, in [0, 1].
+    /// Default: 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub label_smoothing: f64,
     /// Numbers that an evaluation reports beside the loss. Default: none.
     #[serde(default)]
     pub metrics: Vec<Metric>,
@@ -132,8 +138,8 @@ pub struct ModelSpec {
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
     /// Softmax and negative log likelihood of the label's class. Outputs are logits `[n, classes]`,
-    /// labels are classes. With labels `[n, ..]`, outputs are `[n, classes, ..]` as in PyTorch, or
-    /// `[n, .., classes]`.
+    /// labels are classes, or probabilities where `data.mixup` mixes them. With labels `[n, ..]`,
+    /// outputs are `[n, classes, ..]` as in PyTorch, or `[n, .., classes]`.
     #[default]
     CrossEntropy,
     /// Negative log likelihood. Outputs are log-probabilities `[n, classes]`, labels are classes.
@@ -199,6 +205,9 @@ pub struct DataSpec {
     /// must not be random then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_transforms: BTreeMap<String, Vec<Transform>>,
+    /// Mixture of each training record with the one before it in its microbatch. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixup: Option<MixupSpec>,
     /// Column that holds the label: its name, or its number from 0 in a format whose files have all
     /// columns. Default: `labels`, or the last column of a file whose columns have an order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -733,6 +742,7 @@ impl DataSpec {
             dtypes: BTreeMap::new(),
             transforms: BTreeMap::new(),
             validation_transforms: BTreeMap::new(),
+            mixup: None,
             label: None,
             header: true,
             lengths: BTreeMap::new(),
@@ -771,6 +781,21 @@ impl DataSpec {
         own.or_else(|| self.transforms.get(column)).map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the transforms of all columns in all data sets.
+    pub fn every_transform(&mut self) -> impl Iterator<Item = &mut Transform> {
+        self.transforms.values_mut().chain(self.validation_transforms.values_mut()).flatten()
+    }
+
+    /// Returns the SHA-256 of each tokenizer that came with the job, in hex and without repetition.
+    pub fn tokenizers(&self) -> BTreeSet<&str> {
+        let all = self.transforms.values().chain(self.validation_transforms.values()).flatten();
+        all.filter_map(|transform| match transform {
+            Transform::Tokenize { sha256, .. } => sha256.as_deref(),
+            _ => None,
+        })
+        .collect()
+    }
+
     /// Returns where a data file lies: below `root` if the worker has one, otherwise below the job
     /// file's folder. A URL of another machine stays as it is.
     pub fn locate(&self, file: &str, root: Option<&Path>) -> PathBuf {
@@ -796,6 +821,11 @@ pub enum DataSet {
 
 const fn yes() -> bool {
     true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 const fn ignored() -> i64 {

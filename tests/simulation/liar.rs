@@ -65,7 +65,8 @@ async fn boast(fleet: &mut FleetClient<Channel>, shown: Shown, lease: u64, micro
             ..pb::Trained::default()
         }),
     };
-    let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: false };
+    let request =
+        pb::CompleteRequest { incarnation, lease, result: Some(result), more: false, ..Default::default() };
     let reply = fleet.complete(signed(shown, request)).await;
     // A master that is unreachable hears no lie.
     assert!(
@@ -94,7 +95,8 @@ async fn lie(
         }
         1 => {
             let result = Some(pb::complete_request::Result::Initialized(pb::Initialized::default()));
-            let request = pb::CompleteRequest { incarnation: other, lease, result, more: true };
+            let request =
+                pb::CompleteRequest { incarnation: other, lease, result, more: true, ..Default::default() };
             fleet.complete(signed(shown, request)).await.map(drop)
         }
         2 => {

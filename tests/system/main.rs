@@ -38,6 +38,7 @@ mod scripted;
 mod security;
 mod shared_memory;
 mod slurm;
+mod soft_labels;
 mod takeover;
 mod tidy;
 mod traced;

@@ -67,7 +67,8 @@ pub enum Error {
     },
     /// The loss is not finite.
     #[error(
-        "the loss of step {step} is {loss} (microbatch {microbatch}); lower the learning rate or look at the data"
+        "the loss of step {step} is {loss} (microbatch {microbatch}); {}",
+        warning.as_deref().unwrap_or("lower the learning rate or look at the data")
     )]
     Diverged {
         /// Step of the microbatch.
@@ -76,6 +77,8 @@ pub enum Error {
         microbatch: u64,
         /// Loss: NaN or infinity.
         loss: f32,
+        /// What this worker noticed in the job's records.
+        warning: Option<String>,
     },
     /// The options contradict themselves. The list has every violation.
     #[error("worker options: {}", .0.join("; "))]
@@ -138,6 +141,22 @@ mod tests {
         assert!(of_the_master.is_fenced(), "the job is gone");
         let of_a_ps = Error::NotHeld { what, partition: PartitionId(0), failure };
         assert!(!of_a_ps.is_fenced() && !of_a_ps.is_fatal() && !of_a_ps.is_unreachable());
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_comes_with_what_was_noticed_in_the_records() {
+        let diverged = |warning: Option<&str>| {
+            let warning = warning.map(str::to_owned);
+            Error::Diverged { step: 3, microbatch: 7, loss: f32::NAN, warning }.to_string()
+        };
+        assert_eq!(
+            diverged(None),
+            "the loss of step 3 is NaN (microbatch 7); lower the learning rate or look at the data"
+        );
+        assert_eq!(
+            diverged(Some("1 value is NaN")),
+            "the loss of step 3 is NaN (microbatch 7); 1 value is NaN"
+        );
     }
 
     #[test]

@@ -23,6 +23,7 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::bad::{Asker, Skipped};
+use crate::blocking::blocking;
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
@@ -32,6 +33,7 @@ use crate::master_client::MasterClient;
 use crate::other_tasks::Index;
 use crate::progress::Progress;
 use crate::reporter::Granted;
+use crate::tokenizers;
 use crate::work::{Lease, OtherTask, Task, Train, Work};
 
 /// Wait before asking again after an answer that no retry mends (the session re-registers
@@ -189,8 +191,11 @@ impl Fetcher {
         let needs = Needs { placement: Some(lease.placement), skipped: lease.skipped };
         match required("Lease", "work", lease.work).map_err(wrong)? {
             Wire::Index(task) => {
-                let spec = job::specification(&self.master.job(id).await?)?;
-                Ok(Task::Other(OtherTask::Index(Index::new(spec, &task, &self.options)?)))
+                let reply = self.master.job(id).await?;
+                let spec = job::specification(&reply)?;
+                let (options, master) = (&self.options, &self.master);
+                let tokenizers = tokenizers::load(id, &spec, &reply, options, master, progress).await?;
+                Ok(Task::Other(OtherTask::Index(Index::new(spec, &task, options, tokenizers)?)))
             }
             Wire::Init(task) => {
                 let job = self.open(id, Needs { placement: None, ..needs }, progress).await?;
@@ -345,7 +350,7 @@ async fn read(
     asker: Asker,
 ) -> Result<(Microbatch, data::Batch)> {
     let turn = turn.acquire_owned().await;
-    let read = job::blocking(None, move || job.read(id)).await;
+    let read = blocking(None, move || job.read(id)).await;
     // Others may read while the master answers.
     drop(turn);
     good(read, &asker).await

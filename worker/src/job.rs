@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use data::{BadRecord, Batch, Dataset};
 use model::{Context, Device, Registry};
-use proto::artifact::INITIAL;
+use proto::artifact::{INITIAL, is_tokenizer};
 use proto::convert;
 use proto::ids::{Epoch, JobId, MicrobatchId};
 use proto::pb::{self, Phase};
@@ -17,12 +17,14 @@ use proto::spec::{Consistency, DataSet, JobSpec};
 
 use crate::artifact::Artifact;
 use crate::bad::Skipped;
+use crate::blocking::blocking;
 use crate::compute::Compute;
-use crate::config::{Inline, Options};
+use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::exchange::{Connector, Partitions};
 use crate::master_client::MasterClient;
 use crate::progress::Progress;
+use crate::tokenizers;
 
 /// An indexed job: its records are counted, so its plan is fixed.
 pub(crate) struct Job {
@@ -42,6 +44,8 @@ pub(crate) struct Job {
     orders: Mutex<[(Epoch, Arc<EpochOrder>); 2]>,
     /// Whether weights were pulled before, so that their memory and the connections exist.
     weighed: AtomicBool,
+    /// What was noticed in the records first.
+    noticed: OnceLock<String>,
     /// Name of this worker.
     worker: String,
     /// Files of the job, which stay open. `initial` is a path to one of them.
@@ -85,6 +89,7 @@ impl Job {
         progress: &Progress,
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
+        let _tokenizers = tokenizers::load(id, &spec, reply, options, master, progress).await?;
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
         train.check(&reply.train_records, &reply.train_bytes, &reply.train_versions)?;
         let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
@@ -135,6 +140,7 @@ impl Job {
             placed: RwLock::default(),
             skipped: RwLock::default(),
             weighed: AtomicBool::new(false),
+            noticed: OnceLock::new(),
             worker: options.name.clone(),
             _files: files,
             initial,
@@ -229,7 +235,30 @@ impl Job {
         let (begin, end) = microbatch.positions;
         let records = (begin..end).map(|position| order.record(position));
         let (batch, bad) = self.train.read(microbatch.epoch, records, &self.skipped().train)?;
+        self.notice(&self.train, &batch);
+        let batch = match self.spec.data.mixup {
+            Some(mixup) => data::mixed(batch, mixup.share(self.spec.seed, id.get()), mixup.classes)?,
+            None => batch,
+        };
         Ok(Read { microbatch, batch, bad })
+    }
+
+    /// Looks for values in a batch of `data` that are NaN or infinite, until some were found in
+    /// this job.
+    pub(crate) fn notice(&self, data: &Dataset, batch: &Batch) {
+        if self.noticed.get().is_some() {
+            return;
+        }
+        if let Some(found) = data.not_finite(batch)
+            && self.noticed.set(found.to_string()).is_ok()
+        {
+            tracing::warn!(job = %self.id, "{found}");
+        }
+    }
+
+    /// Returns what was noticed in the records first. `None`: nothing yet.
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.noticed.get().cloned()
     }
 
     /// Reads the first microbatch that has a good record. The call blocks.
@@ -292,25 +321,6 @@ pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
         .map_err(|error| Error::Call { what: "job specification".to_owned(), failure: error.into() })
 }
 
-/// Runs `read` on a thread that may block.
-pub(crate) async fn blocking<T, E, F>(inline: Option<&Inline>, read: F) -> Result<T>
-where
-    T: Send + 'static,
-    E: Into<Error> + Send + 'static,
-    F: FnOnce() -> Result<T, E> + Send + 'static,
-{
-    let panicked = |error| Error::Task { what: "a reading thread".to_owned(), reason: format!("{error}") };
-    let reading = match inline.cloned() {
-        None => tokio::task::spawn_blocking(read),
-        // A task goes on without a waiter, as a thread would.
-        Some(inline) => tokio::spawn(async move {
-            inline.hang().await;
-            read()
-        }),
-    };
-    reading.await.map_err(panicked)?.map_err(Into::into)
-}
-
 async fn open_data(
     spec: &Arc<JobSpec>,
     set: DataSet,
@@ -330,7 +340,7 @@ async fn download(
     progress: &Progress,
 ) -> Result<BTreeMap<String, Artifact>> {
     let mut files = BTreeMap::new();
-    for artifact in artifacts {
+    for artifact in artifacts.iter().filter(|artifact| !is_tokenizer(&artifact.name)) {
         progress.enter(Phase::Opening, format!("download of `{}`", artifact.name));
         files.insert(artifact.name.clone(), master.download(id, artifact, folder).await?);
     }

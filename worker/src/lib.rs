@@ -5,6 +5,7 @@
 
 mod artifact;
 mod bad;
+mod blocking;
 mod compute;
 pub mod config;
 pub mod error;
@@ -21,6 +22,7 @@ mod predict;
 mod progress;
 mod reporter;
 mod task_loop;
+mod tokenizers;
 mod trainer;
 mod work;
 

@@ -62,16 +62,17 @@ impl MasterClient {
         Ok((placement, reply.restoring))
     }
 
-    /// Reports a finished task. The answer says whether the lease was still valid, and may bring
-    /// the next work.
+    /// Reports a finished task, and what this worker noticed in the job's records. The answer says
+    /// whether the lease was still valid, and may bring the next work.
     pub(crate) async fn complete(
         &self,
         incarnation: IncarnationId,
         lease: LeaseId,
         result: pb::complete_request::Result,
+        warning: Option<String>,
     ) -> Result<pb::CompleteReply> {
-        let (incarnation, lease) = (incarnation.get(), lease.get());
-        let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: true };
+        let (incarnation, lease, warning) = (incarnation.get(), lease.get(), warning.unwrap_or_default());
+        let request = pb::CompleteRequest { incarnation, lease, result: Some(result), more: true, warning };
         let reply = self.call("complete", |mut fleet| {
             let request = request.clone();
             async move { fleet.complete(request).await }

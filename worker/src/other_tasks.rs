@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use data::Batch;
 use data::predictions::Predictions;
+use data::{Batch, Tokenizer};
 use model::export;
 use model::weights::{Spare, Weights};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Version};
@@ -15,11 +15,12 @@ use proto::pb::{self, Phase};
 use proto::spec::{DataSet, JobSpec, Purpose};
 
 use crate::bad::Asker;
+use crate::blocking::blocking;
 use crate::config::{Inline, Options};
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
 use crate::initial;
-use crate::job::{Job, blocking};
+use crate::job::Job;
 use crate::master_client::MasterClient;
 use crate::predict;
 use crate::progress::Progress;
@@ -32,10 +33,17 @@ pub(crate) struct Index {
     file: usize,
     root: Option<PathBuf>,
     inline: Option<Inline>,
+    /// Tokenizers of the job, which the process keeps meanwhile.
+    _tokenizers: Vec<Arc<Tokenizer>>,
 }
 
 impl Index {
-    pub(crate) fn new(spec: JobSpec, task: &pb::IndexTask, options: &Options) -> Result<Self> {
+    pub(crate) fn new(
+        spec: JobSpec,
+        task: &pb::IndexTask,
+        options: &Options,
+        tokenizers: Vec<Arc<Tokenizer>>,
+    ) -> Result<Self> {
         let set = match task.set() {
             pb::DataSet::Validation => DataSet::Validation,
             pb::DataSet::Train | pb::DataSet::Unspecified => DataSet::Train,
@@ -53,6 +61,7 @@ impl Index {
             file,
             root: options.data_root.clone(),
             inline: options.inline.clone(),
+            _tokenizers: tokenizers,
         })
     }
 
@@ -159,7 +168,7 @@ pub(crate) async fn evaluate(
     })?;
     let (begin, end, micro) = (task.begin, task.end, job.spec.batch.micro as usize);
     progress.enter(Phase::Computing, format!("validation records {begin} to {}", end.saturating_sub(1)));
-    let (place, skipped) = (progress.clone(), job.skipped());
+    let (place, skipped, job_of) = (progress.clone(), job.skipped(), job.clone());
     let evaluated = job.compute.call(move |loaded| {
         let mut bad = Vec::new();
         let starts = (begin..end).step_by(micro);
@@ -168,6 +177,7 @@ pub(crate) async fn evaluate(
             let records = at..end.min(at + micro as u64);
             let (batch, found) = data.read(Epoch(0), records, &skipped.validation)?;
             bad.extend(found);
+            job_of.notice(&data, &batch);
             Ok(batch)
         });
         let evaluated = trainer::evaluate(loaded.with(&weights)?, batches)?;

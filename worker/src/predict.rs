@@ -3,6 +3,8 @@
 //! Each file is written whole under its name, or not at all. Whatever is written twice has the same
 //! bytes, so a worker that lost its lease does no harm.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use data::predictions::{Join, Predictions};
 use proto::checkpoint::Error as StoreError;
@@ -79,7 +81,7 @@ pub(crate) fn check_size(shape: &[usize], records: u64) -> Result<()> {
 
 /// Writes the predictions of a range of records.
 pub(crate) async fn predict(
-    job: &Job,
+    job: &Arc<Job>,
     task: &pb::PredictTask,
     stores: &Stores,
     progress: &Progress,
@@ -89,13 +91,14 @@ pub(crate) async fn predict(
     let data = job.measured()?;
     let (begin, end, micro) = (task.begin, task.end, u64::from(job.spec.batch.micro));
     progress.enter(Phase::Computing, format!("records {begin} to {}", end.saturating_sub(1)));
-    let (computing, format) = (progress.clone(), place.format);
+    let (computing, format, job_of) = (progress.clone(), place.format, job.clone());
     let content = job.compute.call(move |loaded| {
         let model = loaded.with(&weights)?;
         let mut predictions = Predictions::default();
         for at in (begin..end).step_by(micro as usize) {
             computing.advance();
             let batch = data.batch(Epoch(0), at..end.min(at + micro))?;
+            job_of.notice(&data, &batch);
             predictions.add(&batch.records, &model.predict(&batch)?)?;
         }
         Ok(Bytes::from(predictions.encode(format)?))

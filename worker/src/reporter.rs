@@ -52,7 +52,7 @@ impl Reporter {
             }
             result
         };
-        let reports = train.reports;
+        let (reports, warning) = (train.reports, train.job.warning());
         let unknown = reports.iter().any(|report| (report.samples, report.skipped) == (0, 0));
         let result = async {
             let result = pushing.await;
@@ -79,11 +79,11 @@ impl Reporter {
                 compute_us,
             })
         });
-        self.report(incarnation, id, result).await
+        self.report(incarnation, id, result, warning).await
     }
 
     /// Reports to the master how a lease ended: done, or failed with the error. A result that is no
-    /// longer wanted is not a failure.
+    /// longer wanted is not a failure. `warning` is what this worker noticed in the job's records.
     ///
     /// # Errors
     /// The worker cannot go on, because a ps or the master stays unreachable.
@@ -92,9 +92,10 @@ impl Reporter {
         incarnation: IncarnationId,
         lease: LeaseId,
         result: Result<Report>,
+        warning: Option<String>,
     ) -> Result<()> {
         let reported = match result {
-            Ok(report) => self.complete(incarnation, lease, report).await,
+            Ok(report) => self.complete(incarnation, lease, report, warning).await,
             Err(error) => Err(error),
         };
         let reported = match reported {
@@ -120,8 +121,15 @@ impl Reporter {
         reported
     }
 
-    async fn complete(&self, incarnation: IncarnationId, lease: LeaseId, report: Report) -> Result<()> {
-        let pb::CompleteReply { accepted, next } = self.master.complete(incarnation, lease, report).await?;
+    async fn complete(
+        &self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        report: Report,
+        warning: Option<String>,
+    ) -> Result<()> {
+        let reply = self.master.complete(incarnation, lease, report, warning).await?;
+        let pb::CompleteReply { accepted, next } = reply;
         tracing::debug!(%lease, accepted, "task reported");
         if let Some(next) = next {
             // Inserted now, because a draining worker hands back all its leases, including those

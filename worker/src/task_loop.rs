@@ -39,13 +39,14 @@ use tonic_health::server::HealthReporter;
 use tracing::Instrument as _;
 
 use crate::bad::Asker;
+use crate::blocking::blocking;
 use crate::config::Options;
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
 use crate::fetcher::Fetcher;
 use crate::held::Held;
 use crate::in_flight::InFlight;
-use crate::job::{self, Job};
+use crate::job::Job;
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::other_tasks;
@@ -102,7 +103,7 @@ pub async fn run(
     let threads = options.threads;
     let numerics = match options.inline.as_ref().and_then(|inline| inline.numerics.clone()) {
         Some(numerics) => numerics,
-        None => job::blocking(options.inline.as_ref(), move || engines::numerics(device, threads)).await?,
+        None => blocking(options.inline.as_ref(), move || engines::numerics(device, threads)).await?,
     };
     tracing::info!(%numerics, "numerics class");
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
@@ -302,12 +303,14 @@ impl TaskLoop {
     /// Works on one lease for a while.
     async fn step(&mut self, Work { lease, task }: Work, shutdown: &CancellationToken) {
         let (incarnation, id) = (lease.incarnation, lease.id);
+        let mut job = None;
         let result = match task {
             Task::Train(train) => match self.train(lease, train, shutdown).await {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
             Task::Other(task) => {
+                job = task.job().cloned();
                 let (held, span) = (self.held.clone(), lease.span.clone());
                 tokio::select! {
                     biased;
@@ -318,7 +321,7 @@ impl TaskLoop {
                 }
             }
         };
-        self.report(incarnation, id, result).await;
+        self.report(incarnation, id, result, job.and_then(|job| job.warning())).await;
     }
 
     async fn other(&self, lease: Lease, task: OtherTask) -> Result<Report> {
@@ -344,8 +347,14 @@ impl TaskLoop {
 
     /// Reports to the master how a lease ended. Keeps an error that means that this worker cannot
     /// go on.
-    async fn report(&mut self, incarnation: IncarnationId, lease: LeaseId, result: Result<Report>) {
-        if let Err(error) = self.reporter.report(incarnation, lease, result).await {
+    async fn report(
+        &mut self,
+        incarnation: IncarnationId,
+        lease: LeaseId,
+        result: Result<Report>,
+        warning: Option<String>,
+    ) {
+        if let Err(error) = self.reporter.report(incarnation, lease, result, warning).await {
             self.broken = Some(error);
         }
     }

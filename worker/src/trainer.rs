@@ -79,7 +79,7 @@ impl Piece {
         progress: &Progress,
     ) -> Result<(Self, pb::MicrobatchReport)> {
         let key = random::key(job.spec.seed, "dropout", microbatch.id.get());
-        let (weights, place) = (weights.clone(), progress.clone());
+        let (weights, place, warning) = (weights.clone(), progress.clone(), job.warning());
         job.compute
             .call(move |loaded| {
                 let _place = place;
@@ -96,6 +96,7 @@ impl Piece {
                         step: microbatch.step.get(),
                         microbatch: microbatch.id.get(),
                         loss: gradients.loss,
+                        warning,
                     });
                 }
                 let loss_sum = f64::from(gradients.loss) * samples as f64;

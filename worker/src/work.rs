@@ -58,6 +58,21 @@ pub(crate) enum OtherTask {
     Clear(Arc<Job>),
 }
 
+impl OtherTask {
+    /// Returns the job, if the task needs it open.
+    pub(crate) const fn job(&self) -> Option<&Arc<Job>> {
+        match self {
+            Self::Index(_) => None,
+            Self::Init(job, _)
+            | Self::Evaluate(job, _)
+            | Self::Export(job, _)
+            | Self::Predict(job, _)
+            | Self::Join(job, _)
+            | Self::Clear(job) => Some(job),
+        }
+    }
+}
+
 /// The part of a run of microbatches that is not computed yet.
 pub(crate) struct Train {
     pub(crate) job: Arc<Job>,

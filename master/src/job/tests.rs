@@ -679,6 +679,22 @@ fn a_second_description_may_move_the_model_while_nothing_is_trained() {
     assert_eq!(foreign.unwrap_err().kind, Kind::Fenced);
 }
 
+#[test]
+fn what_workers_notice_in_the_records_is_told_once() {
+    let mut world = World::new(parse(""), 2, &["p"]);
+    world.job.warn_of_records(world.now, "");
+    for _ in 0..2 {
+        world.job.warn_of_records(world.now, "2 values are NaN");
+        world.job.warn_of_records(world.now, &"x".repeat(1000));
+    }
+    let warning = |event| match event {
+        Event::Warning(pb::WarningEvent { message }) => Some(message),
+        _ => None,
+    };
+    let told: Vec<_> = world.events().into_iter().filter_map(warning).collect();
+    assert_eq!(told, ["2 values are NaN"]);
+}
+
 mod losses_of_ps;
 mod restarts;
 mod skips;

@@ -71,7 +71,8 @@ async fn a_report_of_a_lease_that_ended_is_not_accepted() {
     let again = b.lease().await;
     assert_eq!((again.work, again.attempt), (next.work, 2));
     let report = Some(trained(first, count));
-    let request = pb::CompleteRequest { incarnation, lease: next.id, result: report, more: true };
+    let request =
+        pb::CompleteRequest { incarnation, lease: next.id, result: report, more: true, ..Default::default() };
     let failure = Failure::from(fleet.complete(request).await.unwrap_err());
     assert!(failure.kind == Kind::Fenced && failure.message.contains("register again"), "{failure}");
     let metrics = cluster.master.metrics();

@@ -381,7 +381,8 @@ impl Worker {
         more: bool,
     ) -> Result<pb::CompleteReply, Failure> {
         let (incarnation, lease) = (self.incarnation, lease.id);
-        let request = pb::CompleteRequest { incarnation, lease, result: Some(report), more };
+        let request =
+            pb::CompleteRequest { incarnation, lease, result: Some(report), more, ..Default::default() };
         Ok(self.fleet.complete(request).await?.into_inner())
     }
 

@@ -19,7 +19,7 @@ macro_rules! refusals {
         };
         let beat = pb::HeartbeatRequest { incarnation, draining: true, ..Default::default() };
         let result = Some(trained(0, 16));
-        let complete = pb::CompleteRequest { incarnation, lease, result, more: true };
+        let complete = pb::CompleteRequest { incarnation, lease, result, more: true, ..Default::default() };
         let message = "forged".to_owned();
         let fail = pb::FailRequest { incarnation, lease, message, fatal: true, diverged_at: None };
         let trained = Some(pb::Trained::default());

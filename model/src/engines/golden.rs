@@ -31,6 +31,52 @@ pub(super) fn cases() -> Vec<Case> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// Outputs of a network with smoothed or mixed labels, and the loss that PyTorch defines.
+/// `tests/golden/soft_labels.py` wrote it.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Soft {
+    pub(super) classes: usize,
+    pub(super) label_smoothing: f64,
+    /// Class that does not count, in a record of several labels.
+    pub(super) ignored: Option<i64>,
+    /// Outputs `[.., classes]`.
+    pub(super) outputs: Vec<f32>,
+    /// Classes, as many as outputs divided by `classes`.
+    labels: Option<Vec<i64>>,
+    /// Probabilities, as many as outputs.
+    mixed: Option<Vec<f32>>,
+    pub(super) loss: f64,
+    /// Gradient of the loss with respect to the outputs.
+    pub(super) gradient: Vec<f64>,
+    /// Loss without smoothing.
+    pub(super) plain_loss: f64,
+}
+
+/// Reads the cases of smoothed and mixed labels.
+pub(super) fn soft() -> Vec<Soft> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/soft_labels.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+impl Soft {
+    /// Returns the number of labels.
+    pub(super) fn samples(&self) -> usize {
+        self.outputs.len() / self.classes
+    }
+
+    /// Returns the labels as a batch without inputs: records of one label each, or one record of
+    /// all labels if some do not count.
+    pub(super) fn batch(&self) -> Batch {
+        let samples = if self.ignored.is_some() { 1 } else { self.samples() };
+        let labels = match (&self.labels, &self.mixed) {
+            (Some(labels), _) if self.ignored.is_some() => column(&[1, self.samples()], labels),
+            (Some(labels), _) => column(&[samples], labels),
+            (None, mixed) => column(&[samples, self.classes], mixed.as_deref().unwrap_or_default()),
+        };
+        Batch { samples, inputs: Vec::new(), labels, records: (0..samples as u64).collect() }
+    }
+}
+
 fn column<T: Element>(shape: &[usize], values: &[T]) -> Column {
     let mut memory = Aligned::default();
     memory.extend(bytemuck::cast_slice(values));

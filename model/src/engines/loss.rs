@@ -5,6 +5,7 @@
 //! (`torch.nn.functional`) with `reduction="mean"`.
 
 use data::Batch;
+use proto::column::ElementType;
 use proto::metrics::{Evaluation, Metric};
 use proto::spec::Loss;
 
@@ -16,6 +17,10 @@ use crate::metrics::{ClassMeter, ValueMeter, largest};
 pub(super) enum Target<'a> {
     /// Classes `[n]` for logits.
     CrossEntropy(&'a [i64]),
+    /// Classes `[n]` for logits, and the share of each that is spread evenly over all classes.
+    Smoothed(&'a [i64], f64),
+    /// Probabilities `[n, width]` for logits, and the share of each that is spread likewise.
+    Soft(&'a [f32], f64),
     /// Classes `[n]` for log-probabilities.
     Nll(&'a [i64]),
     /// Values `[n, width]` for values.
@@ -25,13 +30,17 @@ pub(super) enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Checks the labels of a batch.
+    /// Checks the labels of a batch. Labels of `cross_entropy` may also be the probabilities that
+    /// mixup makes.
     ///
     /// # Errors
     /// The labels have another type or width than the loss and the outputs need, or a label is out
     /// of range.
     pub(super) fn new(loss: Loss, batch: &'a Batch, width: usize) -> Result<Self> {
         match loss {
+            Loss::CrossEntropy if mixed_classes(batch).is_some() => {
+                soft(batch, width).map(|labels| Self::Soft(labels, 0.0))
+            }
             Loss::CrossEntropy => classes(loss, batch, width).map(Self::CrossEntropy),
             Loss::Nll => classes(loss, batch, width).map(Self::Nll),
             Loss::Mse => values(loss, batch, width).map(Self::Mse),
@@ -51,6 +60,16 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Spreads a share of each label of `cross_entropy` evenly over all classes
+    /// (`torch.nn.CrossEntropyLoss(label_smoothing=share)`). Other losses have none.
+    pub(super) fn smoothed(self, share: f64) -> Self {
+        match self {
+            Self::CrossEntropy(classes) if share > 0.0 => Self::Smoothed(classes, share),
+            Self::Soft(labels, _) => Self::Soft(labels, share),
+            other => other,
+        }
+    }
+
     /// Returns the mean loss of the outputs `[n, width]`, and its gradient with respect to the
     /// outputs.
     pub(super) fn gradient(self, outputs: &[f32], width: usize) -> (f32, Vec<f32>) {
@@ -66,7 +85,8 @@ impl<'a> Target<'a> {
         ((sum / samples) as f32, gradient)
     }
 
-    /// Sums the losses of the records, and counts their metrics. `loss` is the job's.
+    /// Sums the losses of the records, and counts their metrics. `loss` is the job's. Metrics know
+    /// nothing of smoothed labels.
     ///
     /// # Errors
     /// A metric does not fit the labels, or so many classes.
@@ -86,6 +106,24 @@ impl<'a> Target<'a> {
                     let loss = self.loss(record, outputs);
                     loss_sum += loss;
                     meter.add(outputs, classes[record] as usize, || loss);
+                }
+                meter.finish()
+            }
+            Self::Smoothed(classes, _) => {
+                let mut meter = ClassMeter::new(metrics, width)?;
+                for (record, outputs) in rows {
+                    loss_sum += self.loss(record, outputs);
+                    let plain = || Self::CrossEntropy(classes).loss(record, outputs);
+                    meter.add(outputs, classes[record] as usize, plain);
+                }
+                meter.finish()
+            }
+            Self::Soft(labels, _) => {
+                let mut meter = ClassMeter::new(metrics, width)?;
+                for (record, outputs) in rows {
+                    loss_sum += self.loss(record, outputs);
+                    let plain = || Self::Soft(labels, 0.0).loss(record, outputs);
+                    meter.add(outputs, largest(of_record(labels, record, outputs)), plain);
                 }
                 meter.finish()
             }
@@ -110,6 +148,15 @@ impl<'a> Target<'a> {
             Self::CrossEntropy(classes) => {
                 log_sum_exp(outputs) - f64::from(outputs[classes[record] as usize])
             }
+            // The probabilities p of a record sum up to 1, except for rounding. The loss is
+            // -p log_softmax(outputs).
+            Self::Smoothed(..) | Self::Soft(..) => {
+                let total = log_sum_exp(outputs);
+                let one = |(class, &output): (usize, &f32)| {
+                    self.probability(record, class, outputs) * (total - f64::from(output))
+                };
+                outputs.iter().enumerate().map(one).sum::<f64>()
+            }
             Self::Nll(classes) => -f64::from(outputs[classes[record] as usize]),
             Self::Mse(labels) => {
                 mean * pairs(labels).map(|(output, label)| (output - label).powi(2)).sum::<f64>()
@@ -125,6 +172,16 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Returns the probability of a class in the label of a record with these outputs.
+    fn probability(self, record: usize, class: usize, outputs: &[f32]) -> f64 {
+        let (label, share) = match self {
+            Self::Smoothed(classes, share) => (f64::from(u8::from(class as i64 == classes[record])), share),
+            Self::Soft(labels, share) => (f64::from(of_record(labels, record, outputs)[class]), share),
+            Self::CrossEntropy(_) | Self::Nll(_) | Self::Mse(_) | Self::BceWithLogits(_) => return f64::NAN,
+        };
+        label * (1.0 - share) + share / outputs.len() as f64
+    }
+
     /// Calls `put` with each output's index and the slope of one record's loss along it.
     fn differentiate(self, record: usize, outputs: &[f32], mut put: impl FnMut(usize, f64)) {
         let mean = 1.0 / outputs.len() as f64;
@@ -134,6 +191,15 @@ impl<'a> Target<'a> {
                 for (class, &output) in outputs.iter().enumerate() {
                     let is_label = class as i64 == classes[record];
                     put(class, libm::exp(f64::from(output) - total) - f64::from(u8::from(is_label)));
+                }
+            }
+            Self::Smoothed(..) | Self::Soft(..) => {
+                let total = log_sum_exp(outputs);
+                let probabilities = (0..outputs.len()).map(|class| self.probability(record, class, outputs));
+                let sum = probabilities.sum::<f64>();
+                for (class, &output) in outputs.iter().enumerate() {
+                    let share = libm::exp(f64::from(output) - total);
+                    put(class, sum * share - self.probability(record, class, outputs));
                 }
             }
             Self::Nll(classes) => put(classes[record] as usize, -1.0),
@@ -179,6 +245,24 @@ fn classes(loss: Loss, batch: &Batch, width: usize) -> Result<&[i64]> {
     }
 }
 
+/// Returns the number of classes of labels that mixup made: f32 `[n, classes]`.
+fn mixed_classes(batch: &Batch) -> Option<usize> {
+    let spec = batch.labels.spec();
+    match *spec.shape {
+        [classes] if classes > 1 && spec.dtype == ElementType::F32 => Some(classes),
+        _ => None,
+    }
+}
+
+/// Returns probabilities of all classes.
+fn soft(batch: &Batch, width: usize) -> Result<&[f32]> {
+    let classes = mixed_classes(batch).unwrap_or_default();
+    batch.values().filter(|_| classes == width).ok_or_else(|| {
+        let expected = format!("labels of {width} classes, as many as the network has outputs");
+        mismatch(Loss::CrossEntropy, &expected, format!("{classes} (data.mixup.classes)"))
+    })
+}
+
 fn values(loss: Loss, batch: &Batch, width: usize) -> Result<&[f32]> {
     batch.values().filter(|labels| labels.len() == batch.samples * width).ok_or_else(|| {
         mismatch(loss, &format!("{width} values a record, as the network has outputs"), describe(batch))
@@ -205,6 +289,7 @@ mod tests {
     use proto::tensor::Values;
 
     use super::*;
+    use crate::engines::golden;
 
     #[allow(clippy::needless_pass_by_value, reason = "each call makes its values")]
     fn batch(labels: Values, samples: usize) -> Batch {
@@ -279,6 +364,46 @@ mod tests {
         );
         assert!(error(Loss::BceWithLogits, Values::F32(vec![0.0, f32::NAN]), 1).contains("label NaN"));
         assert!(error(Loss::Module, Values::F32(vec![0.0; 2]), 1).contains("a script that returns its loss"));
+        let message = error(Loss::CrossEntropy, Values::F32(vec![0.5; 4]), 3);
+        let expected = "`cross_entropy` needs labels of 3 classes, as many as the network has outputs, found 2 \
+                        (data.mixup.classes)";
+        assert!(message.contains(expected), "{message}");
+    }
+
+    #[test]
+    fn smoothed_and_mixed_labels_have_the_losses_of_pytorchs_definition() {
+        for case in golden::soft() {
+            if case.ignored.is_some() {
+                continue;
+            }
+            let (samples, width) = (case.samples(), case.classes);
+            let batch = case.batch();
+            let target =
+                Target::new(Loss::CrossEntropy, &batch, width).unwrap().smoothed(case.label_smoothing);
+            let (loss, gradient) = target.gradient(&case.outputs, width);
+            let close =
+                |found: f64, expected: f64| (found - expected).abs() <= 1e-7 * expected.abs().max(1.0);
+            assert!(close(f64::from(loss), case.loss), "{case:?}: {loss}");
+            for (found, expected) in gradient.iter().zip(&case.gradient) {
+                assert!(close(f64::from(*found), *expected), "{case:?}: {found}, expected {expected}");
+            }
+            let metrics = [Metric::Accuracy, Metric::LogLoss];
+            let found = target.evaluate(Loss::CrossEntropy, &metrics, &case.outputs, width).unwrap();
+            assert!((found.loss_sum / samples as f64 - case.loss).abs() < 1e-12, "{case:?}");
+            assert!((found.values()["log_loss"] - case.plain_loss).abs() < 1e-12, "{case:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn labels_that_are_not_smoothed_have_the_bits_of_before() {
+        let classes = batch(Values::I64(vec![0, 2]), 2);
+        let outputs = [0.3, -1.7, 2.5, 0.1, 0.2, 0.3];
+        let target = Target::new(Loss::CrossEntropy, &classes, 3).unwrap();
+        let plain = target.gradient(&outputs, 3);
+        assert_eq!(target.smoothed(0.0).gradient(&outputs, 3), plain);
+        let others = batch(Values::F32(vec![0.5; 6]), 2);
+        let other = Target::new(Loss::Mse, &others, 3).unwrap();
+        assert_eq!(other.smoothed(0.5).gradient(&outputs, 3), other.gradient(&outputs, 3));
     }
 
     #[test]

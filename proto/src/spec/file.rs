@@ -52,6 +52,9 @@ fn settle(mut spec: JobSpec, path: &Path) -> JobSpec {
     if let Some(predict) = &mut spec.predict {
         predict.settle(&folder);
     }
+    for transform in spec.data.every_transform() {
+        transform.settle(&folder);
+    }
     spec.data.base = Some(folder);
     spec
 }
@@ -136,7 +139,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metric;
-    use crate::spec::{Mode, Order};
+    use crate::spec::{MixupSpec, Mode, Order, Purpose, Transform};
     use crate::wire::WireType;
 
     const JOB: &str = r#"
@@ -346,6 +349,77 @@ learning_rate = 1e-3
         }
         let message = with("mse", r#"["accuracy", "auc"]"#).unwrap_err().to_string();
         assert!(message.contains("\"accuracy\" needs") && message.contains("\"auc\" needs"), "{message}");
+    }
+
+    #[test]
+    fn labels_are_smoothed_and_mixed_for_cross_entropy_alone() {
+        let mixed = |mixup: &str, model: &str| {
+            let text = JOB.replace("validation_fraction", &format!("mixup = {mixup}\nvalidation_fraction"));
+            read(&text.replace("builtin = \"mlp\"", &format!("builtin = \"mlp\"\n{model}")))
+        };
+        let spec = mixed("{ classes = 10 }", "label_smoothing = 0.1").unwrap();
+        assert_eq!(
+            (spec.data.mixup, spec.model.label_smoothing),
+            (Some(MixupSpec { alpha: 1.0, classes: 10 }), 0.1)
+        );
+        assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+        let plain = read(JOB).unwrap().to_json();
+        assert!(!plain.contains("mixup") && !plain.contains("smoothing"), "{plain}");
+        let measuring = spec.measuring(Purpose::Evaluate, "w".to_owned(), None).unwrap();
+        assert_eq!((measuring.data.mixup, measuring.model.label_smoothing), (None, 0.1));
+        for (mixup, model, expected) in [
+            ("{ alpha = 0, classes = 2 }", "", "data.mixup.alpha = 0: from 0.001 to 1000000"),
+            ("{ alpha = nan, classes = 2 }", "", "data.mixup.alpha = NaN"),
+            ("{ classes = 1 }", "", "data.mixup.classes = 1: from 2 to 1048576"),
+            ("{ alpha = 1 }", "", "missing field `classes`"),
+            ("{ classes = 2, alhpa = 1 }", "", "did you mean `alpha`?"),
+            ("{ classes = 2 }", "loss = \"mse\"", "data.mixup: it makes probabilities of labels"),
+            ("{ classes = 2 }", "label_smoothing = 1.5", "model.label_smoothing = 1.5: a share from 0 to 1"),
+            ("{ classes = 2 }", "label_smoothing = nan", "model.label_smoothing = NaN"),
+            (
+                "{ classes = 2 }",
+                "loss = \"nll\"\nlabel_smoothing = 0.1",
+                "only loss = \"cross_entropy\" has it",
+            ),
+        ] {
+            let message = mixed(mixup, model).unwrap_err().to_string();
+            assert!(message.contains(expected), "{expected} missing in {message}");
+        }
+    }
+
+    #[test]
+    fn the_file_of_a_tokenizer_lies_beside_the_job_file() {
+        let given = |file: &str, more: &str| {
+            let list =
+                format!("transforms = {{ text = [{{ op = \"tokenize\", file = \"{file}\"{more} }}] }}");
+            read(&JOB.replace("validation_fraction", &format!("{list}\nvalidation_fraction")))
+        };
+        let file = |spec: &JobSpec| match &spec.data.transforms["text"][0] {
+            Transform::Tokenize { file, add_special_tokens, sha256 } => {
+                (file.clone(), *add_special_tokens, sha256.clone())
+            }
+            other => panic!("{other:?}"),
+        };
+        let spec = given("t/tokenizer.json", "").unwrap();
+        let (path, special, sha256) = file(&spec);
+        assert!(path.starts_with('/') && path.ends_with("jobs/t/tokenizer.json"), "{path}");
+        assert_eq!((special, sha256), (true, None));
+        assert!(spec.data.tokenizers().is_empty() && !spec.to_json().contains("special"));
+        let hash = "0a".repeat(32);
+        let more = format!(", add_special_tokens = false, sha256 = \"{hash}\"");
+        let spec = given("/t.json", &more).unwrap();
+        assert_eq!(file(&spec), ("/t.json".to_owned(), false, Some(hash.clone())));
+        assert!(spec.data.tokenizers().iter().eq([&hash]));
+        assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+        for (path, more, expected) in [
+            ("", "", "data.transforms.text, tokenize: file = \"\"; the path of a tokenizer.json"),
+            ("s3://b/t.json", "", "file = \"s3://b/t.json\"; the path"),
+            ("t.json", ", sha256 = \"0A\"", "sha256: 64 digits of lower-case hex"),
+            ("t.json", ", special = true", "unknown field `special`"),
+        ] {
+            let message = given(path, more).unwrap_err().to_string();
+            assert!(message.contains(expected), "{expected} missing in {message}");
+        }
     }
 
     #[test]

@@ -136,6 +136,7 @@ impl JobSpec {
         self.predict = predict;
         self.checkpoint = None;
         self.consistency = ConsistencySpec::default();
+        self.data.mixup = None;
         if purpose == Purpose::Predict {
             self.data.on_error = OnError::Fail;
             self.data.max_bad = None;

@@ -5,6 +5,8 @@
 //! numbers draw them from (seed, epoch, record, column, place in the list), so every worker makes
 //! the same values.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::column::ElementType;
@@ -126,6 +128,19 @@ pub enum Transform {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         default: Option<i64>,
     },
+    /// Gives a text the numbers of its tokens, a ragged i64 column (the `encode` of Hugging Face's
+    /// `tokenizers`).
+    Tokenize {
+        /// A `tokenizer.json`. A relative path starts from the job file's folder.
+        file: String,
+        /// Whether the tokens that the file adds at the begin and the end are there. Default true.
+        #[serde(default = "yes", skip_serializing_if = "is_yes")]
+        add_special_tokens: bool,
+        /// SHA-256 of the file's content in lower-case hex. The sender of the job sets it, not the
+        /// user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sha256: Option<String>,
+    },
     /// Gives a ragged column a fixed length: cuts off what is too much, and fills up with `value`.
     Pad {
         /// Elements of each record.
@@ -219,6 +234,7 @@ impl Transform {
             Self::Clip { .. } => "clip",
             Self::Hash { .. } => "hash",
             Self::Vocabulary { .. } => "vocabulary",
+            Self::Tokenize { .. } => "tokenize",
             Self::Pad { .. } => "pad",
         }
     }
@@ -233,6 +249,16 @@ impl Transform {
                 | Self::VerticalFlip { .. }
                 | Self::ColorJitter { .. }
         )
+    }
+
+    /// Makes the path of a file absolute. It starts from the job file's folder.
+    pub(super) fn settle(&mut self, folder: &Path) {
+        if let Self::Tokenize { file, .. } = self
+            && !file.is_empty()
+            && !file.contains("://")
+        {
+            *file = folder.join(&*file).to_string_lossy().into_owned();
+        }
     }
 
     /// Checks ranges. `key` is the list's key in the job file.
@@ -314,6 +340,17 @@ impl Transform {
                     "values: texts and integers in one list; give all as texts or all as integers".to_owned(),
                 );
             }
+            Self::Tokenize { file, sha256, .. } => {
+                check(
+                    !file.is_empty() && !file.contains("://"),
+                    format!("file = \"{file}\"; the path of a tokenizer.json on this machine"),
+                );
+                let is_hash = |hash: &String| hash.len() == 64 && hash.bytes().all(is_lower_hex);
+                check(
+                    sha256.as_ref().is_none_or(is_hash),
+                    "sha256: 64 digits of lower-case hex, or nothing".to_owned(),
+                );
+            }
             Self::Pad { length, value, .. } => {
                 check(
                     (1..=super::BLOCK_MAX).contains(length),
@@ -331,6 +368,19 @@ pub const SIDE_MAX: usize = 16_384;
 
 /// Most classes of a one-hot column.
 pub const CLASSES_MAX: usize = 1 << 20;
+
+const fn is_lower_hex(byte: u8) -> bool {
+    byte.is_ascii_digit() || matches!(byte, b'a'..=b'f')
+}
+
+const fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_yes(value: &bool) -> bool {
+    *value
+}
 
 const fn rgb() -> usize {
     3

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
+use super::transform::CLASSES_MAX;
 use super::{
     BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
     LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec, data_url,
@@ -54,6 +56,17 @@ impl JobSpec {
                 check(false, format!("model.metrics: \"{metric}\" {reason}, use \"{better}\""));
             }
         }
+        let smoothing = self.model.label_smoothing;
+        check(
+            (0.0..=1.0).contains(&smoothing),
+            format!("model.label_smoothing = {smoothing}: a share from 0 to 1"),
+        );
+        check(
+            smoothing == 0.0 || self.model.loss == Loss::CrossEntropy,
+            "model.label_smoothing: only loss = \"cross_entropy\" has it; remove it, or change model.loss"
+                .to_owned(),
+        );
+        self.validate_mixup(&mut check);
         self.validate_purpose(&mut check);
         self.data.validate(|set| self.needs_labels(set), &mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
@@ -122,6 +135,24 @@ impl JobSpec {
             "limits: attempts_max, deaths_max and pull_attempts_max must be 1 or more, pull_attempts_max at most 10000".to_owned(),
         );
         if wrong.is_empty() { Ok(()) } else { Err(Error::Invalid(wrong)) }
+    }
+
+    fn validate_mixup(&self, check: &mut impl FnMut(bool, String)) {
+        let Some(MixupSpec { alpha, classes }) = self.data.mixup else { return };
+        check(
+            (ALPHA_MIN..=ALPHA_MAX).contains(&alpha),
+            format!("data.mixup.alpha = {alpha}: from {ALPHA_MIN} to {ALPHA_MAX}"),
+        );
+        check(
+            (2..=CLASSES_MAX).contains(&classes),
+            format!("data.mixup.classes = {classes}: from 2 to {CLASSES_MAX}"),
+        );
+        check(
+            self.model.loss == Loss::CrossEntropy,
+            "data.mixup: it makes probabilities of labels, which only loss = \"cross_entropy\" takes; remove it, or \
+             change model.loss"
+                .to_owned(),
+        );
     }
 }
 

@@ -56,6 +56,7 @@ pub(super) struct Network {
     layers: Vec<Layer>,
     activation: Activation,
     loss: Loss,
+    label_smoothing: f64,
     metrics: Vec<Metric>,
 }
 
@@ -87,7 +88,8 @@ impl Network {
 
     fn new(context: &Context, layers: Vec<Layer>, activation: Activation) -> Self {
         let model = &context.spec.model;
-        Self { layers, activation, loss: model.loss, metrics: model.metrics.clone() }
+        let (loss, label_smoothing) = (model.loss, model.label_smoothing);
+        Self { layers, activation, loss, label_smoothing, metrics: model.metrics.clone() }
     }
 
     /// Returns the number of values of one record's outputs.
@@ -168,7 +170,8 @@ impl Model for Network {
     fn gradients(&mut self, batch: &Batch, _key: u64) -> Result<Gradients> {
         let (given, outputs) = self.forward(batch)?;
         let width = self.outputs();
-        let (loss, mut slope) = Target::new(self.loss, batch, width)?.gradient(&outputs, width);
+        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
+        let (loss, mut slope) = target.gradient(&outputs, width);
         let mut values = Vec::new();
         for (at, layer) in self.layers.iter().enumerate().rev() {
             let (weight, bias) = matrix::weight_gradient(&slope, &given[at], layer.outputs, layer.inputs);
@@ -186,7 +189,8 @@ impl Model for Network {
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
         let (_, outputs) = self.forward(batch)?;
         let width = self.outputs();
-        Target::new(self.loss, batch, width)?.evaluate(self.loss, &self.metrics, &outputs, width)
+        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
+        target.evaluate(self.loss, &self.metrics, &outputs, width)
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {

@@ -27,7 +27,9 @@ pub(super) fn mean(spec: &ModelSpec, output: &Output, labels: &Tensor, batch: &B
     let like_outputs = || labels.f_view_as(outputs);
     let value = match loss {
         // Labels are checked, so none is the class to ignore.
-        Loss::CrossEntropy => outputs.f_cross_entropy_loss(labels, none, Reduction::Mean, -100, 0.0),
+        Loss::CrossEntropy => {
+            outputs.f_cross_entropy_loss(labels, none, Reduction::Mean, -100, spec.label_smoothing)
+        }
         Loss::Nll => outputs.f_nll_loss(labels, none, Reduction::Mean, -100),
         Loss::Mse => like_outputs().and_then(|labels| outputs.f_mse_loss(&labels, Reduction::Mean)),
         Loss::BceWithLogits => like_outputs().and_then(|labels| {
@@ -54,7 +56,7 @@ pub(super) fn evaluate(spec: &ModelSpec, mean: f64, outputs: &Tensor, batch: &Ba
     }
     let width = (outputs.numel() / batch.samples.max(1)).max(1);
     if spec.loss != Loss::Module {
-        let target = Target::new(spec.loss, batch, width)?;
+        let target = Target::new(spec.loss, batch, width)?.smoothed(spec.label_smoothing);
         return with_rows(outputs, |rows| target.evaluate(spec.loss, metrics, rows, width));
     }
     if metrics.is_empty() {
@@ -89,6 +91,7 @@ fn with_rows<T>(outputs: &Tensor, of: impl FnOnce(&[f32]) -> Result<T>) -> Resul
 struct Positions<'a> {
     loss: Loss,
     ignored: i64,
+    smoothing: f64,
     batch: &'a Batch,
     classes: &'a [i64],
 }
@@ -98,7 +101,8 @@ impl<'a> Positions<'a> {
     fn of(spec: &ModelSpec, batch: &'a Batch) -> Option<Self> {
         let classes = batch.classes().filter(|_| spec.loss.wants_classes())?;
         let several = !batch.labels.spec().shape.is_empty();
-        several.then_some(Self { loss: spec.loss, ignored: spec.ignore_index, batch, classes })
+        let (ignored, smoothing) = (spec.ignore_index, spec.label_smoothing);
+        several.then_some(Self { loss: spec.loss, ignored, smoothing, batch, classes })
     }
 
     /// Returns the outputs as `[positions, classes]`.
@@ -153,7 +157,7 @@ impl<'a> Positions<'a> {
             let labels = labels.f_view([-1])?;
             match self.loss {
                 Loss::Nll => rows.f_nll_loss(&labels, none, Reduction::Mean, self.ignored),
-                _ => rows.f_cross_entropy_loss(&labels, none, Reduction::Mean, self.ignored, 0.0),
+                _ => rows.f_cross_entropy_loss(&labels, none, Reduction::Mean, self.ignored, self.smoothing),
             }
         };
         mean().map_err(failed("loss"))
@@ -228,6 +232,36 @@ mod tests {
                 let first = outputs.movedim_int(-1, 1);
                 case.check(&evaluate(&spec, 0.5, &first, &batch).unwrap());
             }
+        }
+    }
+
+    #[test]
+    fn smoothed_and_mixed_labels_have_the_losses_of_pytorchs_definition() {
+        for case in golden::soft() {
+            let (batch, width) = (case.batch(), case.classes);
+            let mut spec = spec(Loss::CrossEntropy, case.ignored.unwrap_or(-100), vec![Metric::LogLoss]);
+            spec.label_smoothing = case.label_smoothing;
+            let mut shape = vec![batch.samples];
+            shape.extend(case.ignored.map(|_| case.samples()));
+            shape.push(width);
+            let outputs = tensor(&shape, &case.outputs).set_requires_grad(true);
+            let labels = match (batch.classes(), batch.values()) {
+                (Some(classes), _) => Tensor::from_slice(classes).view_as(&outputs.select(-1, 0)),
+                (None, values) => Tensor::from_slice(values.unwrap()).view_as(&outputs),
+            };
+            let output = Output { outputs: outputs.shallow_clone(), loss: None };
+            let loss = mean(&spec, &output, &labels, &batch).unwrap();
+            let close =
+                |found: f64, expected: f64| (found - expected).abs() <= 1e-6 * expected.abs().max(1.0);
+            assert!(close(loss.double_value(&[]), case.loss), "{case:?}: {loss:?}");
+            loss.backward();
+            let gradient: Vec<f32> = Vec::try_from(outputs.grad().view(-1)).unwrap();
+            for (found, expected) in gradient.iter().zip(&case.gradient) {
+                assert!(close(f64::from(*found), *expected), "{case:?}: {found}, expected {expected}");
+            }
+            let found = evaluate(&spec, loss.double_value(&[]), &outputs.detach(), &batch).unwrap();
+            assert!(close(found.loss_sum / batch.samples as f64, case.loss), "{case:?}: {found:?}");
+            assert!(close(found.values()["log_loss"], case.plain_loss), "{case:?}: {found:?}");
         }
     }
 

@@ -1,0 +1,120 @@
+//! Tokenizers: files `tokenizer.json` of Hugging Face's `tokenizers`, by which a text becomes the
+//! numbers of its tokens.
+//!
+//! A process keeps the tokenizers in use, and those that it read last, by the SHA-256 of their
+//! files. So each file is parsed once for all data files, data sets and workers, and what is kept
+//! never changes. Everything here runs in the caller's thread.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use proto::artifact::sha256_hex;
+
+/// Largest file in bytes. The tokenizers of today have up to 40 MB.
+const BYTES_MAX: usize = 256 << 20;
+
+/// Tokenizers that a process keeps although nothing uses them.
+const UNUSED_MAX: usize = 4;
+
+/// A tokenizer.
+pub struct Tokenizer {
+    /// SHA-256 of the file in lower-case hex.
+    sha256: String,
+    inner: tokenizers::Tokenizer,
+}
+
+/// Tokenizers of this process.
+struct Known {
+    all: Vec<Weak<Tokenizer>>,
+    /// Those that were read last.
+    newest: VecDeque<Arc<Tokenizer>>,
+}
+
+static KNOWN: Mutex<Known> = Mutex::new(Known { all: Vec::new(), newest: VecDeque::new() });
+
+impl Tokenizer {
+    /// Returns the tokenizer of a file's content.
+    ///
+    /// # Errors
+    /// The content is no tokenizer, or one whose tokens are random.
+    pub fn read(content: &[u8]) -> Result<Arc<Self>, String> {
+        let sha256 = sha256_hex(content);
+        if let Some(known) = Self::known(&sha256) {
+            return Ok(known);
+        }
+        let read = Arc::new(Self { sha256, inner: parse(content)? });
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        known.all.retain(|weak| weak.strong_count() > 0);
+        known.all.push(Arc::downgrade(&read));
+        known.newest.push_back(read.clone());
+        if known.newest.len() > UNUSED_MAX {
+            known.newest.pop_front();
+        }
+        Ok(read)
+    }
+
+    /// Returns the tokenizer whose file has this SHA-256, if the process keeps it.
+    pub fn known(sha256: &str) -> Option<Arc<Self>> {
+        let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        known.all.iter().filter_map(Weak::upgrade).find(|tokenizer| tokenizer.sha256 == sha256)
+    }
+
+    /// Returns the tokenizer of a file, whose content must have this SHA-256 if one is given.
+    ///
+    /// # Errors
+    /// The file cannot be read, has another content, or is no tokenizer.
+    pub(crate) fn open(file: &str, sha256: Option<&str>) -> Result<Arc<Self>, String> {
+        if let Some(known) = sha256.and_then(Self::known) {
+            return Ok(known);
+        }
+        let content = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+        let found = sha256_hex(&content);
+        if let Some(expected) = sha256.filter(|expected| **expected != found) {
+            return Err(format!(
+                "{file}: its SHA-256 is {found}, and was {expected} when the job was submitted; restore the file, or \
+                 submit the job anew"
+            ));
+        }
+        Self::read(&content).map_err(|reason| format!("{file}: {reason}"))
+    }
+
+    /// Returns the numbers of a text's tokens. `special` says whether those are there that the file
+    /// adds at the begin and the end.
+    ///
+    /// # Errors
+    /// The tokenizer has no token for a part of the text.
+    pub(crate) fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
+        let encoded = self.inner.encode_fast(text, special).map_err(|error| error.to_string())?;
+        Ok(encoded.get_ids().to_vec())
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("sha256", &self.sha256).finish_non_exhaustive()
+    }
+}
+
+fn parse(content: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    // Threads of its own would add to those of `--data-threads`.
+    tokenizers::utils::parallelism::set_parallelism(false);
+    if content.len() > BYTES_MAX {
+        return Err(format!("{} bytes, a tokenizer has at most {BYTES_MAX}", content.len()));
+    }
+    let advice = "save one in Python by `tokenizer.save(\"tokenizer.json\")` of the package `tokenizers`, or \
+                  `tokenizer.backend_tokenizer.save(..)` of a fast one of `transformers`";
+    let inner = tokenizers::Tokenizer::from_bytes(content)
+        .map_err(|error| format!("no tokenizer.json ({error}); {advice}"))?;
+    let json: serde_json::Value = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+    // Tokens that are drawn at random would differ between workers.
+    for setting in ["dropout", "alpha"] {
+        let share = json["model"][setting].as_f64().unwrap_or_default();
+        if share != 0.0 {
+            return Err(format!(
+                "model.{setting} = {share} draws tokens at random, and every worker must make the same ones; set it to null"
+            ));
+        }
+    }
+    Ok(inner)
+}
