@@ -23,6 +23,8 @@ pub mod sum;
 use self::dispatch::{Kernel, Path, Write};
 use self::mean::Mean;
 pub use self::norm::measure;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use self::norm::squares_of;
 use crate::optimizer::{Prepared, Update};
 use crate::storage::Slot;
 

@@ -19,6 +19,8 @@
 //! and adds in one fixed order.
 
 pub mod cpu;
+#[cfg(any(test, feature = "cuda"))]
+pub mod cuda;
 pub mod merge;
 pub mod norm;
 pub mod optimizer;

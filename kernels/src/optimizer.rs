@@ -21,7 +21,7 @@
 //! `CONTRIBUTING.md` says how to add an optimizer.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
 

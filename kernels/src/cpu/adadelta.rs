@@ -9,6 +9,7 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Adadelta {
     /// `rho` and `1 - rho`.
     pub(crate) kept: f32,

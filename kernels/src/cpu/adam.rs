@@ -14,6 +14,7 @@ use super::mean::{Mean, interpolate};
 /// The scalars of one step, with the weight decay that is decoupled. The coupled one is in
 /// [`Mean`].
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Adam {
     /// Decoupled: what the weight is multiplied by.
     shrink: f32,

@@ -12,6 +12,7 @@ use super::mean::Mean;
 
 /// The scalars of one step. [`Mean`] has no weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Ftrl {
     /// The paper's alpha, at this step.
     pub(crate) learning_rate: f32,

@@ -16,6 +16,7 @@ use super::mean::{Mean, interpolate};
 /// The scalars of one step and one tensor. Weight decay is part of the direction, and [`Mean`] has
 /// none.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Lamb {
     weight_decay: f32,
     /// `1 - betas[0]`.

@@ -5,6 +5,7 @@ use super::lanes::Lanes;
 
 /// The scalars of one step, for every rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Mean {
     /// One over the number of samples.
     pub(crate) scale: f32,

@@ -10,6 +10,7 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Momentum {
     /// Whether this is the first step: the velocity becomes the gradient.
     pub(crate) first: bool,

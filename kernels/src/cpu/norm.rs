@@ -67,6 +67,18 @@ fn measure_direction(
     Squares([total(of_weights), total(of_direction)])
 }
 
+/// Returns what a chunk contributes to the norms, from the sums of squares that a device made of
+/// it: those of the gradient, or those of the weights and of the direction.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn squares_of(update: &Update, sums: &[f64; 2 * SUMS]) -> Squares {
+    let (first, second) = (sums.first_chunk(), sums.last_chunk());
+    let [first, second] = [first, second].map(|sums| sums.copied().unwrap_or_default());
+    match update.rule {
+        Prepared::Lamb(_) => Squares([total(first), total(second)]),
+        _ => Squares([total(first), 0.0]),
+    }
+}
+
 /// Returns the sixteen sums as one: each half onto the other.
 fn total(mut sums: [f64; SUMS]) -> f64 {
     let mut half = SUMS / 2;

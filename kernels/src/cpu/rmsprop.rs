@@ -10,6 +10,7 @@ use super::mean::{Mean, interpolate};
 
 /// The scalars of one step. There is a velocity if there is a slot for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Rmsprop<const CENTERED: bool> {
     /// `alpha` and `1 - alpha`.
     kept: f32,

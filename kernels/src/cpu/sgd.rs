@@ -8,6 +8,7 @@ use super::mean::Mean;
 
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
 pub(crate) struct Sgd {
     pub(crate) learning_rate: f32,
 }

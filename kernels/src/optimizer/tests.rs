@@ -16,7 +16,7 @@ const TOTAL_STEPS: u64 = 50;
 
 /// Returns each kind as it comes and with every setting moved off its default, and each variant of
 /// a kind that has a kernel.
-fn optimizers() -> Vec<Optimizer> {
+pub(crate) fn optimizers() -> Vec<Optimizer> {
     let plain = OptimizerKind::ALL.map(|kind| OptimizerSpec::new(kind, 0.03));
     let tuned = plain.clone().map(|mut spec| {
         let has = |name| spec.kind.settings().contains(&name);
@@ -78,7 +78,7 @@ impl Operands {
 }
 
 /// All NaNs are one: which of two operands' bits it has is not defined.
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN } else { *value }.to_bits()).collect()
 }
 

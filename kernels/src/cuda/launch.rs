@@ -1,0 +1,307 @@
+//! Launches of the kernels: one typed function for each, and the layouts of their parameters.
+//!
+//! A driver checks neither number nor types of arguments. So every kernel is launched here and
+//! nowhere else, and every struct that crosses is `repr(C)`.
+#![expect(unsafe_code, reason = "kernels work on addresses that no type guards")]
+
+use std::ffi::c_void;
+use std::ptr;
+
+use proto::wire::WireType;
+
+use crate::cpu::dispatch::SUMS;
+use crate::optimizer::{Prepared, Update};
+
+/// Slots of the rule that has the most: `SLOTS_MAX` of `common.cuh`.
+pub(crate) const SLOTS_MAX: usize = 3;
+
+/// All kernels, by their names in the `.cu` files.
+#[cfg(feature = "cuda")]
+pub(crate) const KERNELS: [&str; 26] = [
+    "sgd",
+    "momentum",
+    "adam",
+    "amsgrad",
+    "adagrad",
+    "rmsprop",
+    "rmsprop_moving",
+    "rmsprop_centered",
+    "rmsprop_centered_moving",
+    "adadelta",
+    "ftrl",
+    "lamb",
+    "squares",
+    "squares_of_direction",
+    "sum",
+    "sum_bf16",
+    "sum_f16",
+    "round_bf16",
+    "round_f16",
+    "encode_bf16",
+    "encode_f16",
+    "decode_bf16",
+    "decode_f16",
+    "mean",
+    "largest",
+    "fill",
+];
+
+/// Threads of a block. Each thread works on one element at a time.
+const THREADS: u32 = 256;
+
+/// Blocks of a launch at most. Threads of a longer chunk work on several elements each.
+const BLOCKS_MAX: u64 = 4096;
+
+/// Takes launches and runs them in their order.
+pub(crate) trait Queue {
+    /// What a launch may fail with.
+    type Error;
+
+    /// Queues a kernel, by its name in the `.cu` files.
+    ///
+    /// # Errors
+    /// The queue did not take it.
+    ///
+    /// # Safety
+    /// `arguments` lead to values with the types of the kernel's parameters. Addresses among them
+    /// lead to memory of the queue's device that is long enough. Nothing else writes there before
+    /// the kernel has run, and nothing else reads what it writes.
+    unsafe fn launch(
+        &self,
+        kernel: &'static str,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Self::Error>;
+}
+
+/// Number of blocks, and of threads in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+}
+
+/// A place in the memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Address(pub(crate) u64);
+
+/// What one pass of a rule reads and writes: `Pass` of `common.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub(crate) struct Pass {
+    /// Number of elements.
+    pub(crate) length: u64,
+    pub(crate) weights: Address,
+    /// The gradient, or its left half.
+    pub(crate) left: Address,
+    /// The right half, or [`Address::NOWHERE`].
+    pub(crate) right: Address,
+    /// Where slots are read, and where they are written.
+    pub(crate) from: [Address; SLOTS_MAX],
+    pub(crate) to: [Address; SLOTS_MAX],
+    pub(crate) next: Address,
+}
+
+impl Address {
+    /// Leads to no memory.
+    pub(crate) const NOWHERE: Self = Self(0);
+}
+
+impl Shape {
+    /// Returns the shape of a launch for so many elements. `None`: there is nothing to launch.
+    fn of(length: u64) -> Option<Self> {
+        let blocks = length.div_ceil(u64::from(THREADS)).min(BLOCKS_MAX);
+        (blocks > 0).then_some(Self { blocks: blocks as u32, threads: THREADS })
+    }
+}
+
+impl Prepared {
+    /// Returns the kernel of the rule, its number of slots, and the scalars that it takes.
+    pub(crate) fn kernel(&self) -> (&'static str, usize, *const c_void) {
+        match self {
+            Self::Sgd(rule) => ("sgd", 0, ptr::from_ref(rule).cast()),
+            Self::Momentum(rule) => ("momentum", 1, ptr::from_ref(rule).cast()),
+            Self::Adam(rule) => ("adam", 2, ptr::from_ref(rule).cast()),
+            Self::Amsgrad(rule) => ("amsgrad", 3, ptr::from_ref(rule).cast()),
+            Self::Adagrad(rule) => ("adagrad", 1, ptr::from_ref(rule).cast()),
+            Self::Rmsprop(rule) => ("rmsprop", 1, ptr::from_ref(rule).cast()),
+            Self::RmspropMoving(rule) => ("rmsprop_moving", 2, ptr::from_ref(rule).cast()),
+            Self::RmspropCentered(rule) => ("rmsprop_centered", 2, ptr::from_ref(rule).cast()),
+            Self::RmspropCenteredMoving(rule) => ("rmsprop_centered_moving", 3, ptr::from_ref(rule).cast()),
+            Self::Adadelta(rule) => ("adadelta", 2, ptr::from_ref(rule).cast()),
+            Self::Ftrl(rule) => ("ftrl", 2, ptr::from_ref(rule).cast()),
+            Self::Lamb(rule) => ("lamb", 2, ptr::from_ref(rule).cast()),
+        }
+    }
+}
+
+/// Addresses of values, as a driver takes arguments. It only reads them.
+macro_rules! arguments {
+    ($($value:expr),*) => { &mut [$(ptr::from_ref(&$value).cast::<c_void>().cast_mut()),*] };
+}
+
+/// Applies a step to one chunk.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn apply<Q: Queue>(queue: &Q, update: &Update, pass: &Pass) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(pass.length) else { return Ok(()) };
+    let (kernel, _, scalars) = update.rule.kernel();
+    let [mean, pass] = arguments![update.mean, *pass];
+    // SAFETY: the rule's own scalars; the caller's promise.
+    unsafe { queue.launch(kernel, shape, &mut [scalars.cast_mut(), *mean, *pass]) }
+}
+
+/// Writes what one chunk contributes to the norms: 16 sums of squares, or twice as many for a rule
+/// that needs two norms. [`squares_of`](crate::cpu::squares_of) adds them.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`]. `sums` has room for [`SUMS_MAX`] values.
+pub(crate) unsafe fn measure<Q: Queue>(
+    queue: &Q,
+    update: &Update,
+    pass: &Pass,
+    sums: Address,
+) -> Result<(), Q::Error> {
+    let shape = Shape { blocks: 1, threads: SUMS as u32 };
+    // SAFETY: the kernels' own parameters; the caller's promise.
+    unsafe {
+        match &update.rule {
+            Prepared::Lamb(rule) => {
+                let arguments = arguments![*rule, update.mean, *pass, sums];
+                queue.launch("squares_of_direction", shape, arguments)
+            }
+            _ => {
+                let arguments = arguments![update.mean.scale, pass.left, pass.length, sums];
+                queue.launch("squares", shape, arguments)
+            }
+        }
+    }
+}
+
+/// Number of f64 values that [`measure`] writes at most.
+pub(crate) const SUMS_MAX: usize = 2 * SUMS;
+
+/// Adds two nodes of the reduction tree, rounded to a type. The sum may lie where one of them lies.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn sum<Q: Queue>(
+    queue: &Q,
+    wire: WireType,
+    [left, right]: [Address; 2],
+    to: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let kernel = match wire {
+        WireType::F32 => "sum",
+        WireType::Bf16 => "sum_bf16",
+        WireType::F16 => "sum_f16",
+    };
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch(kernel, shape, arguments![left, right, to, length]) }
+}
+
+/// A conversion of values to or from a 16-bit type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cast {
+    /// Rounds f32 to the nearest values of the type, as f32. They may lie where the source lies.
+    Round,
+    /// Converts f32 to the type.
+    Encode,
+    /// Converts the type to f32.
+    Decode,
+}
+
+/// Converts values.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Panics
+/// If the type is f32, which is not converted.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn cast<Q: Queue>(
+    queue: &Q,
+    cast: Cast,
+    wire: WireType,
+    from: Address,
+    to: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let kernel = match (cast, wire) {
+        (_, WireType::F32) => panic!("f32 is not converted"),
+        (Cast::Round, WireType::Bf16) => "round_bf16",
+        (Cast::Round, WireType::F16) => "round_f16",
+        (Cast::Encode, WireType::Bf16) => "encode_bf16",
+        (Cast::Encode, WireType::F16) => "encode_f16",
+        (Cast::Decode, WireType::Bf16) => "decode_bf16",
+        (Cast::Decode, WireType::F16) => "decode_f16",
+    };
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch(kernel, shape, arguments![from, to, length]) }
+}
+
+/// Writes the mean of the `count` values that were summed.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn mean<Q: Queue>(
+    queue: &Q,
+    sum: Address,
+    count: f32,
+    next: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("mean", shape, arguments![sum, count, next, length]) }
+}
+
+/// Writes the larger of two i64 counters each. They may lie where one of the two lies.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn largest<Q: Queue>(
+    queue: &Q,
+    [left, right]: [Address; 2],
+    to: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("largest", shape, arguments![left, right, to, length]) }
+}
+
+/// Gives every f32 one value.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn fill<Q: Queue>(queue: &Q, value: f32, to: Address, length: u64) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("fill", shape, arguments![value.to_bits(), to, length]) }
+}

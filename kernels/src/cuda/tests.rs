@@ -1,0 +1,252 @@
+//! Bits of the kernels for devices, compiled for the host, against those of the kernels in `cpu/`.
+#![expect(unsafe_code, reason = "kernels work on addresses that no type guards")]
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proto::wire::WireType;
+
+use super::host::Host;
+use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX};
+use crate::cpu::{self, cast, state, sum};
+use crate::optimizer::tests::{bits, optimizers};
+use crate::optimizer::{Norms, Update};
+use crate::storage::Slot;
+
+/// Any bits, and often zeros, subnormals, infinities and what is no number.
+fn value() -> impl Strategy<Value = f32> {
+    let special = prop::sample::select(vec![
+        0.0,
+        -0.0,
+        1e-42,
+        -1e-45,
+        f32::MIN_POSITIVE,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::from_bits(0x7f80_0001),
+        f32::from_bits(0xffc1_2345),
+    ]);
+    prop_oneof![3 => any::<u32>().prop_map(f32::from_bits), 4 => -10.0f32..10.0, 1 => special]
+}
+
+/// Columns of one length, around whole blocks and far from them.
+fn columns(count: usize) -> impl Strategy<Value = Vec<Vec<f32>>> {
+    let length = prop_oneof![4 => 0..70_usize, 1 => 250..260_usize, 1 => 500..1200_usize];
+    length.prop_flat_map(move |length| vec(vec(value(), length), count))
+}
+
+/// One chunk's operands.
+struct Chunk {
+    weights: Vec<f32>,
+    left: Vec<f32>,
+    /// None: `left` is the whole gradient.
+    right: Option<Vec<f32>>,
+    slots: Vec<Vec<f32>>,
+}
+
+impl Chunk {
+    fn of(columns: Vec<Vec<f32>>, has_right: bool) -> Self {
+        let mut columns = columns.into_iter();
+        let mut next = || columns.next().expect("a column");
+        let (weights, left, right) = (next(), next(), next());
+        Self { weights, left, right: has_right.then_some(right), slots: columns.collect() }
+    }
+
+    /// Returns the pass that reads the chunk and writes nothing.
+    fn pass(&self) -> Pass {
+        let slot =
+            |number: usize| self.slots.get(number).map_or(Address::NOWHERE, |slot| Host::address(slot));
+        Pass {
+            length: self.weights.len() as u64,
+            weights: Host::address(&self.weights),
+            left: Host::address(&self.left),
+            right: self.right.as_deref().map_or(Address::NOWHERE, Host::address),
+            from: std::array::from_fn(slot),
+            to: [Address::NOWHERE; SLOTS_MAX],
+            next: Address::NOWHERE,
+        }
+    }
+
+    /// Returns the next weights and slots as bits, by the kernels of the host.
+    fn on_host(&self, update: &Update, slots: usize) -> Vec<Vec<u32>> {
+        let mut slots = self.slots[..slots].to_vec();
+        let mut next = vec![f32::NAN; self.weights.len()];
+        let left = bytemuck::cast_slice(&self.left);
+        let given = slots.iter_mut().map(|slot| Slot::InPlace(slot.as_mut_slice())).collect();
+        match &self.right {
+            None => cpu::apply_bytes(update, &self.weights, left, given, &mut next),
+            Some(right) => {
+                let halves = (left, bytemuck::cast_slice(right));
+                cpu::apply_halves(update, &self.weights, halves, given, &mut next);
+            }
+        }
+        [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
+    }
+
+    /// Returns the next weights and slots as bits, by a kernel for devices. Slots move, or stay.
+    fn on_device(&self, device: Host, update: &Update, slots: usize, moves: bool) -> Vec<Vec<u32>> {
+        let mut here = self.slots[..slots].to_vec();
+        let mut there = vec![vec![f32::NAN; self.weights.len()]; slots];
+        let mut next = vec![f32::NAN; self.weights.len()];
+        let mut pass = Pass { next: Host::address_mut(&mut next), ..self.pass() };
+        for (number, (here, there)) in here.iter_mut().zip(&mut there).enumerate() {
+            (pass.from[number], pass.to[number]) = if moves {
+                (Host::address(here), Host::address_mut(there))
+            } else {
+                (Host::address_mut(here), Host::address_mut(here))
+            };
+        }
+        // SAFETY: all columns have one length, and those that are written are borrowed alone.
+        unsafe { launch::apply(&device, update, &pass) }.expect("a kernel");
+        if moves {
+            let read = |slots: &[Vec<f32>]| slots.iter().map(|slot| bits(slot)).collect::<Vec<_>>();
+            assert_eq!(read(&here), read(&self.slots[..slots]), "what is held does not change");
+        }
+        let after = if moves { there } else { here };
+        [vec![next], after].concat().iter().map(|values| bits(values)).collect()
+    }
+}
+
+/// Returns the f64 bits of squares. All NaNs are one.
+fn square_bits(squares: crate::Squares) -> [u64; 2] {
+    squares.0.map(|sum| if sum.is_nan() { f64::NAN } else { sum }.to_bits())
+}
+
+const WIRES: [WireType; 3] = [WireType::F32, WireType::Bf16, WireType::F16];
+
+proptest! {
+    #[test]
+    fn every_rule_has_the_bits_of_its_twin(
+        columns in columns(3 + SLOTS_MAX), has_right in any::<bool>(), moves in any::<bool>(),
+        step in 0..50_u64, scale in 0.001_f32..=1.0, clip in 0.1_f32..=1.0, blocks_max in 1..4_u32,
+    ) {
+        let chunk = Chunk::of(columns, has_right);
+        for optimizer in optimizers() {
+            let prepared = optimizer.prepare(step, scale);
+            let mut update = Update { norms: Norms::Complete, ..prepared };
+            if prepared.needs_norms() {
+                update.mean.clip = clip;
+            }
+            let (_, slots, _) = update.rule.kernel();
+            prop_assert_eq!(slots, optimizer.slots());
+            let expected = chunk.on_host(&update, slots);
+            let found = chunk.on_device(Host::new(blocks_max), &update, slots, moves);
+            prop_assert_eq!(found, expected, "{:?}", optimizer);
+        }
+    }
+
+    #[test]
+    fn norms_have_the_bits_of_their_twins(columns in columns(3 + SLOTS_MAX), step in 0..50_u64) {
+        let chunk = Chunk::of(columns, false);
+        let optimizers = optimizers().into_iter();
+        for optimizer in optimizers.filter(|optimizer| optimizer.prepare(0, 1.0).needs_norms()) {
+            let update = optimizer.prepare(step, 0.25);
+            let slots: Vec<&[f32]> = chunk.slots.iter().take(2).map(Vec::as_slice).collect();
+            let expected = cpu::measure(&update, &chunk.weights, bytemuck::cast_slice(&chunk.left), &slots);
+            let mut sums = [f64::NAN; SUMS_MAX];
+            let to = Host::address_mut(&mut sums);
+            // SAFETY: all columns have one length, and there is room for the sums.
+            unsafe { launch::measure(&Host::new(1), &update, &chunk.pass(), to) }.expect("a kernel");
+            let found = cpu::squares_of(&update, &sums);
+            prop_assert_eq!(square_bits(found), square_bits(expected), "{:?}", optimizer);
+        }
+    }
+
+    #[test]
+    fn sums_have_the_bits_of_their_twins_wherever_they_go(
+        columns in columns(2), in_place in any::<bool>(), blocks_max in 1..4_u32,
+    ) {
+        let [left, right] = &columns[..] else { unreachable!("two columns") };
+        for wire in WIRES {
+            let mut expected = left.clone();
+            cast::add_assign(wire, &mut expected, bytemuck::cast_slice(right));
+            let mut to = if in_place { left.clone() } else { vec![f32::NAN; left.len()] };
+            let address = Host::address_mut(&mut to);
+            let operands = [if in_place { address } else { Host::address(left) }, Host::address(right)];
+            let length = left.len() as u64;
+            // SAFETY: all have one length.
+            unsafe { launch::sum(&Host::new(blocks_max), wire, operands, address, length) }.expect("a kernel");
+            prop_assert_eq!(bits(&to), bits(&expected), "{}", wire);
+        }
+        let mut expected = vec![f32::NAN; left.len()];
+        sum::add(bytemuck::cast_slice(left), bytemuck::cast_slice(right), &mut expected);
+        let mut plain = left.clone();
+        sum::add_assign(&mut plain, bytemuck::cast_slice(right));
+        prop_assert_eq!(bits(&plain), bits(&expected));
+    }
+
+    /// Every bit counts here, those of a NaN too: conversions are operations on integers.
+    #[test]
+    fn casts_have_all_bits_of_their_twins(columns in columns(1), blocks_max in 1..4_u32) {
+        let (device, values) = (Host::new(blocks_max), &columns[0]);
+        let length = values.len() as u64;
+        for wire in WIRES.into_iter().filter(|wire| wire.rounds()) {
+            let encoded = cast::encode(wire, bytemuck::cast_slice(values));
+            let halves: Vec<u16> = encoded.as_chunks().0.iter().map(|half| u16::from_le_bytes(*half)).collect();
+            let mut found = vec![0_u16; values.len()];
+            let to = Host::address_mut(&mut found);
+            // SAFETY: all have one length.
+            unsafe { launch::cast(&device, Cast::Encode, wire, Host::address(values), to, length) }.expect("a kernel");
+            prop_assert_eq!(&found, &halves, "{}", wire);
+
+            let mut decoded = vec![f32::NAN; values.len()];
+            cast::decode(wire, &encoded, &mut decoded);
+            for (cast, from) in [(Cast::Decode, Host::address(&halves)), (Cast::Round, Host::address(values))] {
+                let mut found = vec![f32::NAN; values.len()];
+                let to = Host::address_mut(&mut found);
+                // SAFETY: all have one length.
+                unsafe { launch::cast(&device, cast, wire, from, to, length) }.expect("a kernel");
+                let raw = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(raw(&found), raw(&decoded), "{:?} {}", cast, wire);
+            }
+        }
+    }
+
+    #[test]
+    fn state_has_the_bits_of_its_twin(
+        columns in columns(1), count in 1..=1_u64 << 24, counters in vec(any::<[i64; 2]>(), 0..70),
+    ) {
+        let (device, values) = (Host::new(2), &columns[0]);
+        let (mut expected, mut next) = (vec![f32::NAN; values.len()], vec![f32::NAN; values.len()]);
+        state::mean(bytemuck::cast_slice(values), count, &mut expected);
+        let (to, length) = (Host::address_mut(&mut next), values.len() as u64);
+        // SAFETY: all have one length.
+        unsafe { launch::mean(&device, Host::address(values), count as f32, to, length) }.expect("a kernel");
+        prop_assert_eq!(bits(&next), bits(&expected));
+
+        let (mut merged, right): (Vec<i64>, Vec<i64>) = counters.iter().map(|[left, right]| (*left, *right)).unzip();
+        let mut expected = merged.clone();
+        state::max(&mut expected, bytemuck::cast_slice(&right));
+        let (to, length) = (Host::address_mut(&mut merged), right.len() as u64);
+        // SAFETY: all have one length.
+        unsafe { launch::largest(&device, [to, Host::address(&right)], to, length) }.expect("a kernel");
+        prop_assert_eq!(merged, expected);
+    }
+}
+
+#[test]
+fn all_16_bit_patterns_are_widened_as_on_the_host() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    for wire in [WireType::Bf16, WireType::F16] {
+        let (mut expected, mut found) = (vec![0.0_f32; halves.len()], vec![0.0_f32; halves.len()]);
+        cast::decode(wire, bytemuck::cast_slice(&halves), &mut expected);
+        let to = Host::address_mut(&mut found);
+        let length = halves.len() as u64;
+        // SAFETY: both have one length.
+        unsafe { launch::cast(&Host::new(7), Cast::Decode, wire, Host::address(&halves), to, length) }
+            .expect("a kernel");
+        assert!(bytemuck::cast_slice::<_, u8>(&found) == bytemuck::cast_slice::<_, u8>(&expected), "{wire}");
+    }
+}
+
+#[test]
+fn a_fill_writes_every_element_and_no_other() {
+    for length in [0, 1, 255, 256, 257, 1000] {
+        let mut values = vec![1.0_f32; length + 1];
+        let to = Host::address_mut(&mut values);
+        // SAFETY: there are more values than that.
+        unsafe { launch::fill(&Host::new(2), -2.5, to, length as u64) }.expect("a kernel");
+        assert!(values[..length].iter().all(|value| *value == -2.5) && values[length] == 1.0, "{length}");
+    }
+}

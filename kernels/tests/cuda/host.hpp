@@ -1,0 +1,94 @@
+// The words of CUDA for the host's compiler: a thread is a turn of a loop.
+//
+// `kernels.cu` is the text that NVRTC compiles for a device. No kernel has a barrier, so the
+// threads of a launch may run one after the other.
+
+#include <math.h>
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+#define __global__
+#define __device__
+
+struct Index {
+    unsigned x;
+};
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+#include "kernels.cu"
+
+// Every kernel.
+#define EACH_KERNEL(OF) \
+    OF(sgd) \
+    OF(momentum) \
+    OF(adam) \
+    OF(amsgrad) \
+    OF(adagrad) \
+    OF(rmsprop) \
+    OF(rmsprop_moving) \
+    OF(rmsprop_centered) \
+    OF(rmsprop_centered_moving) \
+    OF(adadelta) \
+    OF(ftrl) \
+    OF(lamb) \
+    OF(squares) \
+    OF(squares_of_direction) \
+    OF(sum) \
+    OF(sum_bf16) \
+    OF(sum_f16) \
+    OF(round_bf16) \
+    OF(round_f16) \
+    OF(encode_bf16) \
+    OF(encode_f16) \
+    OF(decode_bf16) \
+    OF(decode_f16) \
+    OF(mean) \
+    OF(largest) \
+    OF(fill)
+
+// A launch that may run later: arguments are copied at once, as a driver does.
+template <auto KERNEL>
+struct Launch;
+template <class... Parameters, void (*KERNEL)(Parameters...)>
+struct Launch<KERNEL> {
+    static std::function<void()> of(unsigned blocks, unsigned threads, void** arguments) {
+        return copied(blocks, threads, arguments, std::index_sequence_for<Parameters...>());
+    }
+
+    template <std::size_t... AT>
+    static std::function<void()> copied(unsigned blocks, unsigned threads, void** arguments,
+                                        std::index_sequence<AT...>) {
+        std::tuple<Parameters...> values(*static_cast<Parameters*>(arguments[AT])...);
+        return [=] {
+            gridDim.x = blocks;
+            blockDim.x = threads;
+            for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+                for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
+                    std::apply(KERNEL, values);
+                }
+            }
+        };
+    }
+};
+
+struct Kernel {
+    const char* name;
+    std::function<void()> (*launch)(unsigned blocks, unsigned threads, void** arguments);
+};
+
+#define KERNEL(NAME) {#NAME, Launch<NAME>::of},
+static const Kernel KERNELS[] = {EACH_KERNEL(KERNEL)};
+
+// Returns the kernel of a name, or null.
+static const Kernel* find(const char* name) {
+    for (const Kernel& kernel : KERNELS) {
+        if (std::strcmp(kernel.name, name) == 0) {
+            return &kernel;
+        }
+    }
+    return nullptr;
+}
