@@ -51,7 +51,37 @@ impl Storage {
     /// # Panics
     /// If there are more or fewer values than elements, or the elements are integers.
     pub fn decode(&mut self, payload: &[u8], wire: WireType) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            return buffer.decode(payload, wire);
+        }
         cast::decode(wire, payload, self.floats_mut());
+    }
+
+    /// Rounds the values to the type `wire`, in place.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    pub fn round(&mut self, wire: WireType) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            return buffer.round(wire);
+        }
+        cast::round(wire, self.floats_mut());
+    }
+
+    /// Returns the values in the type `wire`, little-endian in memory of the host, rounded where
+    /// that is not done yet.
+    ///
+    /// # Panics
+    /// If the elements are integers, or lie on a device that failed.
+    pub fn encode(&self, wire: WireType) -> Vec<u8> {
+        assert_eq!(self.dtype(), DType::F32, "integers taken as floats");
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.on_any_device() {
+            return buffer.encode(wire).unwrap_or_else(|error| panic!("{error}"));
+        }
+        cast::encode(wire, self.host())
     }
 
     /// Merges the values of another node into these.
@@ -59,6 +89,10 @@ impl Storage {
     /// # Panics
     /// If types or lengths differ.
     pub fn merge(&mut self, other: Operand<'_>, merge: Merge) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(merge.dtype()) {
+            return buffer.merge(other, merge);
+        }
         match merge {
             Merge::Sum(wire) => cast::add_assign(wire, self.floats_mut(), other.host()),
             Merge::Max => state::max(self.integers_mut(), other.host()),
@@ -71,6 +105,10 @@ impl Storage {
     /// # Panics
     /// If types or lengths differ.
     pub fn merge_of(&mut self, left: Operand<'_>, right: Operand<'_>, merge: Merge) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(merge.dtype()) {
+            return buffer.merge_of(left, right, merge);
+        }
         match merge {
             Merge::Sum(wire) if wire.rounds() => {
                 cast::add(wire, left.host(), right.host(), self.floats_mut());
@@ -88,6 +126,10 @@ impl Storage {
     /// # Panics
     /// If types or lengths differ, or `count` is 0 or above 2^24.
     pub fn mean_of(&mut self, sum: Operand<'_>, count: u64) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            return buffer.mean_of(sum, count);
+        }
         state::mean(sum.host(), count, self.floats_mut());
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! Always true here:
 //!
-//! - A caller names storage, payloads and operations, and no memory. A device becomes a variant of
-//!   `Memory` and an arm in each operation; no signature changes.
+//! - A caller names storage, payloads and operations, and no memory. A device is a variant of
+//!   `Memory` and an arm in each operation. Only the call that allocates names it.
 //! - An operation chooses its implementation once, outside its loops.
+//! - Storage on the host never meets storage on a device in one operation, except where values are
+//!   copied. On a device, all other operands may be payloads.
 //! - Storage is aligned for its values. A payload is read as it came, at any alignment.
 
 use std::borrow::Cow;
@@ -14,6 +16,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::tensor::{DType, ExternalMemory, Values};
+
+#[cfg(feature = "cuda")]
+use crate::cuda::{self, Device, memory::Buffer};
 
 /// Values of one element type, in memory that kernels reach.
 pub struct Storage {
@@ -28,6 +33,9 @@ enum Memory {
     Heap(Values),
     /// Memory of the host that the caller brought.
     External(Box<dyn ExternalMemory>),
+    /// Memory of a device.
+    #[cfg(feature = "cuda")]
+    Device(Buffer),
 }
 
 /// Values that an operation reads.
@@ -65,6 +73,16 @@ impl Storage {
         Self { dtype, len: memory.bytes().len() / dtype.size(), memory: Memory::External(memory) }
     }
 
+    /// Creates `len` zeros on a device.
+    ///
+    /// # Errors
+    /// The device has too little free memory.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(device: &Arc<Device>, dtype: DType, len: usize) -> Result<Self, cuda::Error> {
+        let buffer = Buffer::zeros(device, len * dtype.size())?;
+        Ok(Self { dtype, len, memory: Memory::Device(buffer) })
+    }
+
     /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         self.dtype
@@ -88,6 +106,10 @@ impl Storage {
     /// Writes to all pages, so that the system makes them now. What the elements are afterwards is
     /// not defined.
     pub fn populate(&mut self) {
+        #[cfg(feature = "cuda")]
+        if self.on_any_device().is_some() {
+            return; // A device's memory is made when it is allocated.
+        }
         self.host_mut().fill(1);
     }
 
@@ -96,6 +118,10 @@ impl Storage {
     /// # Panics
     /// If the elements are integers.
     pub fn fill(&mut self, value: f32) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            return buffer.fill(value);
+        }
         self.floats_mut().fill(value);
     }
 
@@ -104,17 +130,34 @@ impl Storage {
     /// # Panics
     /// If there are more or fewer values than elements.
     pub fn write(&mut self, values: Operand<'_>) {
-        self.host_mut().copy_from_slice(values.host());
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &mut self.memory {
+            return buffer.write(values);
+        }
+        match values {
+            Operand::Payload(bytes) => self.host_mut().copy_from_slice(bytes),
+            Operand::Stored(storage) => self.host_mut().copy_from_slice(&storage.bytes()),
+        }
     }
 
     /// Returns the elements as little-endian bytes in memory of the host. They are borrowed if they
     /// lie there, and copied if they do not.
+    ///
+    /// # Panics
+    /// If they lie on a device that failed. `Device::settle` says so without a panic.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &self.memory {
+            return Cow::Owned(buffer.read().unwrap_or_else(|error| panic!("{error}")));
+        }
         Cow::Borrowed(self.host())
     }
 
     /// Returns the elements of shared storage as bytes to send or to save. In memory of the host
     /// they are not copied: the bytes hold `owner` as long as they live.
+    ///
+    /// # Panics
+    /// The panics of [`bytes`](Self::bytes).
     pub fn share<O>(owner: Arc<O>) -> Bytes
     where
         O: Deref<Target = Self> + Send + Sync + 'static,
@@ -125,22 +168,56 @@ impl Storage {
                 self.0.host()
             }
         }
+        #[cfg(feature = "cuda")]
+        if owner.on_any_device().is_some() {
+            return owner.bytes().into_owned().into();
+        }
         Bytes::from_owner(Shared(owner))
     }
 
+    /// Returns the memory of a device in which the elements lie. `None`: they lie on the host.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn on_any_device(&self) -> Option<&Buffer> {
+        match &self.memory {
+            Memory::Device(buffer) => Some(buffer),
+            Memory::Heap(_) | Memory::External(_) => None,
+        }
+    }
+
+    /// Returns the memory of a device in which elements of this type lie, for writing.
+    ///
+    /// # Panics
+    /// If the elements have another type.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn elements_on_device(&mut self, dtype: DType) -> Option<&mut Buffer> {
+        let Memory::Device(buffer) = &mut self.memory else { return None };
+        assert_eq!(self.dtype, dtype, "elements of another type");
+        Some(buffer)
+    }
+
     /// Returns the elements as bytes in memory of the host.
+    ///
+    /// # Panics
+    /// If they lie on a device.
     pub(crate) fn host(&self) -> &[u8] {
         match &self.memory {
             Memory::Heap(values) => values.bytes(),
             Memory::External(memory) => memory.bytes(),
+            #[cfg(feature = "cuda")]
+            Memory::Device(_) => panic!("values on a device taken as values on the host"),
         }
     }
 
     /// Returns the elements as bytes in memory of the host, for writing.
+    ///
+    /// # Panics
+    /// If they lie on a device.
     pub(crate) fn host_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Memory::Heap(values) => values.bytes_mut(),
             Memory::External(memory) => memory.bytes_mut(),
+            #[cfg(feature = "cuda")]
+            Memory::Device(_) => panic!("values on a device taken as values on the host"),
         }
     }
 

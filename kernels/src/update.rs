@@ -1,6 +1,8 @@
 //! What an update does to storage: it measures a chunk, and makes the next weights of it.
 
 use crate::cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::memory;
 use crate::norm::Squares;
 use crate::optimizer::Update;
 use crate::storage::{Operand, Slot, Storage};
@@ -17,6 +19,10 @@ impl Update {
         gradient: Operand<'_>,
         slots: impl IntoIterator<Item = &'a Storage>,
     ) -> Squares {
+        #[cfg(feature = "cuda")]
+        if weights.on_any_device().is_some() {
+            return memory::measure(self, weights, gradient, slots);
+        }
         let slots: Vec<_> = slots.into_iter().map(Storage::floats).collect();
         cpu::measure(self, weights.floats(), gradient.host(), &slots)
     }
@@ -37,6 +43,10 @@ impl Update {
         slots: impl IntoIterator<Item = Slot<'a>>,
         next: &mut Storage,
     ) {
+        #[cfg(feature = "cuda")]
+        if next.on_any_device().is_some() {
+            return memory::apply(self, weights, (gradient, None), slots, next);
+        }
         let slots = slots.into_iter().map(Slot::host).collect();
         cpu::apply_bytes(self, weights.floats(), gradient.host(), slots, next.floats_mut());
     }
@@ -54,6 +64,10 @@ impl Update {
         slots: impl IntoIterator<Item = Slot<'a>>,
         next: &mut Storage,
     ) {
+        #[cfg(feature = "cuda")]
+        if next.on_any_device().is_some() {
+            return memory::apply(self, weights, (left, Some(right)), slots, next);
+        }
         let slots = slots.into_iter().map(Slot::host).collect();
         let halves = (left.host(), right.host());
         cpu::apply_halves(self, weights.floats(), halves, slots, next.floats_mut());

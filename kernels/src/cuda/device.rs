@@ -1,0 +1,366 @@
+//! A CUDA device: its streams, its kernels, and the first failure of what it was told to do.
+//!
+//! Always true here:
+//!
+//! - All kernels run on the stream `compute`, in the order in which operations were called. Storage
+//!   is allocated and freed in that order too. So no operation on storage needs an event.
+//! - An upload runs on a stream of its own, into memory that no kernel uses yet. The call returns
+//!   when the upload has ended, so the payload's memory is the caller's again.
+//! - A download runs on a third stream, which waits for what `compute` has been told so far. So
+//!   kernels that are queued later do not wait for it.
+//! - The tracking of cudarc's slices is not used: it does not order a second reader, or the first
+//!   use of memory on another stream.
+//! - A call of the driver that fails is kept until [`Device::settle`] is asked. From then on the
+//!   device's values mean nothing.
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaStream};
+
+use super::compiler;
+use super::error::Error;
+use super::launch::{Address, KERNELS, Queue, Shape};
+use super::memory::Buffer;
+
+/// A CUDA device that runs kernels. Storage on it keeps it open.
+pub struct Device {
+    ordinal: usize,
+    name: String,
+    context: Arc<CudaContext>,
+    compute: Arc<CudaStream>,
+    uploads: Arc<CudaStream>,
+    downloads: Arc<CudaStream>,
+    module: sys::CUmodule,
+    kernels: BTreeMap<&'static str, sys::CUfunction>,
+    /// Whether memory is allocated in the order of a stream.
+    pooled: bool,
+    failure: Mutex<Option<Error>>,
+}
+
+// SAFETY: handles of modules and functions may be used by every thread on which the context is
+// current. Each method makes it current first.
+unsafe impl Send for Device {}
+// SAFETY: the driver's functions may be called by several threads at once.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens a device by its number, and compiles the kernels for it. `cache` is a folder for
+    /// compiled kernels: only this user may write to it, and it is made if it is missing.
+    ///
+    /// A machine without a driver, without this device or without NVRTC is an error, and the
+    /// process goes on.
+    ///
+    /// # Errors
+    /// What is missing, in one sentence with what to do. Also a device that adds two numbers wrong.
+    pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Arc<Self>, Error> {
+        // SAFETY: opens and closes the library, which runs nothing of ours.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        // cudarc panics when it first calls a function that the driver lacks.
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            let device = Arc::new(Self::start(ordinal, cache)?);
+            device.probe()?;
+            Ok(device)
+        }));
+        opened.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(Error::DriverTooOld { reason: said.unwrap_or("it lacks a function").to_owned() })
+        })
+    }
+
+    /// Returns the number of the device.
+    pub const fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Returns the name that the driver gives the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until all operations so far have run.
+    ///
+    /// # Errors
+    /// The first failure since the device was opened. Then no value on the device means anything,
+    /// and every later call says the same.
+    pub fn settle(&self) -> Result<(), Error> {
+        let ended = self
+            .bind()
+            .and_then(|()| self.compute.synchronize().map_err(|error| self.failed("compute", error)));
+        self.note(ended);
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn start(ordinal: usize, cache: Option<&Path>) -> Result<Self, Error> {
+        let failed = |what| move |error| failed(ordinal, what, error);
+        let found = match CudaContext::device_count() {
+            Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
+            count => usize::try_from(count.map_err(failed("start its driver"))?).unwrap_or(0),
+        };
+        if ordinal >= found {
+            return Err(Error::NoDevice { ordinal, found });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("make a context"))?;
+        let name = context.name().map_err(failed("say its name"))?;
+        let (major, minor) = context.compute_capability().map_err(failed("say its capability"))?;
+        let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        let pooled = context.attribute(pools).map_err(failed("say its attributes"))? > 0;
+        let stream = || context.new_stream().map_err(failed("make a stream"));
+        let (compute, uploads, downloads) = (stream()?, stream()?, stream()?);
+
+        let ptx = compiler::ptx(major * 10 + minor, cache)?;
+        let ptx = CString::new(ptx).unwrap_or_default();
+        // SAFETY: the image is a text that ends with a zero.
+        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
+        let module = module.map_err(|error| match error {
+            DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
+                let reason = "it does not know the PTX that NVRTC writes".to_owned();
+                Error::DriverTooOld { reason }
+            }
+            error => failed("load the kernels")(error),
+        })?;
+        let failure = Mutex::default();
+        let kernels = BTreeMap::new();
+        let mut device =
+            Self { ordinal, name, context, compute, uploads, downloads, module, kernels, pooled, failure };
+        for kernel in KERNELS {
+            let name = CString::new(kernel).unwrap_or_default();
+            // SAFETY: the module is loaded, and is unloaded with the device.
+            let function = unsafe { result::module::get_function(module, name) };
+            device.kernels.insert(kernel, function.map_err(failed("find a kernel"))?);
+        }
+        Ok(device)
+    }
+
+    /// Lets the device add two numbers, and reads them back: a call of every kind that operations
+    /// make, before one of them depends on it.
+    fn probe(self: &Arc<Self>) -> Result<(), Error> {
+        // Flushed subnormals, a sum in another precision or a NaN that gets lost would show here.
+        let left = [0.1_f32, 1e-40, 16_777_216.0, f32::INFINITY];
+        let right = [0.2_f32, 1e-42, 1.0, f32::INFINITY];
+        let (left_bytes, right_bytes) = (bytemuck::bytes_of(&left), bytemuck::bytes_of(&right));
+        let (on_left, on_right) = (Buffer::uploaded(self, left_bytes)?, Buffer::uploaded(self, right_bytes)?);
+        let sum = Buffer::zeros(self, left_bytes.len())?;
+        let operands = [on_left.address(), on_right.address()];
+        // SAFETY: all have one length, and nothing else knows of them.
+        unsafe {
+            super::launch::sum(
+                &**self,
+                proto::wire::WireType::F32,
+                operands,
+                sum.address(),
+                left.len() as u64,
+            )
+        }?;
+        let found = sum.read()?;
+        let found = found.as_chunks().0.iter().map(|value| u32::from_le_bytes(*value)).collect::<Vec<_>>();
+        let expected: Vec<_> =
+            left.iter().zip(&right).map(|(left, right)| (left + right).to_bits()).collect();
+        if found == expected { Ok(()) } else { Err(Error::Wrong { ordinal: self.ordinal, found, expected }) }
+    }
+
+    /// Makes the device current on this thread.
+    fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(|error| self.failed("run on this thread", error))
+    }
+
+    fn failed(&self, what: &'static str, error: DriverError) -> Error {
+        failed(self.ordinal, what, error)
+    }
+
+    /// Keeps a failure, if it is the first one.
+    pub(super) fn note(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    /// Allocates memory for kernels. What it holds is not defined.
+    ///
+    /// # Errors
+    /// The device has too little free memory.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Address, Error> {
+        self.allocate_on(&self.compute, bytes)
+    }
+
+    fn allocate_on(&self, stream: &CudaStream, bytes: usize) -> Result<Address, Error> {
+        if bytes == 0 {
+            return Ok(Address::NOWHERE);
+        }
+        self.bind()?;
+        let once = || {
+            // SAFETY: the stream lives, and the memory is written before it is read.
+            unsafe {
+                if self.pooled {
+                    result::malloc_async(stream.cu_stream(), bytes)
+                } else {
+                    result::malloc_sync(bytes)
+                }
+            }
+        };
+        let full = |error: &DriverError| error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let allocated = match once() {
+            // What is queued may free some.
+            Err(error) if full(&error) => {
+                self.compute.synchronize().map_err(|error| self.failed("compute", error))?;
+                once()
+            }
+            allocated => allocated,
+        };
+        allocated.map(Address).map_err(|error| {
+            if !full(&error) {
+                return self.failed("allocate memory", error);
+            }
+            let (free, total) = result::mem_get_info().unwrap_or_default();
+            Error::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
+        })
+    }
+
+    /// Frees memory when all operations so far have run.
+    pub(super) fn free(&self, Address(address): Address) {
+        if address == 0 {
+            return;
+        }
+        let freed = self.bind().and_then(|()| {
+            // SAFETY: the memory is of this device, and every kernel that uses it is queued before.
+            let freed = unsafe {
+                if self.pooled {
+                    result::free_async(address, self.compute.cu_stream())
+                } else {
+                    self.compute.synchronize().and_then(|()| result::free_sync(address))
+                }
+            };
+            freed.map_err(|error| self.failed("free memory", error))
+        });
+        self.note(freed);
+    }
+
+    /// Fills memory with zeros, after all operations so far.
+    ///
+    /// # Safety
+    /// There are so many bytes, and they are the caller's.
+    pub(super) unsafe fn clear(&self, Address(to): Address, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        let cleared = unsafe { result::memset_d8_async(to, 0, bytes, self.compute.cu_stream()) };
+        cleared.map_err(|error| self.failed("clear memory", error))
+    }
+
+    /// Copies values within the device, after all operations so far.
+    ///
+    /// # Safety
+    /// Both places have so many bytes, and `to` is the caller's.
+    pub(super) unsafe fn copy(
+        &self,
+        Address(from): Address,
+        Address(to): Address,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute.cu_stream()) };
+        copied.map_err(|error| self.failed("copy values", error))
+    }
+
+    /// Copies values to new memory of the device. They are there when this returns.
+    pub(super) fn upload(&self, values: &[u8]) -> Result<Address, Error> {
+        let to = self.allocate_on(&self.uploads, values.len())?;
+        if values.is_empty() {
+            return Ok(to);
+        }
+        // SAFETY: the memory has this length. The host waits for the copy, so the values stay, and
+        // kernels that are queued later find them.
+        let copied = unsafe { result::memcpy_htod_async(to.0, values, self.uploads.cu_stream()) };
+        let copied = copied.and_then(|()| self.uploads.synchronize());
+        copied.map(|()| to).map_err(|error| {
+            self.free(to);
+            self.failed("receive values", error)
+        })
+    }
+
+    /// Copies values to memory of the host, after all operations so far.
+    ///
+    /// # Safety
+    /// There are so many bytes, and they have been written.
+    pub(super) unsafe fn download(&self, Address(from): Address, to: &mut [u8]) -> Result<(), Error> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        let copied = self.compute.record_event(None).and_then(|written| {
+            self.downloads.wait(&written)?;
+            // SAFETY: the caller's promise, and the host waits for the copy.
+            unsafe { result::memcpy_dtoh_async(to, from, self.downloads.cu_stream()) }?;
+            self.downloads.synchronize()
+        });
+        copied.map_err(|error| self.failed("send values", error))
+    }
+
+    /// Returns the failure of an earlier operation, if there was one.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Queue for Device {
+    type Error = Error;
+
+    unsafe fn launch(
+        &self,
+        kernel: &'static str,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        self.bind()?;
+        let Some(&function) = self.kernels.get(kernel) else {
+            let reason = format!("there is no kernel `{kernel}`");
+            return Err(Error::Failed { ordinal: self.ordinal, what: "compute", reason });
+        };
+        let (blocks, threads, stream) =
+            ((shape.blocks, 1, 1), (shape.threads, 1, 1), self.compute.cu_stream());
+        // SAFETY: the caller's promise.
+        let launched = unsafe { result::launch_kernel(function, blocks, threads, 0, stream, arguments) };
+        launched.map_err(|error| self.failed("compute", error))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nobody is left who could be told of a failure.
+        let _ = self.settle();
+        // SAFETY: all kernels have run, and no storage is left that could queue one.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({}: {})", self.ordinal, self.name)
+    }
+}
+
+fn failed(ordinal: usize, what: &'static str, error: DriverError) -> Error {
+    let reason = match error.error_string() {
+        Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
+        Err(_) => format!("{:?}", error.0),
+    };
+    Error::Failed { ordinal, what, reason }
+}

@@ -1,0 +1,317 @@
+//! Storage on a device has the bits of storage on the host, and what fails there is named.
+//!
+//! The driver is the one of `tests/cuda/driver.cpp`, which runs the kernels on the host and each
+//! operation as late as it may. With `EBB_TEST_DRIVER=real` it is the machine's own.
+#![expect(unsafe_code, reason = "tells the test's driver what to say")]
+
+use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::{fs, mem};
+
+use bytes::Bytes;
+use kernels::cuda::{Device, Error, SOURCE};
+use kernels::{Merge, Operand, Optimizer, Slot, Storage, Update};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proto::ids::ChunkId;
+use proto::optimizer::{OptimizerKind, OptimizerSpec};
+use proto::placement::Layout;
+use proto::tensor::{DType, TensorSpec};
+use proto::wire::WireType;
+
+#[path = "cuda/library.rs"]
+mod library;
+#[allow(dead_code, reason = "shared with the tests of the whole program")]
+#[path = "../../tests/harness/skip.rs"]
+mod skip;
+
+/// The device of all tests, and the folder of its cache. `None`: there is no NVRTC.
+fn device() -> Option<Arc<Device>> {
+    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
+    DEVICE
+        .get_or_init(|| {
+            library::load_nvrtc();
+            if !is_real() {
+                driver();
+            }
+            match Device::open(0, None) {
+                Ok(device) => Some(device),
+                Err(Error::NoCompiler) => {
+                    skip::skipped(skip::Lacks::Package, "no NVRTC: no kernel ran by a driver");
+                    None
+                }
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .clone()
+}
+
+#[expect(clippy::disallowed_methods, reason = "a person says through the environment which driver to use")]
+fn is_real() -> bool {
+    std::env::var("EBB_TEST_DRIVER").is_ok_and(|driver| driver == "real")
+}
+
+/// Loads the test's driver.
+fn driver() -> *mut c_void {
+    static DRIVER: OnceLock<usize> = OnceLock::new();
+    let driver = DRIVER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder for the driver");
+        library::build("driver.cpp", SOURCE, folder.path(), "libcuda.so");
+        library::load(&folder.path().join("libcuda.so")).expose_provenance()
+    });
+    std::ptr::with_exposed_provenance_mut(*driver)
+}
+
+fn set_devices(count: c_int) {
+    let function = library::function(driver(), c"fake_devices");
+    // SAFETY: the type of the function in `driver.cpp`.
+    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(function)(count) }
+}
+
+/// Storage with these values, on the device or on the host.
+fn storage(device: Option<&Arc<Device>>, values: &[f32]) -> Storage {
+    let mut storage = zeros(device, DType::F32, values.len());
+    storage.write(Operand::Payload(bytemuck::cast_slice(values)));
+    storage
+}
+
+fn zeros(device: Option<&Arc<Device>>, dtype: DType, len: usize) -> Storage {
+    device.map_or_else(
+        || Storage::zeros(dtype, len),
+        |device| Storage::on_device(device, dtype, len).expect("memory"),
+    )
+}
+
+/// Returns the bits of floats. All NaNs are one.
+fn bits(storage: &Storage) -> Vec<u32> {
+    let bytes = storage.bytes();
+    let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+    values.map(|value| if value.is_nan() { f32::NAN } else { value }.to_bits()).collect()
+}
+
+fn value() -> impl Strategy<Value = f32> {
+    let special = prop::sample::select(vec![0.0, -0.0, 1e-42, f32::MAX, f32::INFINITY, f32::NAN]);
+    prop_oneof![8 => -10.0f32..10.0, 2 => any::<u32>().prop_map(f32::from_bits), 1 => special]
+}
+
+/// Columns of one length.
+fn columns(count: usize) -> impl Strategy<Value = Vec<Vec<f32>>> {
+    prop_oneof![0..40_usize, 250..700_usize].prop_flat_map(move |length| vec(vec(value(), length), count))
+}
+
+/// Returns each optimizer as it comes, and with what makes more of its kernel run.
+fn optimizers() -> Vec<Optimizer> {
+    let mut specs = Vec::new();
+    for kind in OptimizerKind::ALL {
+        let plain = OptimizerSpec::new(kind, 0.03);
+        let mut tuned = plain.clone();
+        let has = |name| kind.settings().contains(&name);
+        tuned.momentum = has("momentum").then_some(0.7);
+        tuned.weight_decay = has("weight_decay").then_some(0.05);
+        tuned.betas = has("betas").then_some([0.4, 0.95]);
+        tuned.centered = has("centered").then_some(true);
+        tuned.l1 = has("l1").then_some(0.2);
+        specs.extend([plain, tuned]);
+    }
+    specs.iter().map(|spec| Optimizer::new(spec, 50).expect("valid")).collect()
+}
+
+/// Trains a chunk for three steps as a ps does, and returns weights and slots. Nothing is read
+/// between operations.
+fn trained(
+    device: Option<&Arc<Device>>,
+    optimizer: &Optimizer,
+    columns: &[Vec<f32>],
+    moves: bool,
+) -> Vec<Vec<u32>> {
+    let [weights, left, right, other] = columns else { unreachable!("four columns") };
+    let len = weights.len();
+    let layout = Layout::new(vec![TensorSpec::parameter("w", [len.max(1)])], 1).expect("a model");
+    let mut weights = storage(device, weights);
+    let mut slots: Vec<_> = (0..optimizer.slots())
+        .map(|slot| {
+            let mut storage = zeros(device, DType::F32, len);
+            storage.fill(optimizer.slot_initial(slot));
+            storage
+        })
+        .collect();
+    for step in 0..3 {
+        let mut first = zeros(device, DType::F32, len);
+        let encoded = storage(None, left).encode(WireType::Bf16);
+        first.decode(&encoded, WireType::Bf16);
+        let mut raw = vec![0; 1];
+        raw.extend_from_slice(bytemuck::cast_slice(right));
+        first.merge(Operand::Payload(&raw[1..]), Merge::Sum(WireType::F16));
+        let mut second = zeros(device, DType::F32, len);
+        let (other, stored) = (bytemuck::cast_slice(other), Operand::Stored(&first));
+        second.merge_of(stored, Operand::Payload(other), Merge::Sum(WireType::F32));
+        // A copy may still be read when it is freed.
+        drop(encoded);
+
+        let mut update = optimizer.prepare(step, 0.25);
+        if update.needs_norms() {
+            let squares = update.measure(&weights, Operand::Stored(&second), &slots);
+            update = update.with_norms(&layout, &[(ChunkId(0), squares)], &[ChunkId(0)])[0];
+        }
+        let mut next = zeros(device, DType::F32, len);
+        let mut there: Vec<_> = slots.iter().map(|_| zeros(device, DType::F32, len)).collect();
+        let given: Vec<_> = if moves {
+            let moved = slots.iter().zip(&mut there);
+            moved.map(|(from, to)| Slot::Moved { from, to }).collect()
+        } else {
+            slots.iter_mut().map(Slot::InPlace).collect()
+        };
+        if step == 1 && !optimizer.prepare(0, 1.0).needs_norms() {
+            update.apply_halves(
+                &weights,
+                (Operand::Stored(&first), Operand::Payload(other)),
+                given,
+                &mut next,
+            );
+        } else {
+            update.apply(&weights, Operand::Stored(&second), given, &mut next);
+        }
+        weights = next;
+        if moves {
+            slots = there;
+        }
+    }
+    std::iter::once(&weights).chain(&slots).map(bits).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_chunk_trained_on_a_device_has_the_bits_of_one_on_the_host(
+        columns in columns(4), moves in any::<bool>(),
+    ) {
+        let Some(device) = device() else { return Ok(()) };
+        for optimizer in optimizers() {
+            let expected = trained(None, &optimizer, &columns, moves);
+            let found = trained(Some(&device), &optimizer, &columns, moves);
+            prop_assert_eq!(found, expected, "{:?}", optimizer);
+        }
+        device.settle().expect("nothing failed");
+    }
+
+    #[test]
+    fn state_and_casts_on_a_device_have_the_bits_of_the_host(
+        columns in columns(1), counters in vec(any::<[i64; 2]>(), 0..70), count in 1..=1_u64 << 24,
+    ) {
+        let Some(device) = device() else { return Ok(()) };
+        let pairs = counters.iter().map(|[left, right]| (*left, *right));
+        let (counted, others): (Vec<i64>, Vec<i64>) = pairs.unzip();
+        let (counted, others) = (bytemuck::cast_slice(&counted), bytemuck::cast_slice(&others));
+        let run = |device: Option<&Arc<Device>>| {
+            let values = storage(device, &columns[0]);
+            let mut mean = zeros(device, DType::F32, values.len());
+            mean.mean_of(Operand::Stored(&values), count);
+            let mut rounded = storage(device, &columns[0]);
+            rounded.round(WireType::Bf16);
+            rounded.round(WireType::F32);
+            let mut merged = zeros(device, DType::I64, counters.len());
+            merged.write(Operand::Payload(counted));
+            merged.merge(Operand::Payload(others), Merge::Max);
+            let mut both = zeros(device, DType::I64, counters.len());
+            both.merge_of(Operand::Payload(others), Operand::Stored(&merged), Merge::Max);
+            let encoded = [WireType::F32, WireType::Bf16, WireType::F16].map(|wire| values.encode(wire));
+            (bits(&mean), bits(&rounded), merged.bytes().into_owned(), both.bytes().into_owned(), encoded)
+        };
+        prop_assert_eq!(run(Some(&device)), run(None));
+    }
+}
+
+#[test]
+fn a_payload_is_the_callers_again_when_the_call_returns() {
+    let Some(device) = device() else { return };
+    let mut payload = vec![1.5_f32; 1000];
+    let mut storage = storage(Some(&device), &payload);
+    let mut sum = zeros(Some(&device), DType::F32, payload.len());
+    sum.merge(Operand::Payload(bytemuck::cast_slice(&payload)), Merge::Sum(WireType::F32));
+    payload.fill(f32::NAN);
+    storage.merge(Operand::Stored(&sum), Merge::Sum(WireType::F32));
+    assert_eq!(bits(&storage), vec![3.0_f32.to_bits(); 1000]);
+}
+
+#[test]
+fn values_move_between_device_and_host() {
+    let Some(device) = device() else { return };
+    let values: Vec<f32> = (0..777).map(|at| at as f32).collect();
+    let mut there = storage(Some(&device), &values);
+    there.populate();
+    let mut here = zeros(None, DType::F32, values.len());
+    here.write(Operand::Stored(&there));
+    assert_eq!(bits(&here), bits(&there));
+    here.fill(2.0);
+    there.write(Operand::Stored(&here));
+    assert_eq!(there.bytes(), here.bytes());
+    let shared: Bytes = Storage::share(Arc::new(Box::new(there)));
+    assert_eq!(shared, Storage::share(Arc::new(Box::new(here))));
+}
+
+#[test]
+fn threads_share_a_device() {
+    let Some(device) = device() else { return };
+    std::thread::scope(|scope| {
+        for number in 1..5 {
+            let device = &device;
+            scope.spawn(move || {
+                let mut sum = zeros(Some(device), DType::F32, 500);
+                let payload = vec![number as f32; 500];
+                for _ in 0..100 {
+                    sum.merge(Operand::Payload(bytemuck::cast_slice(&payload)), Merge::Sum(WireType::F32));
+                }
+                assert_eq!(bits(&sum), vec![(100.0 * number as f32).to_bits(); 500]);
+            });
+        }
+    });
+}
+
+#[test]
+fn too_little_memory_is_refused_with_the_figures_and_disturbs_nothing() {
+    let Some(device) = device() else { return };
+    let storage = storage(Some(&device), &[1.0, 2.0]);
+    let refused = Storage::on_device(&device, DType::F32, 1 << 44).expect_err("more than any device has");
+    assert!(matches!(refused, Error::OutOfMemory { bytes: 0x4000_0000_0000, .. }), "{refused:?}");
+    let text = refused.to_string();
+    assert!(text.starts_with("CUDA device 0 has no 70368744177664 bytes left: "), "{text}");
+    device.settle().expect("the refused call changed nothing");
+    assert_eq!(bits(&storage), [1.0_f32.to_bits(), 2.0_f32.to_bits()]);
+}
+
+/// One test, because it changes what the driver says to all of this process.
+#[test]
+fn a_missing_device_is_named_and_damaged_caches_are_written_anew() {
+    if device().is_none() || is_real() {
+        return;
+    }
+    assert_eq!(Device::open(7, None).expect_err("one device"), Error::NoDevice { ordinal: 7, found: 1 });
+    set_devices(0);
+    let missing = Device::open(0, None).expect_err("no device").to_string();
+    set_devices(1);
+    assert_eq!(missing, "no CUDA device 0: the driver shows 0 devices, counted from 0");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("kernels");
+    let open = || Device::open(0, Some(&cache)).expect("it opens");
+    assert_eq!((open().ordinal(), open().name()), (0, "a host that plays a device"));
+    let entries: Vec<PathBuf> =
+        fs::read_dir(&cache).expect("a cache").map(|entry| entry.expect("an entry").path()).collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    let good = fs::read(&entries[0]).expect("an entry");
+    fs::write(&entries[0], &good[..good.len() / 2]).expect("damaged");
+    open();
+    assert!(fs::read(&entries[0]).expect("an entry") == good, "written anew");
+}
+
+#[test]
+#[should_panic(expected = "a slot lies elsewhere than the next weights")]
+fn slots_on_the_host_are_a_broken_invariant() {
+    let Some(device) = device() else { panic!("a slot lies elsewhere than the next weights: not tested") };
+    let update: Update = optimizers()[2].prepare(0, 1.0);
+    let (weights, mut slot, mut next) =
+        (storage(Some(&device), &[1.0]), zeros(None, DType::F32, 1), zeros(Some(&device), DType::F32, 1));
+    update.apply(&weights, Operand::Stored(&weights), [Slot::InPlace(&mut slot)], &mut next);
+}
