@@ -46,10 +46,11 @@ pub(crate) struct Args {
 }
 
 /// The stages, and the command of cargo that one of them is.
-const STAGES: [(&str, &str); 11] = [
+const STAGES: [(&str, &str); 12] = [
     ("format", "fmt --all --check"),
     ("dependencies", ""),
     ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
+    ("lint-cuda", "clippy --package ebbflow-kernels --features cuda --all-targets -- -D warnings"),
     ("build-without-torch", ""),
     ("lint", "clippy --workspace --all-targets -- -D warnings"),
     ("build", ""),
@@ -69,6 +70,9 @@ const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 
 /// Libraries and tests that run in both halves, because they do something else without libtorch.
 const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
+
+/// What tells cargo to build the tests of the kernels for CUDA devices. They need no device.
+const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device";
 
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
 /// both halves run without it: each process that loads libtorch computes for a third of a second
@@ -172,6 +176,7 @@ fn stages(chosen: &[String]) -> Vec<&'static str> {
 pub(crate) fn environment(tests: bool, deploy: bool) -> Result<Environment> {
     let of_deploy = if tests || deploy { DEPLOY } else { &[] };
     let mut environment = vec![("PATH".to_owned(), needs::fetch(&[TESTS, of_deploy].concat())?)];
+    environment.extend(needs::nvrtc()?.map(|folder| ("EBB_NVRTC".to_owned(), folder.into())));
     // PyTorch scripts its layers, and judges what was trained on MNIST.
     if requires_all() && tests {
         environment.extend(needs::torch()?.map(|python| ("EBB_PYTHON".to_owned(), python.into())));
@@ -197,6 +202,10 @@ fn build_without_torch(built: &mut Built) -> Result<()> {
         bail!("there is no test program `{lost}`");
     }
     built.extend(programs.into_iter().filter_map(|program| Some((stage_without_torch(&program)?, program))));
+    for program in programs::build(CUDA)? {
+        let label = format!("{} with cuda", program.label);
+        built.push(("test-without-torch", Program { label, ..program }));
+    }
     // The programs that these tests start have to outlive the next build, which makes others in
     // their place.
     run_cargo(&format!("build {WITHOUT_TORCH} --example oracle"))?;

@@ -91,6 +91,9 @@ const TORCH: Python = Python {
     module: "torch",
     size: "2.5 GB",
 };
+/// Compiles the kernels for CUDA devices, and needs none.
+const NVRTC: Python =
+    Python { packages: &["nvidia-cuda-nvrtc==13.0.88"], module: "nvidia.cu13", size: "90 MB" };
 pub(crate) const TENSORFLOW: Python =
     Python { packages: &["tensorflow-cpu==2.21.0", "numpy==2.4.6"], module: "tensorflow", size: "0.4 GB" };
 /// Draws the plots of benches.
@@ -146,6 +149,23 @@ fn starts(program: &Path) -> bool {
 /// There is no place for a cache.
 pub(crate) fn torch() -> Result<Option<PathBuf>> {
     workspace::python_of_user().map_or_else(|| TORCH.interpreter(), |of_user| Ok(Some(of_user)))
+}
+
+/// Returns the folder with the library of [`NVRTC`]. `None`: EBB_NVRTC names one, or it cannot be
+/// had, which is said aloud.
+///
+/// # Errors
+/// There is no place for a cache, or the package has another form.
+pub(crate) fn nvrtc() -> Result<Option<PathBuf>> {
+    if workspace::is_set("EBB_NVRTC") {
+        return Ok(None);
+    }
+    let Some(python) = NVRTC.interpreter()? else { return Ok(None) };
+    let script = format!("import {0}; print({0}.__path__[0])", NVRTC.module);
+    let asked = Command::new(&python).args(["-c", &script]).output().context("run Python")?;
+    let folder = PathBuf::from(String::from_utf8(asked.stdout)?.trim()).join("lib");
+    ensure!(folder.is_dir(), "{} has no folder `{}`", NVRTC.packages[0], folder.display());
+    Ok(Some(folder))
 }
 
 impl Python {
