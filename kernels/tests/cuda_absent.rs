@@ -2,10 +2,10 @@
 
 use kernels::cuda::{Device, Error, SOURCE};
 
-#[allow(dead_code, reason = "shared with the tests of devices")]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of devices")]
 #[path = "cuda/library.rs"]
 mod library;
-#[allow(dead_code, reason = "shared with the tests of the whole program")]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../tests/harness/skip.rs"]
 mod skip;
 

@@ -20,9 +20,10 @@ use proto::placement::Layout;
 use proto::tensor::{DType, TensorSpec};
 use proto::wire::WireType;
 
+#[allow(unreachable_pub, reason = "shared with the tests of the library")]
 #[path = "cuda/library.rs"]
 mod library;
-#[allow(dead_code, reason = "shared with the tests of the whole program")]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../tests/harness/skip.rs"]
 mod skip;
 
@@ -146,7 +147,7 @@ fn trained(
         let mut second = zeros(device, DType::F32, len);
         let (other, stored) = (bytemuck::cast_slice(other), Operand::Stored(&first));
         second.merge_of(stored, Operand::Payload(other), Merge::Sum(WireType::F32));
-        // A copy may still be read when it is freed.
+        // The payload is the caller's again, although no kernel needs to have run.
         drop(encoded);
 
         let mut update = optimizer.prepare(step, 0.25);

@@ -146,7 +146,7 @@ impl Device {
     /// Lets the device add two numbers, and reads them back: a call of every kind that operations
     /// make, before one of them depends on it.
     fn probe(self: &Arc<Self>) -> Result<(), Error> {
-        // Flushed subnormals, a sum in another precision or a NaN that gets lost would show here.
+        // Flushed subnormals or a sum in another precision would show here.
         let left = [0.1_f32, 1e-40, 16_777_216.0, f32::INFINITY];
         let right = [0.2_f32, 1e-42, 1.0, f32::INFINITY];
         let (left_bytes, right_bytes) = (bytemuck::bytes_of(&left), bytemuck::bytes_of(&right));

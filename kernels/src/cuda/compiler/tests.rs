@@ -34,7 +34,9 @@ fn ptx_has_no_operation_that_would_change_a_bit() {
         let words = ptx.split(|c: char| c.is_whitespace() || ";,()[]{}".contains(c));
         for word in words {
             let parts: Vec<_> = word.split('.').collect();
-            let is_float = parts.last().is_some_and(|part| ["f32", "f64"].contains(part));
+            // With the pairs of newer devices, such as `f32x2`.
+            let is_float =
+                parts.last().is_some_and(|part| part.starts_with("f32") || part.starts_with("f64"));
             let fused = ["fma", "mad"].contains(&parts[0]) && is_float;
             let loose = parts.contains(&"approx") || parts.contains(&"ftz") || parts.contains(&"full");
             // Without a rounding mode the driver may fuse two operations.
