@@ -150,7 +150,8 @@ fn trained(
         // The payload is the caller's again, although no kernel needs to have run.
         drop(encoded);
 
-        let mut update = optimizer.prepare(step, 0.25);
+        // No power of two, which would be exact wherever it is multiplied.
+        let mut update = optimizer.prepare(step, 0.3);
         if update.needs_norms() {
             let squares = update.measure(&weights, Operand::Stored(&second), &slots);
             update = update.with_norms(&layout, &[(ChunkId(0), squares)], &[ChunkId(0)])[0];
@@ -222,6 +223,36 @@ proptest! {
         };
         prop_assert_eq!(run(Some(&device)), run(None));
     }
+}
+
+/// Returns values from a seed, some of them special.
+fn mixed(seed: u32, length: usize) -> Vec<f32> {
+    let special = [0.0, -0.0, 1e-42, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NAN];
+    let values = (0..length as u32).map(|at| {
+        let bits = (at ^ seed.rotate_left(16)).wrapping_mul(0x9e37_79b1) ^ seed;
+        let bits = bits ^ bits >> 15;
+        match bits % 16 {
+            0 => special[(bits >> 8) as usize % special.len()],
+            1 => f32::from_bits(bits.wrapping_mul(0x85eb_ca6b)),
+            _ => (bits >> 8) as f32 / (1 << 20) as f32 - 8.0,
+        }
+    });
+    values.collect()
+}
+
+#[test]
+fn chunks_of_every_small_width_and_of_1_mib_have_the_bits_of_the_host() {
+    let Some(device) = device() else { return };
+    let whole = (1 << 20) / 4;
+    for length in (1..=33).chain([whole - 1, whole]) {
+        let columns: Vec<_> = (1..5).map(|seed| mixed(seed, length)).collect();
+        for optimizer in optimizers() {
+            let expected = trained(None, &optimizer, &columns, true);
+            let found = trained(Some(&device), &optimizer, &columns, true);
+            assert!(found == expected, "{length} elements, {optimizer:?}");
+        }
+    }
+    device.settle().expect("nothing failed");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::optimizer::tests::{bits, optimizers};
 use crate::optimizer::{Norms, Update};
 use crate::storage::Slot;
 
-/// Any bits, and often zeros, subnormals, infinities and what is no number.
+/// Any bits, and often zeros, subnormals, infinities, what is no number, and ties of roundings.
 fn value() -> impl Strategy<Value = f32> {
     let special = prop::sample::select(vec![
         0.0,
@@ -27,7 +27,18 @@ fn value() -> impl Strategy<Value = f32> {
         f32::from_bits(0x7f80_0001),
         f32::from_bits(0xffc1_2345),
     ]);
-    prop_oneof![3 => any::<u32>().prop_map(f32::from_bits), 4 => -10.0f32..10.0, 1 => special]
+    // Halfway between two values of a 16-bit type.
+    let tie = (any::<u32>(), any::<bool>()).prop_map(|(bits, is_bf16)| {
+        f32::from_bits(if is_bf16 { bits & !0xffff | 0x8000 } else { bits & !0x1fff | 0x1000 })
+    });
+    let small_tie = (-2048..2048_i16).prop_map(|at| (f32::from(at) + 0.5) / 2048.0);
+    prop_oneof![
+        3 => any::<u32>().prop_map(f32::from_bits),
+        4 => -10.0f32..10.0,
+        1 => special,
+        1 => tie,
+        1 => small_tie,
+    ]
 }
 
 /// Columns of one length, around whole blocks and far from them.
@@ -137,11 +148,13 @@ proptest! {
     }
 
     #[test]
-    fn norms_have_the_bits_of_their_twins(columns in columns(3 + SLOTS_MAX), step in 0..50_u64) {
+    fn norms_have_the_bits_of_their_twins(
+        columns in columns(3 + SLOTS_MAX), step in 0..50_u64, scale in 0.001_f32..=1.0,
+    ) {
         let chunk = Chunk::of(columns, false);
         let optimizers = optimizers().into_iter();
         for optimizer in optimizers.filter(|optimizer| optimizer.prepare(0, 1.0).needs_norms()) {
-            let update = optimizer.prepare(step, 0.25);
+            let update = optimizer.prepare(step, scale);
             let slots: Vec<&[f32]> = chunk.slots.iter().take(2).map(Vec::as_slice).collect();
             let expected = cpu::measure(&update, &chunk.weights, bytemuck::cast_slice(&chunk.left), &slots);
             let mut sums = [f64::NAN; SUMS_MAX];
