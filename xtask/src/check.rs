@@ -72,7 +72,8 @@ const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
 
 /// What tells cargo to build the tests of the kernels for CUDA devices. They need no device.
-const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device";
+pub(crate) const CUDA: &str =
+    "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_joins";
 
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
 /// both halves run without it: each process that loads libtorch computes for a third of a second

@@ -3,11 +3,17 @@
 // An operation runs as late as the order of streams, events and waits allows: when something waits
 // for it. So an order that the caller forgot to ask for is wrong each time, and not by chance.
 // Fresh memory is 0xCD, and freed memory 0xDD. Only the functions that `kernels` calls are here.
+//
+// Tests tell the driver what to be (`fake_devices`, `fake_version`, `fake_pools`, `fake_break`), and
+// which order to forget (`fake_mutate`).
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "host.hpp"
 
@@ -20,26 +26,114 @@ enum Result {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    UNSUPPORTED_PTX_VERSION = 222,
     NOT_FOUND = 500,
+};
+
+// An order that the driver forgets. A place where there is nothing to wait for does not count.
+enum Mutation {
+    NOTHING,
+    // A wait of the host or of a stream, or the record of an event, does nothing.
+    JOIN,
+    // A kernel, a copy or a free runs at once, and not after the operations of its stream that use
+    // the same memory.
+    EARLY,
+    // A kernel or a copy runs after everything that should have waited for it.
+    LATE,
+    MUTATIONS,
+};
+
+static Mutation MUTATION = NOTHING;
+static long TARGET = -1;
+static long COUNTED[MUTATIONS];
+
+// Counts a place of a mutation. Returns whether it is the place.
+static bool mutates(Mutation mutation) { return COUNTED[mutation]++ == TARGET && MUTATION == mutation; }
+
+// What the next kernel that runs fails with, and what one has failed with.
+static int BREAKS = SUCCESS;
+static int BROKEN = SUCCESS;
+
+// What a caller did that no driver allows.
+static const char* HARM = nullptr;
+// Addresses of freed memory.
+static std::set<Pointer> FREE;
+
+// An operation that has not run yet.
+struct Operation {
+    std::function<void()> run;
+    // What is left of it if the host no longer waits for it: an upload finds other values in the
+    // host's memory, and a download comes too late.
+    std::function<void()> abandoned;
+    // The memory of the device that it uses.
+    std::vector<Pointer> used;
+    bool is_kernel = false;
+
+    void perform() const {
+        const auto is_free = [](Pointer pointer) { return FREE.count(pointer) > 0; };
+        if (std::any_of(used.begin(), used.end(), is_free)) {
+            HARM = "memory was used after it was freed";
+        }
+        run();
+    }
 };
 
 // Operations that have not run yet, and the number of those that were ever queued and that ran.
 struct Stream {
-    std::deque<std::function<void()>> waiting;
+    std::deque<Operation> waiting;
     unsigned long long queued = 0;
     unsigned long long ran = 0;
 
-    void queue(std::function<void()> operation) {
+    // Queues a kernel or a copy, unless a mutation is at this place.
+    void queue(Operation operation) {
+        if (is_early(operation)) {
+            return operation.perform();
+        }
+        if (mutates(LATE)) {
+            return;
+        }
+        push(std::move(operation));
+    }
+
+    bool is_early(const Operation& operation) const {
+        const auto shares = [&](const Operation& other) {
+            return std::find_first_of(other.used.begin(), other.used.end(), operation.used.begin(),
+                                      operation.used.end()) != other.used.end();
+        };
+        return std::any_of(waiting.begin(), waiting.end(), shares) && mutates(EARLY);
+    }
+
+    void push(Operation operation) {
         waiting.push_back(std::move(operation));
         ++queued;
     }
 
     void run(unsigned long long until) {
         while (ran < until) {
-            std::function<void()> operation = std::move(waiting.front());
+            Operation operation = std::move(waiting.front());
             waiting.pop_front();
             ++ran;
-            operation();
+            if (operation.is_kernel && BREAKS != SUCCESS) {
+                BROKEN = BREAKS;
+                BREAKS = SUCCESS;
+            }
+            // No kernel runs on a broken device.
+            if (!operation.is_kernel || BROKEN == SUCCESS) {
+                operation.perform();
+            }
+        }
+    }
+
+    bool has_kernels() const {
+        const auto is_kernel = [](const Operation& operation) { return operation.is_kernel; };
+        return std::any_of(waiting.begin(), waiting.end(), is_kernel);
+    }
+
+    void abandon() {
+        for (Operation& operation : waiting) {
+            if (operation.abandoned) {
+                operation.run = operation.abandoned;
+            }
         }
     }
 };
@@ -50,22 +144,73 @@ struct Event {
 };
 
 static std::recursive_mutex LOCK;
+static std::vector<Stream*> STREAMS;
 static std::map<Pointer, std::size_t> MEMORY;
+// Freed memory. It keeps its pattern for a while, so that a late reader finds the pattern.
+static std::deque<std::pair<char*, std::size_t>> FREED;
+static std::size_t FREED_BYTES = 0;
+static const std::size_t FREED_MAX = std::size_t(1) << 27;
 static std::size_t USED = 0;
-static const std::size_t TOTAL = std::size_t(1) << 28;
+static std::size_t TOTAL = std::size_t(1) << 26;
 static int DEVICES = 1;
+static int VERSION = 13000;
+static int POOLS = 1;
 static thread_local void* CURRENT = nullptr;
 static int CONTEXT;
 
 #define LOCKED std::lock_guard<std::recursive_mutex> locked(LOCK)
 
-// Tells how many devices there are. Tests call it.
+// A driver whose device is broken refuses everything.
+#define WORKING \
+    LOCKED; \
+    if (BROKEN != SUCCESS) { \
+        return Result(BROKEN); \
+    }
+
+// Sets how many devices there are.
 DRIVER void fake_devices(int count) { DEVICES = count; }
+
+// Sets the memory of the device.
+DRIVER void fake_memory(std::size_t bytes) { TOTAL = bytes; }
+
+// Sets the version of CUDA, such as 12040 for 12.4.
+DRIVER void fake_version(int version) { VERSION = version; }
+
+// Sets whether the device allocates in the order of a stream.
+DRIVER void fake_pools(int supported) { POOLS = supported; }
+
+// Lets the next kernel that runs fail, and all later calls with it. 0: the device works again.
+DRIVER void fake_break(int error) {
+    LOCKED;
+    BREAKS = error;
+    BROKEN = SUCCESS;
+}
+
+// Forgets an order at one of its places, counted from 0 and from this call.
+DRIVER void fake_mutate(int mutation, long target) {
+    LOCKED;
+    MUTATION = Mutation(mutation);
+    TARGET = target;
+    HARM = nullptr;
+    std::fill(COUNTED, COUNTED + MUTATIONS, 0);
+}
+
+// Returns what the caller did that no driver allows, since the last call of `fake_mutate`, or null.
+DRIVER const char* fake_harm() {
+    LOCKED;
+    return HARM;
+}
+
+// Returns the number of places of a mutation since then.
+DRIVER long fake_counted(int mutation) {
+    LOCKED;
+    return COUNTED[mutation];
+}
 
 DRIVER Result cuInit(unsigned) { return DEVICES > 0 ? SUCCESS : NO_DEVICE; }
 
 DRIVER Result cuDriverGetVersion(int* version) {
-    *version = 13000;
+    *version = VERSION;
     return SUCCESS;
 }
 
@@ -93,7 +238,7 @@ DRIVER Result cuDeviceGetAttribute(int* value, int attribute, int) {
             *value = 0;
             return SUCCESS;
         case 115:  // Memory that is allocated in the order of a stream.
-            *value = 1;
+            *value = POOLS;
             return SUCCESS;
         default:
             return INVALID_VALUE;
@@ -127,20 +272,27 @@ DRIVER Result cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 // A real driver has an order between contexts and streams that nothing here relies on.
 DRIVER Result cuCtxSynchronize() { return SUCCESS; }
 
-DRIVER Result cuStreamCreate(void** stream, unsigned) {
+DRIVER Result cuStreamCreate(Stream** stream, unsigned) {
+    LOCKED;
     *stream = new Stream;
+    STREAMS.push_back(*stream);
     return SUCCESS;
 }
 
 DRIVER Result cuStreamSynchronize(Stream* stream) {
-    LOCKED;
+    WORKING;
+    if (!stream->waiting.empty() && mutates(JOIN)) {
+        stream->abandon();
+        return SUCCESS;
+    }
     stream->run(stream->queued);
-    return SUCCESS;
+    return Result(BROKEN);
 }
 
+// An event may still name the stream, so it stays.
 DRIVER Result cuStreamDestroy_v2(Stream* stream) {
-    cuStreamSynchronize(stream);
-    // An event may still name it.
+    LOCKED;
+    stream->run(stream->queued);
     return SUCCESS;
 }
 
@@ -155,27 +307,26 @@ DRIVER Result cuEventDestroy_v2(Event* event) {
 }
 
 DRIVER Result cuEventRecord(Event* event, Stream* stream) {
-    LOCKED;
+    WORKING;
+    if (!stream->waiting.empty() && mutates(JOIN)) {
+        return SUCCESS;
+    }
     *event = Event{stream, stream->queued};
     return SUCCESS;
 }
 
-DRIVER Result cuEventSynchronize(Event* event) {
-    LOCKED;
-    event->stream->run(event->until);
-    return SUCCESS;
-}
-
+// A wait for an event that was never recorded waits for nothing.
 DRIVER Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
-    LOCKED;
+    WORKING;
     const Event recorded = *event;
-    stream->queue([recorded] { recorded.stream->run(recorded.until); });
+    if (recorded.stream == nullptr || (recorded.until > recorded.stream->ran && mutates(JOIN))) {
+        return SUCCESS;
+    }
+    stream->push({[recorded] { recorded.stream->run(recorded.until); }, nullptr, {}});
     return SUCCESS;
 }
 
-// The memory is there at once. What it holds is written in the order of the stream.
-DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* stream) {
-    LOCKED;
+static Result allocate(Pointer* pointer, std::size_t bytes) {
     if (bytes == 0) {
         return INVALID_VALUE;
     }
@@ -183,61 +334,125 @@ DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* strea
         return OUT_OF_MEMORY;
     }
     char* memory = new char[bytes];
+    std::memset(memory, 0xCD, bytes);
     *pointer = reinterpret_cast<Pointer>(memory);
     MEMORY[*pointer] = bytes;
+    FREE.erase(*pointer);
     USED += bytes;
-    stream->queue([=] { std::memset(memory, 0xCD, bytes); });
     return SUCCESS;
 }
 
-// Freed memory is never used again, so that a late reader finds the pattern.
-DRIVER Result cuMemFreeAsync(Pointer pointer, Stream* stream) {
-    LOCKED;
+static Result release(Pointer pointer, std::function<void()>* operation) {
     const auto found = MEMORY.find(pointer);
     if (found == MEMORY.end()) {
         return INVALID_VALUE;
     }
     const std::size_t bytes = found->second;
     MEMORY.erase(found);
-    stream->queue([=] {
-        std::memset(reinterpret_cast<void*>(pointer), 0xDD, bytes);
+    *operation = [=] {
+        char* memory = reinterpret_cast<char*>(pointer);
+        std::memset(memory, 0xDD, bytes);
         USED -= bytes;
-    });
+        FREE.insert(pointer);
+        FREED.emplace_back(memory, bytes);
+        FREED_BYTES += bytes;
+        while (FREED_BYTES > FREED_MAX) {
+            FREED_BYTES -= FREED.front().second;
+            delete[] FREED.front().first;
+            FREED.pop_front();
+        }
+    };
     return SUCCESS;
 }
 
+// The memory is there at once. What it holds is written in the order of the stream.
+DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* stream) {
+    WORKING;
+    const Result result = allocate(pointer, bytes);
+    if (result == SUCCESS) {
+        const Pointer memory = *pointer;
+        stream->push({[=] { std::memset(reinterpret_cast<void*>(memory), 0xCD, bytes); }, nullptr, {memory}});
+    }
+    return result;
+}
+
+DRIVER Result cuMemFreeAsync(Pointer pointer, Stream* stream) {
+    WORKING;
+    Operation operation;
+    operation.used = {pointer};
+    const Result result = release(pointer, &operation.run);
+    if (result == SUCCESS && stream->is_early(operation)) {
+        operation.run();
+    } else if (result == SUCCESS) {
+        stream->push(std::move(operation));
+    }
+    return result;
+}
+
+DRIVER Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
+    WORKING;
+    return allocate(pointer, bytes);
+}
+
+// Waits for nothing.
+DRIVER Result cuMemFree_v2(Pointer pointer) {
+    WORKING;
+    std::function<void()> operation;
+    const Result result = release(pointer, &operation);
+    if (result == SUCCESS) {
+        operation();
+    }
+    return result;
+}
+
 DRIVER Result cuMemsetD8Async(Pointer to, unsigned char value, std::size_t bytes, Stream* stream) {
-    LOCKED;
-    stream->queue([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    WORKING;
+    stream->push({[=] { std::memset(reinterpret_cast<void*>(to), value, bytes); }, nullptr, {to}});
     return SUCCESS;
 }
 
 DRIVER Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t bytes, Stream* stream) {
-    LOCKED;
-    stream->queue([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
+    WORKING;
+    const auto copy = [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); };
+    stream->queue({copy, nullptr, {to, from}});
     return SUCCESS;
 }
 
 // The copy may read the host's memory as late as the stream is waited for, as from pinned memory.
 DRIVER Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes, Stream* stream) {
-    LOCKED;
-    stream->queue([=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+    WORKING;
+    stream->queue({[=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); },
+                   [=] { std::memset(reinterpret_cast<void*>(to), 0xEE, bytes); }, {to}});
     return SUCCESS;
 }
 
 DRIVER Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t bytes, Stream* stream) {
-    LOCKED;
-    stream->queue([=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+    WORKING;
+    stream->queue({[=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); }, [] {}, {from}});
     return SUCCESS;
 }
 
 // A module is the PTX: the names of its kernels are compared with those of the host.
 DRIVER Result cuModuleLoadData(void** module, const void* image) {
-    *module = new std::string(static_cast<const char*>(image));
+    const std::string ptx(static_cast<const char*>(image));
+    // CUDA 12.4 reads PTX 8.4, and CUDA 13.0 reads PTX 9.0.
+    const std::string word = ".version ";
+    const std::size_t found = ptx.find(word);
+    const double written = found == std::string::npos ? 0.0 : std::stod(ptx.substr(found + word.size()));
+    const double known = VERSION / 1000 - 4 + VERSION % 1000 / 10 / 10.0;
+    if (written > known + 0.01) {
+        return UNSUPPORTED_PTX_VERSION;
+    }
+    *module = new std::string(ptx);
     return SUCCESS;
 }
 
 DRIVER Result cuModuleUnload(std::string* module) {
+    LOCKED;
+    const auto has_kernels = [](const Stream* stream) { return stream->has_kernels(); };
+    if (std::any_of(STREAMS.begin(), STREAMS.end(), has_kernels)) {
+        HARM = "kernels were unloaded before they had run";
+    }
     delete module;
     return SUCCESS;
 }
@@ -250,13 +465,29 @@ DRIVER Result cuModuleGetFunction(const Kernel** function, const std::string* mo
     return *function == nullptr ? NOT_FOUND : SUCCESS;
 }
 
+// Returns the memory whose addresses are among the arguments.
+static std::vector<Pointer> used_by(const Kernel* kernel, void** arguments) {
+    std::vector<Pointer> used;
+    for (std::size_t number = 0; number < kernel->parameters; ++number) {
+        const char* argument = static_cast<const char*>(arguments[number]);
+        for (std::size_t at = 0; at + sizeof(Pointer) <= kernel->sizes[number]; at += sizeof(Pointer)) {
+            Pointer word;
+            std::memcpy(&word, argument + at, sizeof(word));
+            if (MEMORY.count(word) > 0) {
+                used.push_back(word);
+            }
+        }
+    }
+    return used;
+}
+
 DRIVER Result cuLaunchKernel(const Kernel* kernel, unsigned blocks, unsigned, unsigned, unsigned threads,
                              unsigned, unsigned, unsigned, Stream* stream, void** arguments, void**) {
-    LOCKED;
+    WORKING;
     if (CURRENT != &CONTEXT || blocks == 0 || threads == 0) {
         return INVALID_VALUE;
     }
-    stream->queue(kernel->launch(blocks, threads, arguments));
+    stream->queue({kernel->launch(blocks, threads, arguments), nullptr, used_by(kernel, arguments), true});
     return SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -55,6 +56,8 @@ template <auto KERNEL>
 struct Launch;
 template <class... Parameters, void (*KERNEL)(Parameters...)>
 struct Launch<KERNEL> {
+    static constexpr std::array<std::size_t, sizeof...(Parameters)> SIZES = {sizeof(Parameters)...};
+
     static std::function<void()> of(unsigned blocks, unsigned threads, void** arguments) {
         return copied(blocks, threads, arguments, std::index_sequence_for<Parameters...>());
     }
@@ -78,9 +81,12 @@ struct Launch<KERNEL> {
 struct Kernel {
     const char* name;
     std::function<void()> (*launch)(unsigned blocks, unsigned threads, void** arguments);
+    // Bytes of each parameter.
+    const std::size_t* sizes;
+    std::size_t parameters;
 };
 
-#define KERNEL(NAME) {#NAME, Launch<NAME>::of},
+#define KERNEL(NAME) {#NAME, Launch<NAME>::of, Launch<NAME>::SIZES.data(), Launch<NAME>::SIZES.size()},
 static const Kernel KERNELS[] = {EACH_KERNEL(KERNEL)};
 
 // Returns the kernel of a name, or null.
