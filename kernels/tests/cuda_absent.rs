@@ -1,7 +1,12 @@
 //! A machine without a CUDA driver, or without NVRTC: the call says so, and nothing panics.
 
-use kernels::cuda::{Device, Error, SOURCE};
+use kernels::cuda::{Device, Error};
 
+use self::fake::Driver;
+
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of devices")]
+#[path = "cuda/fake.rs"]
+mod fake;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of devices")]
 #[path = "cuda/library.rs"]
 mod library;
@@ -27,9 +32,20 @@ fn a_machine_without_driver_or_compiler_is_told_so_and_goes_on() {
     let said = Error::NoDriver.to_string();
     assert!(said.starts_with("no CUDA driver: ") && said.contains("libcuda.so.1"), "{said}");
 
-    let folder = tempfile::tempdir().expect("a folder for the driver");
-    library::build("driver.cpp", SOURCE, folder.path(), "libcuda.so");
-    library::load(&folder.path().join("libcuda.so"));
+    // A driver, but no device. No compiler is needed to say so.
+    let driver = Driver::load();
+    driver.devices(0);
+    let said = Device::open(0, None).expect_err("no device").to_string();
+    assert!(said.starts_with("no CUDA device 0: the driver shows 0 devices"), "{said}");
+    driver.devices(1);
+
+    driver.version(11_040);
+    let said = Device::open(0, None).expect_err("an old driver").to_string();
+    let expected =
+        "the CUDA driver is too old: it supports CUDA 11.4, expected 12.0 or newer; install a newer driver";
+    assert_eq!(said, expected);
+    driver.version(13_000);
+
     match Device::open(0, None) {
         Err(Error::NoCompiler) => {}
         _ => return skip::skipped(skip::Lacks::Machine, "an NVRTC is here: its absence was not tested"),

@@ -2,15 +2,13 @@
 //!
 //! The driver is the one of `tests/cuda/driver.cpp`, which runs the kernels on the host and each
 //! operation as late as it may. With `EBB_TEST_DRIVER=real` it is the machine's own.
-#![expect(unsafe_code, reason = "tells the test's driver what to say")]
 
-use std::ffi::{c_int, c_void};
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::{fs, mem};
 
 use bytes::Bytes;
-use kernels::cuda::{Device, Error, SOURCE};
+use kernels::cuda::{Device, Error};
 use kernels::{Merge, Operand, Optimizer, Slot, Storage, Update};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,6 +18,11 @@ use proto::placement::Layout;
 use proto::tensor::{DType, TensorSpec};
 use proto::wire::WireType;
 
+use self::fake::Driver;
+
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of joins")]
+#[path = "cuda/fake.rs"]
+mod fake;
 #[allow(unreachable_pub, reason = "shared with the tests of the library")]
 #[path = "cuda/library.rs"]
 mod library;
@@ -34,7 +37,7 @@ fn device() -> Option<Arc<Device>> {
         .get_or_init(|| {
             library::load_nvrtc();
             if !is_real() {
-                driver();
+                Driver::load();
             }
             match Device::open(0, None) {
                 Ok(device) => Some(device),
@@ -51,23 +54,6 @@ fn device() -> Option<Arc<Device>> {
 #[expect(clippy::disallowed_methods, reason = "a person says through the environment which driver to use")]
 fn is_real() -> bool {
     std::env::var("EBB_TEST_DRIVER").is_ok_and(|driver| driver == "real")
-}
-
-/// Loads the test's driver.
-fn driver() -> *mut c_void {
-    static DRIVER: OnceLock<usize> = OnceLock::new();
-    let driver = DRIVER.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder for the driver");
-        library::build("driver.cpp", SOURCE, folder.path(), "libcuda.so");
-        library::load(&folder.path().join("libcuda.so")).expose_provenance()
-    });
-    std::ptr::with_exposed_provenance_mut(*driver)
-}
-
-fn set_devices(count: c_int) {
-    let function = library::function(driver(), c"fake_devices");
-    // SAFETY: the type of the function in `driver.cpp`.
-    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(function)(count) }
 }
 
 /// Storage with these values, on the device or on the host.
@@ -315,15 +301,25 @@ fn too_little_memory_is_refused_with_the_figures_and_disturbs_nothing() {
 
 /// One test, because it changes what the driver says to all of this process.
 #[test]
-fn a_missing_device_is_named_and_damaged_caches_are_written_anew() {
+fn what_cannot_be_opened_is_named_and_damaged_caches_are_written_anew() {
     if device().is_none() || is_real() {
         return;
     }
     assert_eq!(Device::open(7, None).expect_err("one device"), Error::NoDevice { ordinal: 7, found: 1 });
-    set_devices(0);
-    let missing = Device::open(0, None).expect_err("no device").to_string();
-    set_devices(1);
-    assert_eq!(missing, "no CUDA device 0: the driver shows 0 devices, counted from 0");
+    let open = || Device::open(0, None).expect_err("no device").to_string();
+    let driver = Driver::load();
+    driver.devices(0);
+    let missing = open();
+    driver.devices(1);
+    assert!(
+        missing.starts_with("no CUDA device 0: the driver shows 0 devices, counted from 0; "),
+        "{missing}"
+    );
+    // NVRTC 13 writes for CUDA 13.
+    driver.version(12_080);
+    let old = open();
+    driver.version(13_000);
+    assert!(old.starts_with("the CUDA driver is too old: it supports CUDA 12.8, and NVRTC writes"), "{old}");
 
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("kernels");

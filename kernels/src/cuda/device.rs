@@ -30,6 +30,10 @@ use super::error::Error;
 use super::launch::{Address, KERNELS, Queue, Shape};
 use super::memory::Buffer;
 
+/// The oldest version of CUDA whose driver has every function that is called here, and whose NVRTC
+/// is looked for: 12.0.
+const VERSION_MIN: i32 = 12_000;
+
 /// A CUDA device that runs kernels. Storage on it keeps it open.
 pub struct Device {
     ordinal: usize,
@@ -65,16 +69,26 @@ impl Device {
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);
         }
+        let mut version = 0;
         // cudarc panics when it first calls a function that the driver lacks.
         let opened = catch_unwind(AssertUnwindSafe(|| {
-            let device = Arc::new(Self::start(ordinal, cache)?);
+            // SAFETY: the driver writes one number.
+            let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+            asked.map_err(|error| failed(ordinal, "say its driver's version", error))?;
+            if version < VERSION_MIN {
+                let (major, minor) = (VERSION_MIN / 1000, VERSION_MIN % 1000 / 10);
+                let reason = format!("expected {major}.{minor} or newer; install a newer driver");
+                return Err(Error::DriverTooOld { version, reason });
+            }
+            let device = Arc::new(Self::start(ordinal, version, cache)?);
             device.probe()?;
             Ok(device)
         }));
         opened.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(Error::DriverTooOld { reason: said.unwrap_or("it lacks a function").to_owned() })
+            let reason = format!("{}; install a newer driver", said.unwrap_or("and lacks a function"));
+            Err(Error::DriverTooOld { version, reason })
         })
     }
 
@@ -102,7 +116,7 @@ impl Device {
         failure.clone().map_or(Ok(()), Err)
     }
 
-    fn start(ordinal: usize, cache: Option<&Path>) -> Result<Self, Error> {
+    fn start(ordinal: usize, version: i32, cache: Option<&Path>) -> Result<Self, Error> {
         let failed = |what| move |error| failed(ordinal, what, error);
         let found = match CudaContext::device_count() {
             Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
@@ -125,8 +139,10 @@ impl Device {
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(|error| match error {
             DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
-                let reason = "it does not know the PTX that NVRTC writes".to_owned();
-                Error::DriverTooOld { reason }
+                let reason = "and NVRTC writes kernels for a newer one; install a newer driver, or an NVRTC as old as \
+                              this one"
+                    .to_owned();
+                Error::DriverTooOld { version, reason }
             }
             error => failed("load the kernels")(error),
         })?;

@@ -11,7 +11,10 @@ pub enum Error {
     )]
     NoDriver,
     /// The driver has no such device.
-    #[error("no CUDA device {ordinal}: the driver shows {found} devices, counted from 0")]
+    #[error(
+        "no CUDA device {ordinal}: the driver shows {found} devices, counted from 0; name one of these, or compute on \
+         the CPU; CUDA_VISIBLE_DEVICES may hide devices"
+    )]
     NoDevice {
         /// The device that was asked for.
         ordinal: usize,
@@ -19,9 +22,11 @@ pub enum Error {
         found: usize,
     },
     /// The driver lacks a function, or does not know what the compiler writes.
-    #[error("the CUDA driver is too old: {reason}; expected driver 580 or newer")]
+    #[error("the CUDA driver is too old: it supports CUDA {}.{}, {reason}", version / 1000, version % 1000 / 10)]
     DriverTooOld {
-        /// What it lacks.
+        /// Version of CUDA that the driver supports, like 12040 for 12.4.
+        version: i32,
+        /// What was expected, and what to do.
         reason: String,
     },
     /// The machine has no NVRTC.
