@@ -6,11 +6,10 @@ mod list;
 
 use crate::{
     check::{
-        self,
+        self, CUDA,
         programs::{self, Program, WITHOUT_TORCH},
         runner::{self, Done},
     },
-    needs::{self, TESTS},
     workspace,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -45,6 +44,8 @@ enum Test {
     Lib(&'static str, &'static str),
     /// Tests of the program `integration` of a crate, likewise.
     Integration(&'static str, &'static str),
+    /// Tests of the kernels for CUDA devices, by their program, likewise.
+    Cuda(&'static str, &'static str),
     /// Tests of a module of `tests/system/`, likewise.
     Module(&'static str, &'static str),
     /// The first so many seeds of the simulation.
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         mutant.broken()?;
         mutant.refuse_changed_file()?;
     }
-    let environment = vec![("PATH".to_owned(), needs::fetch(TESTS)?)];
+    let environment = check::environment(false, false)?;
     let tests: BTreeSet<Test> = chosen.iter().map(|mutant| mutant.test).collect();
     for test in tests {
         let done = test.run(&environment)?.context("the program as it is does not compile")?;
@@ -141,6 +142,7 @@ impl Test {
     fn names(self) -> String {
         match self {
             Self::Lib(krate, tests) => format!("{krate}/lib {tests}"),
+            Self::Cuda(name, tests) => format!("kernels/{name} {tests}"),
             Self::Integration(krate, tests) => format!("{krate}/integration {tests}"),
             Self::Module(name, tests) => format!("{name} {tests}"),
             Self::Seeds(count) => format!("simulation, {count} seeds"),
@@ -152,10 +154,16 @@ impl Test {
         let (target, label, tests) = match self {
             Self::Lib(krate, tests) => ("--lib", format!("{krate}/lib"), tests),
             Self::Integration(krate, tests) => ("--test integration", format!("{krate}/integration"), tests),
+            Self::Cuda(name, tests) => ("", format!("kernels/{name}"), tests),
             Self::Module(name, tests) => ("--test system", name.to_owned(), tests),
             Self::Seeds(_) => ("--test simulation", "simulation".to_owned(), "seeds_keep_both_promises"),
         };
-        let Ok(built) = programs::build(&format!("{WITHOUT_TORCH} {target}")) else { return Ok(None) };
+        let words = if matches!(self, Self::Cuda(..)) {
+            CUDA.to_owned()
+        } else {
+            format!("{WITHOUT_TORCH} {target}")
+        };
+        let Ok(built) = programs::build(&words) else { return Ok(None) };
         let program = built.into_iter().find(|program| program.label == label);
         let program = program.with_context(|| format!("there is no test program `{label}`"))?;
         let program = Program { label: LABEL.to_owned(), ..program };

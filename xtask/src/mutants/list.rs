@@ -466,4 +466,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "    asker.skip(DataSet::Train, &bad[bad.len()..]).await?;",
         test: Test::Seeds(100),
     },
+    Mutant {
+        what: "a kernel for devices computes in another order than its twin",
+        file: "kernels/src/cuda/common.cuh",
+        find: "return end - (end - start) * (1.0f - share);",
+        replace: "return start + share * (end - start);",
+        test: Test::Lib("kernels", "cuda"),
+    },
+    Mutant {
+        what: "kernels for devices may fuse a product and a sum",
+        file: "kernels/src/cuda/compiler.rs",
+        find: "--fmad=false",
+        replace: "--fmad=true",
+        test: Test::Cuda("lib", "ptx"),
+    },
+    Mutant {
+        what: "values leave a device before they are computed",
+        file: "kernels/src/cuda/device.rs",
+        find: "            self.downloads.wait(&written)?;\n",
+        replace: "            let _ = &written;\n",
+        test: Test::Cuda("cuda_joins", ""),
+    },
+    Mutant {
+        what: "memory on a device is freed in the order of another stream",
+        file: "kernels/src/cuda/device.rs",
+        find: "result::free_async(address, self.compute.cu_stream())",
+        replace: "result::free_async(address, self.uploads.cu_stream())",
+        test: Test::Cuda("cuda_joins", ""),
+    },
 ];
