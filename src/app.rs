@@ -5,9 +5,9 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use client::report::Summary;
-use client::results::{Folder, Written};
+use client::results::{Copy, Folder, Written};
 use client::{Client, JobStatus, Notices};
 use net::channel::Dialer;
 use net::security::Keys;
@@ -78,6 +78,23 @@ impl App {
     pub(crate) fn out(&self, dir: &Path, resumes: bool) -> Result<Folder> {
         let out = Folder::prepare(dir).map_err(|error| Flagged("--out", error))?;
         Ok(if resumes { out.resuming()? } else { out })
+    }
+
+    /// Returns the place of `--upload`. It may have results of an earlier run if the job goes on
+    /// from it.
+    ///
+    /// # Errors
+    /// The URL leads nowhere, cannot be written, or has results that are to stay.
+    pub(crate) async fn upload(&self, url: Option<&str>, resumes: bool) -> Result<Option<Copy>> {
+        let Some(url) = url else { return Ok(None) };
+        if url.starts_with("memory:") {
+            bail!(
+                "--upload {url}: memory:// is the memory of one process, and ends with it; set a path or another URL"
+            );
+        }
+        let url = &client::absolute(url)?;
+        let copy = Copy::prepare(&self.environment.stores, url, resumes).await;
+        Ok(Some(copy.map_err(|error| Flagged("--upload", error))?))
     }
 
     /// Returns the note for a user whose results were not written here: how to fetch them.

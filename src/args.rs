@@ -490,6 +490,17 @@ pub(crate) struct JobFile {
     pub(crate) overrides: Vec<String>,
 }
 
+/// A copy of the results.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Upload {
+    /// URL or absolute path of a folder to which the results are copied too once they are complete,
+    /// summary.json last, e.g. `s3://bucket/results/mine`. It must have no results yet, unless the
+    /// job resumes
+    // `url` is the master's, and one command has both.
+    #[arg(id = "upload", long = "upload", value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -506,6 +517,8 @@ pub(crate) struct Run {
     /// replaced [default: out/NAME with the job's name]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) upload: Upload,
     #[command(flatten)]
     pub(crate) resume: GoOn,
     #[command(flatten)]
@@ -547,6 +560,8 @@ pub(crate) struct Evaluate {
     /// Folder for metrics.jsonl and summary.json [default: the metrics are only printed]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) upload: Upload,
 }
 
 #[derive(Debug, clap::Args)]
@@ -657,6 +672,8 @@ pub(crate) struct Submit {
     /// Folder for the results, as in `ebb run` [default: no results are written]
     #[arg(long, value_name = "DIR", requires = "follow")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) upload: Upload,
     /// Print the job, or with --follow its result, as one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
@@ -720,6 +737,8 @@ pub(crate) struct Fetch {
     /// replaced
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) upload: Upload,
 }
 
 #[derive(Debug, clap::Args)]

@@ -24,6 +24,7 @@ pub(crate) mod watch;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use client::results::{Copy, Folder};
 use proto::spec::JobSpec;
 
 /// Checks that somebody can read the job's predictions when its processes have ended.
@@ -38,6 +39,17 @@ fn check_predictions(spec: &JobSpec) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns the folder of results with their copy at `--upload`.
+///
+/// # Errors
+/// There is a copy and no folder.
+fn copied(out: Option<Folder>, upload: Option<Copy>) -> Result<Option<Folder>> {
+    if out.is_none() && upload.is_some() {
+        bail!("--upload: what is copied are the files of --out DIR; set it too");
+    }
+    Ok(out.map(|out| out.with_copy(upload)))
 }
 
 /// Replaces patterns in the job's lists of files by the files that fit them.

@@ -187,6 +187,22 @@ pub enum Error {
         /// The cause.
         source: Box<Error>,
     },
+    /// A place for a copy of the results that has results.
+    #[error("{file} exists, and results there are never replaced; choose another URL, or remove them first")]
+    HasResults {
+        /// The file.
+        file: String,
+    },
+    /// Results that are complete in their folder, and not at the URL of their copy.
+    #[error("the results in {} are complete, and their copy at {url} is not", dir.display())]
+    NotCopied {
+        /// The folder of results.
+        dir: PathBuf,
+        /// The URL.
+        url: String,
+        /// The cause.
+        source: Box<Error>,
+    },
     /// A folder for results that another process writes.
     #[error("{}: another process writes its results there; choose another folder", dir.display())]
     InUse {

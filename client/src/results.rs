@@ -11,6 +11,7 @@
 mod file;
 pub mod metrics;
 mod tensorboard;
+mod upload;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -22,6 +23,7 @@ use proto::pb;
 
 pub use self::file::write as write_whole;
 use self::file::{Whole, file_error};
+pub use self::upload::Copy;
 use crate::download::{Place, download};
 use crate::report::{MODEL, Summary};
 use crate::{Client, Error, Event, Followed, JobStatus, Kind, Notice, Notices, Result};
@@ -47,6 +49,8 @@ pub struct Folder {
     broken: bool,
     /// Lines and TensorBoard files of an earlier run that the job resumes. The lines stay in front.
     earlier: (Vec<u8>, Vec<PathBuf>),
+    /// Where the results go too.
+    copy: Option<Copy>,
 }
 
 impl Folder {
@@ -87,7 +91,14 @@ impl Folder {
             evaluations: BTreeMap::new(),
             broken: false,
             earlier: (Vec::new(), Vec::new()),
+            copy: None,
         })
+    }
+
+    /// Also copies the results, once they are complete.
+    #[must_use]
+    pub fn with_copy(self, copy: Option<Copy>) -> Self {
+        Self { copy, ..self }
     }
 
     /// Returns the path of the folder.
@@ -231,7 +242,12 @@ impl Folder {
         let summary = Summary::new(status).with_evaluations(self.evaluations.values());
         file::write(&self.dir, SUMMARY, summary.to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
-        Ok(Written { dir: self.dir, files })
+        let url = self.copy.as_ref().map(ToString::to_string);
+        let written = Written { dir: self.dir, files, copy: url };
+        match self.copy {
+            Some(copy) => copy.take(&written).await.map(|()| written),
+            None => Ok(written),
+        }
     }
 
     /// Writes all events of a job that ended anew.
@@ -267,6 +283,8 @@ pub struct Written {
     pub dir: PathBuf,
     /// File names, the model first.
     pub files: Vec<String>,
+    /// URL of a copy.
+    pub copy: Option<String>,
 }
 
 /// Returns the name that an earlier job's file has until this job has one.

@@ -263,8 +263,9 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
     line("skipped", &status.skipped.as_ref().map(skipped).unwrap_or_default());
     let measured = if status.final_metrics.is_empty() { "training" } else { "validation" };
     line(measured, &metrics(&final_metrics(status)));
-    if let Some(Written { dir, files }) = written {
+    if let Some(Written { dir, files, copy }) = written {
         line("results", &format!("{}: {}", dir.display(), files.join(", ")));
+        line("copied to", copy.as_deref().unwrap_or_default());
     }
     line("predictions", predictions(status).unwrap_or_default());
     line("model_sha256", model_sha256(status).unwrap_or_default());
@@ -309,13 +310,17 @@ mod tests {
 
     #[test]
     fn a_result_says_state_metrics_files_and_hash() {
-        let written = Written { dir: "out".into(), files: vec!["model.safetensors".into()] };
+        let written = Written {
+            dir: "out".into(),
+            files: vec!["model.safetensors".into()],
+            copy: Some("s3://bucket/line".into()),
+        };
         let hash = proto::artifact::sha256_hex(b"weights");
         assert_eq!(
             result(&succeeded(), Some(&written), "-"),
             format!(
                 "line-3 succeeded: 4 of 4 steps, 32 samples in 2.0 s (16.0 samples/s)\n  validation   loss 0.2500, accuracy 0.7500\n  \
-                 results      out: model.safetensors\n  model_sha256 {hash}\n"
+                 results      out: model.safetensors\n  copied to    s3://bucket/line\n  model_sha256 {hash}\n"
             )
         );
         assert!(

@@ -18,7 +18,9 @@ pub(crate) async fn run(args: args::Evaluate, app: &App) -> Result<bool> {
             dir.display()
         );
     }
+    let upload = app.upload(args.upload.url.as_deref(), false).await?;
     let out = args.out.as_deref().map(|dir| app.out(dir, false)).transpose()?;
+    let out = super::copied(out, upload)?;
     measure(args.measure, Purpose::Evaluate, None, out, app).await
 }
 
@@ -37,7 +39,9 @@ mod tests {
         let (app, out) = (fake.app(), dir.path().join("out"));
         let measure = measure_args(dir.path(), "data.validation_fraction=0.5");
         assert!(
-            run(args::Evaluate { measure, out: Some(out.clone()) }, &app).await.unwrap(),
+            run(args::Evaluate { measure, out: Some(out.clone()), upload: args::Upload::default() }, &app)
+                .await
+                .unwrap(),
             "{}",
             app.said()
         );
@@ -53,7 +57,10 @@ mod tests {
         std::fs::write(dir.path().join("metrics.jsonl"), "").unwrap();
         let measure = measure_args(dir.path(), "data.validation_fraction=0.5");
         let out = Some(dir.path().to_owned());
-        let error = run(args::Evaluate { measure, out }, &fake.app()).await.unwrap_err().to_string();
+        let error = run(args::Evaluate { measure, out, upload: args::Upload::default() }, &fake.app())
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("has a trained model") && dir.path().join(MODEL).exists(), "{error}");
     }
 
@@ -61,12 +68,16 @@ mod tests {
     async fn without_validation_records_nothing_is_sent() {
         let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
         let measure = measure_args(dir.path(), "seed=1");
-        let error = run(args::Evaluate { measure, out: None }, &fake.app()).await.unwrap_err();
+        let error = run(args::Evaluate { measure, out: None, upload: args::Upload::default() }, &fake.app())
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("data.validation: the job has no validation records"), "{error}");
         assert!(fake.script().submitted.is_empty());
         let mut measure = measure_args(dir.path(), "data.validation_fraction=0.5");
         measure.model = Path::new("no/such/model").display().to_string();
-        let error = run(args::Evaluate { measure, out: None }, &fake.app()).await.unwrap_err();
+        let error = run(args::Evaluate { measure, out: None, upload: args::Upload::default() }, &fake.app())
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("no/such/model"), "{error}");
     }
 }

@@ -21,7 +21,8 @@ pub(crate) async fn run(args: args::Fetch, app: &App) -> Result<()> {
             report::state_with_reason(status.state(), &status.reason)
         );
     }
-    let written = app.out(&args.out, false)?.fetch(&client, &status).await?;
+    let upload = app.upload(args.upload.url.as_deref(), false).await?;
+    let written = app.out(&args.out, false)?.with_copy(upload).fetch(&client, &status).await?;
     app.show_result(&status, Ok(Some(written)), "", args.one.json).map(drop)
 }
 
@@ -34,7 +35,7 @@ mod tests {
     use crate::fake::{Fake, one_job};
 
     fn args(out: &std::path::Path) -> args::Fetch {
-        args::Fetch { one: one_job("line", false), out: out.to_owned() }
+        args::Fetch { one: one_job("line", false), out: out.to_owned(), upload: args::Upload::default() }
     }
 
     fn names(dir: &std::path::Path) -> Vec<String> {

@@ -40,7 +40,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     super::replace_patterns(&mut submission.spec, args.compute.data_root.as_deref()).await?;
     check(&submission.spec, args.compute.data_root.as_deref(), app)?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
-    let out = app.out(&folder, args.resume.is_asked())?;
+    let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
+    let out = app.out(&folder, args.resume.is_asked())?.with_copy(upload);
     here(submission, args.workers, args.ps, args.compute, Some(out), args.json, app).await
 }
 

@@ -25,7 +25,9 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     }
     super::check_predictions(&submission.spec)?;
     super::replace_patterns(&mut submission.spec, None).await?;
+    let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
     let out = args.out.as_deref().map(|dir| app.out(dir, args.resume.is_asked())).transpose()?;
+    let out = super::copied(out, upload)?;
     let client = app.client(&args.reach)?;
     let reply = client.submit(submission).await?;
     if !args.follow {
@@ -93,6 +95,7 @@ mod tests {
             resume: args::GoOn::default(),
             follow: out.is_some(),
             out,
+            upload: args::Upload::default(),
             json: false,
         }
     }

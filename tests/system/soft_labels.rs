@@ -141,10 +141,12 @@ fn values_that_are_not_finite_are_told_once() {
     let job = JOB.replace("mixup = { alpha = 0.4, classes = 3 }\n", "").replace("scale = 31", "scale = 0.5");
     let job = write(data.path(), &job.replace("validation_fraction = 0.25\n", ""));
     std::fs::write(data.path().join("b.csv"), "x,y,class\n1,2,0\n3,3e38,1\n4,5,2\n").unwrap();
-    let [trained, measured] = ["trained", "measured"].map(|name| data.path().join(name).display().to_string());
+    let [trained, measured] =
+        ["trained", "measured"].map(|name| data.path().join(name).display().to_string());
     // An evaluation may report a loss that is no number, so both jobs end well.
     let set = "data.validation={ files = [\"b.csv\"] }";
-    let run = succeed(["run", &job, "--out", &trained, "--set", set, "--set", "optimizer.learning_rate=1e-6"]);
+    let run =
+        succeed(["run", &job, "--out", &trained, "--set", set, "--set", "optimizer.learning_rate=1e-6"]);
     // The report of its last task ends this one.
     let evaluate = succeed(["evaluate", &job, "--model", &trained, "--out", &measured, "--set", set]);
     for said in [run, evaluate] {

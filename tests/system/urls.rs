@@ -12,7 +12,7 @@ use std::time::Duration;
 use proto::spec::data_url;
 
 use crate::harness::machine::until;
-use crate::harness::s3::{Proxy, S3};
+use crate::harness::s3::{Fault, Proxy, S3};
 use crate::harness::web::{STALLS_FROM, Web};
 use crate::harness::{self, Cluster, ebb, fail, metric, model, root, succeed, summary, text};
 use crate::images;
@@ -372,4 +372,46 @@ fn a_worker_that_leaves_while_its_source_stalls_calls_nothing_done_that_it_did_n
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(summary(&out)["samples_applied"], 18);
     assert!(model(&out) == undisturbed, "other bits than undisturbed");
+}
+
+#[test]
+fn results_are_copied_to_s3_and_those_of_another_job_stay() {
+    let Some(server) = S3::start() else { return };
+    let proxy = Proxy::start(&server);
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let folder = tempfile::tempdir().unwrap();
+    let job = job(folder.path(), &clicks().display().to_string());
+    let out = folder.path().join("out");
+    let url = format!("s3://{}/results/mine", S3::BUCKET);
+    let run = |url: &str| {
+        let mut command = ebb(["run", "--workers", "1", "--upload", url, "--out"]);
+        command.arg(&out).arg(&job).envs(environment).output().unwrap()
+    };
+    proxy.set(Fault::Busy);
+    let busy = std::thread::scope(|scope| {
+        let ran = scope.spawn(|| run(&url));
+        until("a request meets a busy server", PATIENCE, || proxy.met() > 0);
+        proxy.set(Fault::Nothing);
+        ran.join().unwrap()
+    });
+    assert!(busy.status.success(), "{}", text(&busy));
+    assert!(text(&busy).contains(&format!("copied to    {url}")), "{}", text(&busy));
+    let keys = server.keys();
+    for name in ["model.safetensors", "metrics.jsonl", "summary.json"] {
+        let (status, content) = server.request("GET", &format!("results/mine/{name}"), b"");
+        assert_eq!((status, content), (200, fs::read(out.join(name)).unwrap()), "{name} of {keys:?}");
+    }
+    assert!(keys.iter().any(|key| key.starts_with("results/mine/tensorboard/")), "{keys:?}");
+    assert!(!keys.iter().any(|key| key.ends_with("probe")), "{keys:?}");
+
+    // Refused before anything is trained.
+    fs::remove_dir_all(&out).unwrap();
+    let again = text(&run(&url));
+    assert!(again.contains("--upload") && again.contains("results/mine/summary.json exists"), "{again}");
+    assert!(!out.exists());
+    let unknown = text(&run("s3://no-such-bucket/results"));
+    assert!(unknown.contains("--upload") && unknown.contains("no-such-bucket"), "{unknown}");
+    let nowhere = fail(["submit", &job.display().to_string(), "--upload", &url]);
+    assert!(nowhere.contains("--upload: what is copied are the files of --out DIR"), "{nowhere}");
 }
