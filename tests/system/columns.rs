@@ -2,6 +2,8 @@
 //! types.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[cfg(feature = "torch")]
+use std::path::Path;
 use std::path::PathBuf;
 
 use crate::harness::{Cluster, fail, model, root, succeed, summary, text};
@@ -107,23 +109,50 @@ fn a_file_can_be_looked_at_before_a_job_reads_it() {
     assert!(fail(["data", "inspect", &other, "--format", "cvs"]).contains("--format cvs: unknown variant"));
 }
 
+/// Trains an example alone. Returns the metric that it reached, and the one that the first line of
+/// its job file states.
+#[cfg(feature = "torch")]
+fn reached(job: &Path, metric: &str) -> (f64, f64) {
+    let alone = tempfile::tempdir().unwrap();
+    let (path, out) = (job.display().to_string(), alone.path().display().to_string());
+    let stated = std::fs::read_to_string(job).unwrap();
+    let stated = stated.lines().next().unwrap().split(' ').find_map(|word| word.parse().ok()).unwrap();
+    succeed(["run", &path, "--workers", "1", "--out", &out]);
+    (summary(alone.path())["final"][metric].as_f64().unwrap(), stated)
+}
+
+/// Trains one epoch of an example alone and with three workers, and compares the bits.
+#[cfg(feature = "torch")]
+fn has_the_same_bits_with_any_fleet(job: &Path) {
+    let (alone, sets) = (tempfile::tempdir().unwrap(), ["--set", "epochs=1"]);
+    let (path, out) = (job.display().to_string(), alone.path().display().to_string());
+    succeed([&["run", &path, "--workers", "1", "--out", &out][..], &sets].concat());
+    let cluster = Cluster::start(1, 3);
+    let together = cluster.dir.path().join("out");
+    let output = cluster.submit(job, &together, &sets);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(model(alone.path()) == model(&together), "3 workers: other bits than 1");
+}
+
 /// Learns from three inputs: two of integers, which reach embeddings as they are, and one of two
 /// columns.
 #[cfg(feature = "torch")]
 #[test]
 fn a_script_with_three_inputs_learns_and_has_the_same_bits_with_any_fleet() {
-    let alone = tempfile::tempdir().unwrap();
-    let (path, out) = (job(), alone.path().display().to_string());
-    let stated = std::fs::read_to_string(&path).unwrap();
-    let stated: f64 = stated.lines().next().unwrap().split(' ').find_map(|word| word.parse().ok()).unwrap();
-    succeed(["run", &path.display().to_string(), "--workers", "1", "--out", &out]);
-    let accuracy = summary(alone.path())["final"]["accuracy"].as_f64().unwrap();
+    let (accuracy, stated) = reached(&job(), "accuracy");
     assert!(accuracy >= stated, "accuracy {accuracy}, stated is {stated}");
-    let cluster = Cluster::start(1, 3);
-    let together = cluster.dir.path().join("out");
-    let output = cluster.submit(&path, &together, &[]);
-    assert!(output.status.success(), "{}", text(&output));
-    assert!(model(alone.path()) == model(&together), "3 workers: other bits than 1");
+    has_the_same_bits_with_any_fleet(&job());
+}
+
+/// Learns from blocks of tokens, each with the class of the next token at every place.
+#[cfg(feature = "torch")]
+#[test]
+fn a_gpt_learns_from_tokens_and_has_the_same_bits_with_any_fleet() {
+    let job = root().join("examples/gpt/job.toml");
+    let (perplexity, stated) = reached(&job, "perplexity");
+    // Below the least perplexity of the stories, something would be counted wrongly.
+    assert!((1.608..=stated).contains(&perplexity), "perplexity {perplexity}, stated is {stated}");
+    has_the_same_bits_with_any_fleet(&job);
 }
 
 /// A script takes the same inputs by position, by name, and as a dictionary.
