@@ -2,8 +2,9 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one file that reads the environment")]
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -93,11 +94,11 @@ fn batches(get: impl Fn(&str) -> Option<String>) -> Batches {
 }
 
 impl Environment {
-    /// Reads the environment.
-    pub(crate) fn read() -> Self {
+    /// Reads the environment of a program with this name or path.
+    pub(crate) fn read(program: Option<&OsString>) -> Self {
         let get = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let file = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let program = std::env::args_os().next().map(std::path::PathBuf::from);
+        let program = program.map(Path::new);
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         Self {

@@ -33,6 +33,7 @@ mod telemetry;
 mod terminal;
 mod verbs;
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -66,12 +67,20 @@ const FAILURE: u8 = 1;
 /// `registry` has the networks that `model.builtin` can name. The verbs that compute (`worker`,
 /// `run`, `evaluate`, `predict`) end the process here; the other verbs return.
 pub fn main(registry: model::Registry) -> ExitCode {
+    ExitCode::from(main_with(std::env::args_os().collect(), registry))
+}
+
+/// [`main`] with these arguments instead of the process's own, for a program inside another one,
+/// such as a Python interpreter. The first argument is the program's name. Returns the exit code.
+///
+/// Call this function before the process has threads.
+pub fn main_with(arguments: Vec<OsString>, registry: model::Registry) -> u8 {
     allocator::keep_free_memory();
-    let cli = Cli::parse();
-    let environment = Environment::read();
+    let environment = Environment::read(arguments.first());
+    let cli = Cli::parse_from(arguments);
     if let Err(error) = numerics::hold(&cli, &environment) {
         eprintln!("error: --numerics portable: this program cannot start itself again: {error}");
-        return ExitCode::from(FAILURE);
+        return FAILURE;
     }
     let computes = matches!(
         cli.command,
@@ -88,7 +97,7 @@ pub fn main(registry: model::Registry) -> ExitCode {
     if computes {
         leave(code)
     }
-    ExitCode::from(code)
+    code
 }
 
 /// Ends the process as it is. `exit` would destroy libtorch's globals while a thread still computes
