@@ -99,6 +99,43 @@ pub enum Error {
         source: Box<Error>,
     },
 
+    /// A network that this process does not have.
+    #[error("model.builtin: no network `{name}`; known are {}", known.join(", "))]
+    UnknownNetwork {
+        /// The name in the job file.
+        name: String,
+        /// The networks that the process has.
+        known: Vec<String>,
+    },
+    /// Data files that this process cannot read.
+    #[error(
+        "{} of {files} data files cannot be read; mend [data] in the job file, or say with --data-root where its paths start:{}",
+        missing.len(),
+        missing.iter().map(|(path, why)| format!("\n  - {}: {why}", path.display())).collect::<String>()
+    )]
+    NoDataFiles {
+        /// The files that cannot be read, with the reasons.
+        missing: Vec<(PathBuf, String)>,
+        /// Number of data files.
+        files: usize,
+    },
+    /// A data file, or a folder of data files, cannot be read.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// A job at a master that would keep its checkpoints in the memory of one process.
+    #[error(
+        "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
+    )]
+    CheckpointsInMemory,
+    /// Predictions that nobody could read.
+    #[error(
+        "predictions: memory:// is the memory of one process, and nothing could read them afterwards; set a path or another URL"
+    )]
+    PredictionsInMemory,
+    /// A job without checkpoints that is to go on from one.
+    #[error("resume: the job file has no [checkpoint] section that says where its checkpoints are")]
+    NothingToResume,
+
     /// A file of predictions that exists before its job.
     #[error("{file} exists; choose another file for the predictions, or remove it first")]
     Exists {

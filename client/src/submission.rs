@@ -80,8 +80,25 @@ impl Submission {
         overrides: &[String],
     ) -> Result<Self> {
         let unread = |source| Error::JobFile { path: path.to_owned(), source };
-        let text = std::fs::read_to_string(path).map_err(unread)?;
-        let mut spec = parse(&text, path, overrides)?;
+        Self::parse_by(parse, &std::fs::read_to_string(path).map_err(unread)?, path, overrides)
+    }
+
+    /// Reads a job from the text of its file, like [`read`](Self::read). `path` names the text in
+    /// errors. Relative paths in it start from the folder of `path`.
+    ///
+    /// # Errors
+    /// The model's file cannot be read, or the text is wrong: every violation at once.
+    pub fn parse(text: &str, path: &Path, overrides: &[String]) -> Result<Self> {
+        Self::parse_by(spec::parse, text, path, overrides)
+    }
+
+    fn parse_by(
+        parse: fn(&str, &Path, &[String]) -> proto::Result<JobSpec>,
+        text: &str,
+        path: &Path,
+        overrides: &[String],
+    ) -> Result<Self> {
+        let mut spec = parse(text, path, overrides)?;
         let base = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut artifacts = Vec::new();
         if let Some(script) = spec.model.script.take() {

@@ -3,9 +3,30 @@
 Every record is applied once per epoch, and in canonical order the trained bits do not depend on
 which process computed what.
 
+``run`` trains a job in this process. ``Client`` talks to the master of a cluster. The program
+``ebb`` comes with this package.
+
 Importing this package is light: numpy, torch and other libraries are imported where they are used.
 """
 
+from ebbflow import errors
 from ebbflow._native import __version__
+from ebbflow.client import Client, Job, Watch
+from ebbflow.errors import Error
+from ebbflow.local import run
+from ebbflow.result import Metrics, Result
+from ebbflow.status import Event, Status
 
-__all__ = ["__version__"]
+__all__ = [
+    "Client",
+    "Error",
+    "Event",
+    "Job",
+    "Metrics",
+    "Result",
+    "Status",
+    "Watch",
+    "__version__",
+    "errors",
+    "run",
+]

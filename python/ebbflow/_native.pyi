@@ -1,8 +1,59 @@
-"""What Rust gives to the package. Everything here is private to it."""
+"""What Rust gives to the package. Everything here is private to it.
 
-from collections.abc import Sequence
+A job's state is a JSON object, as ``ebb status --json`` prints it. An event is a JSON object, as
+``ebb watch --json`` prints it, with the job's number of steps, or 0 where it is not known.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 __version__: str
 
+_Step: TypeAlias = tuple[tuple[str, int] | None, str | None]
+
 def main(arguments: Sequence[str]) -> int:
     """Run ``ebb``; ``arguments[0]`` is the program's name. Returns the exit code."""
+
+def run(
+    job: Mapping[str, object],
+    cluster: Mapping[str, object],
+    out: str | None,
+    on_event: Callable[[str, int], object],
+) -> tuple[str, bytes | None]:
+    """Train a job in this process. Returns its state, and its model if ``out`` is ``None``."""
+
+class Client:
+    """A connection to a master. Methods wait without the GIL."""
+
+    def __init__(self, url: str, reach: Mapping[str, object]) -> None: ...
+    def submit(self, job: Mapping[str, object]) -> tuple[str, int]: ...
+    def status(self, job: str) -> str: ...
+    def list(self) -> list[str]: ...
+    def scale(self, job: str, workers: int) -> str: ...
+    def pause(self, job: str) -> str: ...
+    def resume(self, job: str, numerics: str | None) -> str: ...
+    def cancel(self, job: str, force: bool) -> str: ...
+    def watch(self, job: str) -> Events: ...
+    def follow(
+        self,
+        job: str,
+        out: str | None,
+        resumes: bool,
+        on_event: Callable[[str, int], object],
+    ) -> str: ...
+    def fetch(self, job: str, out: str) -> str: ...
+    def weights(self, job: str) -> bytes | None: ...
+
+class Events:
+    """The events of a job, from its first one on."""
+
+    def next(self) -> _Step:
+        """Wait for the next event, or for the state of the job that ended."""
+
+    def next_later(self, done: Callable[[_Step | None, Exception | None], object]) -> Waiting:
+        """Call ``done`` on another thread when there is a next event, or a failure."""
+
+class Waiting:
+    """A call of ``Events.next_later`` that has not ended."""
+
+    def cancel(self) -> None: ...

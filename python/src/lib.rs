@@ -5,5 +5,8 @@
 //!
 //! Everything that needs Python is behind the feature `extension`, which maturin asks for.
 
+#[cfg(any(feature = "extension", test))]
+mod failure;
+
 #[cfg(feature = "extension")]
 mod extension;

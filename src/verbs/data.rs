@@ -86,7 +86,7 @@ fn image_sizes(found: &ImageSizes) -> serde_json::Value {
 
 async fn bench(args: args::DataBench, app: &App) -> Result<()> {
     let mut spec = Submission::read(&args.file.job, &args.file.overrides)?.spec;
-    super::replace_patterns(&mut spec, args.data_root.as_deref()).await?;
+    client::replace_patterns(&mut spec, args.data_root.as_deref()).await?;
     let options = worker::Options::default();
     let threads = args.data_threads.map_or(options.data_threads, |threads| threads as usize);
     let time = Duration::from_secs(args.seconds);

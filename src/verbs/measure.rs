@@ -25,12 +25,12 @@ pub(super) async fn measure(
     let stores = &app.environment.stores;
     let (job, overrides) = (&args.file.job, &args.file.overrides);
     let mut submission = Submission::read_measuring(job, overrides, purpose, &args.model, predict)?;
-    super::check_predictions(&submission.spec)?;
+    client::check_predictions(&submission.spec)?;
     submission.check_free(stores).await?;
     submission.read_initial(stores).await?;
     let is_here = args.reach.master.url.is_none();
     let root = args.compute.data_root.as_deref().filter(|_| is_here);
-    super::replace_patterns(&mut submission.spec, root).await?;
+    client::replace_patterns(&mut submission.spec, root).await?;
     if is_here {
         return run::here(submission, args.workers, args.ps, args.compute, out, args.json, app).await;
     }

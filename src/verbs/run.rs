@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use client::results::{Folder, Written};
 use client::{Client, Event, JobStatus, Local, Submission};
-use proto::spec::{DataSet, FleetSpec, Format, JobSpec, data_url};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
@@ -31,31 +30,16 @@ const RESULTS: &str = "out";
 /// The job file is wrong, the folder cannot be written, or the job cannot start.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
-    submission.check_free(&app.environment.stores).await?;
-    submission.read_initial(&app.environment.stores).await?;
     submission.start = args.resume.start();
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
-        bail!("--resume: the job file has no [checkpoint] section that says where its checkpoints are");
+        return Err(client::Error::NothingToResume.into());
     }
-    super::replace_patterns(&mut submission.spec, args.compute.data_root.as_deref()).await?;
-    check(&submission.spec, args.compute.data_root.as_deref(), app)?;
+    let root = args.compute.data_root.as_deref();
+    submission.ready_for_here(&app.environment.stores, &app.registry, root).await?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
     let out = app.out(&folder, args.resume.is_asked())?.with_copy(upload);
     here(submission, args.workers, args.ps, args.compute, Some(out), args.json, app).await
-}
-
-/// Checks what only this process can know, before anything is written or started.
-///
-/// # Errors
-/// The network is unknown, or data files cannot be read.
-fn check(spec: &JobSpec, data_root: Option<&Path>, app: &App) -> Result<()> {
-    if let Some(name) = &spec.model.builtin
-        && !app.registry.names().contains(&name.as_str())
-    {
-        bail!("model.builtin: no network `{name}`; known are {}", app.registry.names().join(", "));
-    }
-    find_data(spec, data_root)
 }
 
 /// Runs a job in this process to its end, and shows its result. Its files go to `out`.
@@ -71,8 +55,8 @@ pub(super) async fn here(
     json: bool,
     app: &App,
 ) -> Result<bool> {
-    check(&submission.spec, compute.data_root.as_deref(), app)?;
-    fit_fleet(&mut submission.spec.fleet, workers, ps);
+    submission.check_here(&app.registry, compute.data_root.as_deref())?;
+    submission.fit_fleet(workers, ps);
     let fleet = submission.spec.fleet;
     let options = client::Options {
         workers: workers.unwrap_or(fleet.workers.min),
@@ -90,34 +74,6 @@ pub(super) async fn here(
     local.stop().await;
     let (status, written) = result?;
     app.show_result(&status, written, "", json)
-}
-
-/// Checks that all local data files can be read, before anything is started.
-///
-/// # Errors
-/// Some files cannot be read: all of them, with the reasons.
-fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
-    let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
-    let files = sets.flat_map(|files| files.lists.values().flatten());
-    let local = files.filter(|file| !data_url::is_remote(file));
-    let files: Vec<_> = local.map(|file| spec.data.locate(file, root)).collect();
-    let wants_folders = spec.data.format == Format::Images;
-    let why = |path: &Path| match std::fs::metadata(path) {
-        Ok(found) if wants_folders => (!found.is_dir()).then(|| "it is no folder".to_owned()),
-        Ok(found) => found.is_dir().then(|| "it is a folder".to_owned()),
-        Err(error) => Some(error.to_string()),
-    };
-    let missing: Vec<_> = files.iter().filter_map(|path| Some((path, why(path)?))).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let lines: String =
-        missing.iter().map(|(path, why)| format!("\n  - {}: {why}", path.display())).collect();
-    bail!(
-        "{} of {} data files cannot be read; mend [data] in the job file, or say with --data-root where its paths start:{lines}",
-        missing.len(),
-        files.len()
-    )
 }
 
 type Ended = (Box<JobStatus>, client::Result<Option<Written>>);
@@ -160,32 +116,4 @@ async fn leave<E: FnMut(&Event)>(
         }
     }
     bail!("{job} did not stop within {:?}; nothing more of it is kept", within + LEAVE_WITHIN)
-}
-
-/// Changes the job's fleet to the one of the command line, which wins over the file.
-fn fit_fleet(fleet: &mut FleetSpec, workers: Option<u32>, ps: Option<u32>) {
-    if let Some(workers) = workers {
-        fleet.workers.min = fleet.workers.min.min(workers);
-        fleet.workers.max = fleet.workers.max.max(workers);
-    }
-    fleet.ps = ps.unwrap_or(fleet.ps);
-}
-
-#[cfg(test)]
-mod tests {
-    use proto::spec::WorkersSpec;
-
-    use super::*;
-
-    #[test]
-    fn the_fleet_of_the_command_line_wins_over_the_file() {
-        let fitted = |workers, ps| {
-            let mut fleet = FleetSpec { workers: WorkersSpec { min: 2, max: 4 }, ps: 2 };
-            fit_fleet(&mut fleet, workers, ps);
-            (fleet.workers.min, fleet.workers.max, fleet.ps)
-        };
-        assert_eq!(fitted(None, None), (2, 4, 2));
-        assert_eq!(fitted(Some(1), None), (1, 4, 2));
-        assert_eq!(fitted(Some(7), Some(3)), (2, 7, 3));
-    }
 }

@@ -1,6 +1,6 @@
 //! `ebb submit`: sends a job to a master, and with `--follow` stays until it ends.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use client::results::Folder;
 use client::{Client, Submission};
 use serde_json::json;
@@ -15,16 +15,8 @@ use crate::terminal::progress::Progress;
 /// the job.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
-    submission.check_free(&app.environment.stores).await?;
-    submission.read_initial(&app.environment.stores).await?;
     submission.start = args.resume.start();
-    if submission.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.url.starts_with("memory:")) {
-        bail!(
-            "checkpoint.url: memory:// is the memory of one process, for `ebb run`; set a path or URL that master and ps reach"
-        );
-    }
-    super::check_predictions(&submission.spec)?;
-    super::replace_patterns(&mut submission.spec, None).await?;
+    submission.ready_for_master(&app.environment.stores).await?;
     let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
     let out = args.out.as_deref().map(|dir| app.out(dir, args.resume.is_asked())).transpose()?;
     let out = super::copied(out, upload)?;

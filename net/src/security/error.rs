@@ -40,6 +40,12 @@ pub enum Error {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// A given token is no token.
+    #[error("token: {reason}")]
+    Token {
+        /// Expected against found, without the token.
+        reason: String,
+    },
     /// A file has the wrong content.
     #[error("{what} {}: {reason}", path.display())]
     Content {

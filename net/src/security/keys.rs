@@ -37,6 +37,8 @@ pub struct Keys(Option<Arc<Shared>>);
 
 struct Shared {
     options: Options,
+    /// The token of [`Keys::with_token`].
+    given: Option<HeaderValue>,
     loaded: RwLock<Arc<Loaded>>,
     seen: Mutex<Vec<Stamp>>,
 }
@@ -66,14 +68,27 @@ impl Keys {
     /// # Errors
     /// A file is missing or malformed, or the files do not belong together.
     pub fn load(options: Options) -> Result<Self, Error> {
-        options.validate()?;
         if options == Options::default() {
             return Ok(Self::default());
         }
+        Self::of(options, None)
+    }
+
+    /// Reads the files of `options`, and shows `token` instead of one from a file.
+    ///
+    /// # Errors
+    /// The token is no token, or the errors of [`load`](Self::load).
+    pub fn with_token(options: Options, token: &str) -> Result<Self, Error> {
+        let token = tokens::from_file(token).map_err(|reason| Error::Token { reason })?;
+        Self::of(Options { token: None, ..options }, Some(bearer(token)))
+    }
+
+    fn of(options: Options, given: Option<HeaderValue>) -> Result<Self, Error> {
+        options.validate()?;
         // Taken before the files are read: what changes meanwhile is read again.
         let seen = Mutex::new(stamps(&options));
-        let loaded = RwLock::new(Arc::new(read(&options)?));
-        Ok(Self(Some(Arc::new(Shared { options, loaded, seen }))))
+        let loaded = RwLock::new(Arc::new(read(&options, given.as_ref())?));
+        Ok(Self(Some(Arc::new(Shared { options, given, loaded, seen }))))
     }
 
     /// Returns whether connections are encrypted.
@@ -148,7 +163,7 @@ impl Shared {
             .map(|((_, path), _)| path.display().to_string())
             .collect();
         let changed = changed.join(", ");
-        match read(&self.options) {
+        match read(&self.options, self.given.as_ref()) {
             Ok(loaded) => {
                 *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
                 tracing::info!(changed, "keys read again");
@@ -181,7 +196,14 @@ fn stamps(options: &Options) -> Vec<Stamp> {
     paths(options).into_iter().map(|(_, path)| stamp(path)).collect()
 }
 
-fn read(options: &Options) -> Result<Loaded, Error> {
+/// Returns the header of calls with a token.
+fn bearer(token: &str) -> HeaderValue {
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).expect("visible letters make a header");
+    header.set_sensitive(true);
+    header
+}
+
+fn read(options: &Options, given: Option<&HeaderValue>) -> Result<Loaded, Error> {
     let secret = |what, path: &Path| {
         let bytes = bytes(what, path)?;
         let open = fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o007 != 0);
@@ -207,12 +229,9 @@ fn read(options: &Options) -> Result<Loaded, Error> {
                 path: path.clone(),
                 reason,
             })?;
-            let mut header =
-                HeaderValue::try_from(format!("Bearer {token}")).expect("visible letters make a header");
-            header.set_sensitive(true);
-            Some(header)
+            Some(bearer(token))
         }
-        None => None,
+        None => given.cloned(),
     };
     let tokens = match &options.tokens {
         Some(path) => {
@@ -291,6 +310,22 @@ mod tests {
         ] {
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
+    }
+
+    #[test]
+    fn a_given_token_stays_when_files_are_read_again_and_a_bad_one_is_no_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens.toml");
+        fs::write(&path, list("the first token")).unwrap();
+        let options = Options { tokens: Some(path.clone()), ..Options::default() };
+        let token = "a-token-of-32-letters-or-so-0123";
+        let keys = Keys::with_token(options, token).unwrap();
+        fs::write(&path, list("another")).unwrap();
+        keys.0.as_ref().unwrap().look();
+        assert!(knows(&keys, "another"));
+        assert_eq!(keys.loaded().token.as_ref().unwrap().to_str().unwrap(), format!("Bearer {token}"));
+        let error = Keys::with_token(Options::default(), "short").unwrap_err().to_string();
+        assert!(error.starts_with("token: 5 bytes; expected a token"), "{error}");
     }
 
     #[test]

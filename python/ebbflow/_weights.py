@@ -1,0 +1,78 @@
+"""Reads safetensors files, without a library."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.errors import OutputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Names of types in the file, with NumPy's and torch's, and the bytes of a value.
+_TYPES = {
+    "BOOL": ("bool", "bool", 1),
+    "U8": ("uint8", "uint8", 1),
+    "I8": ("int8", "int8", 1),
+    "I16": ("int16", "int16", 2),
+    "I32": ("int32", "int32", 4),
+    "I64": ("int64", "int64", 8),
+    "F16": ("float16", "float16", 2),
+    "BF16": ("uint16", "bfloat16", 2),
+    "F32": ("float32", "float32", 4),
+    "F64": ("float64", "float64", 8),
+}
+
+
+def tensors(content: bytes) -> dict[str, tuple[str, tuple[int, ...], memoryview]]:
+    """Return name, type, shape and bytes of each tensor, in the order of the names.
+
+    Raises:
+        OutputError: ``content`` is no safetensors file.
+    """
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        header.pop("__metadata__", None)
+        data = memoryview(content)[8 + length :]
+        found = {}
+        for name, about in sorted(header.items()):
+            (begin, end), shape = about["data_offsets"], about["shape"]
+            size = math.prod(shape) * _TYPES[about["dtype"]][2]
+            if not 0 <= begin <= end <= len(data) or end - begin != size:
+                raise ValueError(f"{name}: {about}")
+            found[name] = (about["dtype"], tuple(shape), data[begin:end])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OutputError(f"the model is no safetensors file: {error}; fetch it again") from error
+    return found
+
+
+def to_numpy(content: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors as NumPy arrays. NumPy lacks bf16: such values become f32, exactly."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, (kind, shape, data) in tensors(content).items():
+        array = np.frombuffer(data, dtype=np.dtype(_TYPES[kind][0]).newbyteorder("<"))
+        if kind == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        # A copy is writable, and in the machine's own order.
+        arrays[name] = array.astype(array.dtype.newbyteorder("="), copy=True).reshape(shape)
+    return arrays
+
+
+def to_torch(content: bytes) -> dict[str, Any]:
+    """Return the tensors as torch tensors of the types in the file."""
+    import torch
+
+    found = {}
+    for name, (kind, shape, data) in tensors(content).items():
+        dtype = getattr(torch, _TYPES[kind][1])
+        flat = torch.empty(0, dtype=dtype)
+        # torch refuses an empty buffer.
+        if data:
+            flat = torch.frombuffer(bytearray(data), dtype=dtype)
+        found[name] = flat.reshape(shape)
+    return found

@@ -1,0 +1,101 @@
+"""The exceptions of this package. Each message says what failed, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AccessError",
+    "AnswerLostError",
+    "CheckpointError",
+    "ClusterError",
+    "EndedError",
+    "Error",
+    "IncompatibleError",
+    "InvalidJobError",
+    "JobCancelledError",
+    "JobFailedError",
+    "LimitError",
+    "NotEndedError",
+    "NotFoundError",
+    "OutputError",
+    "UnreachableError",
+]
+
+
+class Error(Exception):
+    """Any failure of Ebbflow, and the base of the other exceptions."""
+
+
+class InvalidJobError(Error, ValueError):
+    """The job, or an argument beside it, is wrong, or a file that it names cannot be read."""
+
+
+class UnreachableError(Error, ConnectionError):
+    """No master answered in time. Nothing was changed."""
+
+
+class AnswerLostError(Error, ConnectionError):
+    """A job was sent and the answer was lost: look at ``Client.jobs()`` before sending it again."""
+
+
+class NotFoundError(Error, LookupError):
+    """The master does not know the job."""
+
+
+class NotEndedError(Error):
+    """The job has no results yet."""
+
+
+class EndedError(Error):
+    """The job is ending or has ended, so it can no longer be changed."""
+
+
+class AccessError(Error, PermissionError):
+    """The token does not allow the call, or keys are wrong, missing or not accepted."""
+
+
+class LimitError(Error):
+    """A limit of the master is reached. Wait, and try again."""
+
+
+class IncompatibleError(Error):
+    """The versions of this package and of the master do not fit."""
+
+
+class OutputError(Error, OSError):
+    """The folder for results cannot be written, or a result did not arrive whole."""
+
+
+class CheckpointError(Error):
+    """A checkpoint is missing or damaged."""
+
+
+class ClusterError(Error):
+    """A part of the cluster in this process failed."""
+
+
+class JobFailedError(Error):
+    """The job failed.
+
+    Attributes:
+        result: The :class:`~ebbflow.Result` that the job left: its state, its events, and its last
+            weights if it had any.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class JobCancelledError(Error):
+    """A user cancelled the job.
+
+    Attributes:
+        result: The :class:`~ebbflow.Result` that the job left. It has a model if the job was not
+            ended by force.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.result = result

@@ -1,0 +1,173 @@
+//! The client of a master, as `ebbflow.Client` uses it. A job's state is JSON.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use client::security::{Error, Keys, Options};
+use client::{Dialer, JobStatus, Notices, report};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::error::{exception, raised};
+use super::events::Events;
+use super::follow;
+use super::job::Job;
+use super::wait::{runtime, wait};
+
+/// A user's connection to a master.
+#[pyclass(module = "ebbflow._native", frozen)]
+#[derive(Debug)]
+pub(super) struct Client {
+    client: client::Client,
+    /// The process that made it. Connections do not survive a fork.
+    process: u32,
+}
+
+/// What a client shows and trusts, and for how long it waits.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct Reach {
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    insecure: bool,
+    timeout_secs: f64,
+}
+
+impl Reach {
+    fn keys(self) -> Result<Keys, Error> {
+        let Self { token, token_file, ca, cert, key, insecure, .. } = self;
+        let options = Options { ca, cert, key, token: token_file, tokens: None, insecure };
+        match token {
+            Some(token) => Keys::with_token(options, &token),
+            None => Keys::load(options),
+        }
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    fn new(py: Python<'_>, url: &str, reach: Reach) -> PyResult<Self> {
+        let patience = Duration::try_from_secs_f64(reach.timeout_secs)
+            .map_err(|error| exception("InvalidJobError", &format!("timeout: {error}")))?;
+        let keys = reach.keys().map_err(|error| exception("AccessError", &error.to_string()))?;
+        // Connections belong to the runtime in which they are made.
+        let _in_runtime = runtime(py)?.enter();
+        let client = client::Client::new(&Dialer::nearest().with(keys), url, patience);
+        let notices = Notices::new(|notice| super::log(&notice.to_string()));
+        let client = client.map_err(|error| raised(&error))?.with_notices(notices);
+        Ok(Self { client, process: std::process::id() })
+    }
+
+    /// Sends a job; returns its name and its number.
+    fn submit(&self, py: Python<'_>, job: Job) -> PyResult<(String, u64)> {
+        let (mut submission, stores) = job.read()?;
+        let reply = self.call(py, async move |client| {
+            submission.ready_for_master(&stores).await?;
+            client.submit(submission).await
+        })?;
+        Ok((reply.name, reply.job))
+    }
+
+    fn status(&self, py: Python<'_>, job: &str) -> PyResult<String> {
+        self.state(py, async |client| client.status(job).await)
+    }
+
+    fn list(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let jobs = self.call(py, async |client| client.list().await)?;
+        Ok(jobs.iter().map(|status| report::json(status).to_string()).collect())
+    }
+
+    fn scale(&self, py: Python<'_>, job: &str, workers: u32) -> PyResult<String> {
+        self.state(py, async |client| client.scale(job, workers).await)
+    }
+
+    fn pause(&self, py: Python<'_>, job: &str) -> PyResult<String> {
+        self.state(py, async |client| client.pause(job).await)
+    }
+
+    fn resume(&self, py: Python<'_>, job: &str, numerics: Option<&str>) -> PyResult<String> {
+        self.state(py, async |client| client.resume(job, numerics).await)
+    }
+
+    fn cancel(&self, py: Python<'_>, job: &str, force: bool) -> PyResult<String> {
+        self.state(py, async |client| client.cancel(job, force).await)
+    }
+
+    /// Returns the events of a job, from its first one on.
+    fn watch(&self, py: Python<'_>, job: &str) -> PyResult<Events> {
+        // A name alone means the newest job; it stays this one.
+        let name = self.call(py, async |client| client.status(job).await)?.name;
+        Ok(Events::new(self.client.follow(&name)))
+    }
+
+    /// Follows a job to its end; returns its state.
+    fn follow(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        out: Option<PathBuf>,
+        resumes: bool,
+        on_event: &Bound<'_, PyAny>,
+    ) -> PyResult<String> {
+        let name = self.call(py, async |client| client.status(job).await)?.name;
+        let out = out.map(|dir| follow::folder(&dir, resumes)).transpose()?;
+        let status = follow::follow(py, &self.client, &name, out, on_event, None)?;
+        Ok(report::json(&status).to_string())
+    }
+
+    /// Writes the results of an ended job into a folder; returns the job's state.
+    #[expect(clippy::needless_pass_by_value, reason = "Python gives no path by reference")]
+    fn fetch(&self, py: Python<'_>, job: &str, out: PathBuf) -> PyResult<String> {
+        let status = self.call(py, async |client| client.status(job).await)?;
+        if !status.state().is_end() {
+            let message = format!(
+                "{} is {} and has no results yet; wait for it, or cancel it",
+                status.name,
+                status.state().name()
+            );
+            return Err(exception("NotEndedError", &message));
+        }
+        let out = follow::folder(&out, false)?;
+        let ended = status.clone();
+        self.call(py, async move |client| out.fetch(client, &ended).await)?;
+        Ok(report::json(&status).to_string())
+    }
+
+    /// Returns the bytes of an ended job's model, if it has one.
+    fn weights<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let weights = self.call(py, async |client| {
+            let status = client.status(job).await?;
+            client.weights(&status).await
+        })?;
+        Ok(weights.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+}
+
+impl Client {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl AsyncFnOnce(&client::Client) -> client::Result<T> + Send,
+    ) -> PyResult<T> {
+        if self.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "this client was made before the process forked; make another one in the new process",
+            ));
+        }
+        let client = self.client.clone();
+        wait(py, || async move { call(&client).await })?.map_err(|error| raised(&error))
+    }
+
+    fn state(
+        &self,
+        py: Python<'_>,
+        call: impl AsyncFnOnce(&client::Client) -> client::Result<JobStatus> + Send,
+    ) -> PyResult<String> {
+        Ok(report::json(&self.call(py, call)?).to_string())
+    }
+}

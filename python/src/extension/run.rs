@@ -1,0 +1,79 @@
+//! A whole job in this process: master, ps and workers, without sockets.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use client::{Local, Notices, Options, report};
+use ebbflow::model::Registry;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::error::{exception, raised};
+use super::follow;
+use super::job::Job;
+use super::wait::{runtime, wait};
+
+/// Longest time of a call inside this process.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The cluster of a job in this process.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(super) struct Cluster {
+    workers: Option<u32>,
+    ps: Option<u32>,
+    threads: usize,
+    device: String,
+    data_root: Option<PathBuf>,
+}
+
+/// Trains a job in this process. Returns its state as JSON, and the bytes of its model if there is
+/// no folder `out`.
+///
+/// Ctrl-C ends the cluster at once. What was trained is lost, except checkpoints.
+#[pyfunction]
+pub(super) fn run<'py>(
+    py: Python<'py>,
+    job: Job,
+    cluster: Cluster,
+    out: Option<PathBuf>,
+    on_event: &Bound<'py, PyAny>,
+) -> PyResult<(String, Option<Bound<'py, PyBytes>>)> {
+    let Cluster { workers, ps, threads, device, data_root } = cluster;
+    for (name, number) in [("workers", workers), ("ps", ps), ("threads", u32::try_from(threads).ok())] {
+        if number == Some(0) {
+            return Err(PyValueError::new_err(format!("{name}=0: expected at least 1")));
+        }
+    }
+    let device = device.parse().map_err(|error| exception("InvalidJobError", &format!("device: {error}")))?;
+    let (mut submission, stores) = job.read()?;
+    let (registry, resumes) = (Registry::default(), submission.start != client::Start::New);
+    ebbflow::data::use_store_settings(stores.settings().clone());
+    wait(py, || async { submission.ready_for_here(&stores, &registry, data_root.as_deref()).await })?
+        .map_err(|error| raised(&error))?;
+    submission.fit_fleet(workers, ps);
+    let keeps_model = out.is_none();
+    let out = out.map(|dir| follow::folder(&dir, resumes)).transpose()?;
+
+    let fleet = submission.spec.fleet;
+    let workers = workers.unwrap_or(fleet.workers.min);
+    let options = Options { workers, ps: fleet.ps, threads, device, data_root };
+    // An interrupt drops the cluster, which ends its tasks.
+    let mut local = wait(py, || async { Local::start(options, stores, registry).await })?
+        .map_err(|error| raised(&error))?;
+    // Connections belong to the runtime in which they are made.
+    let _in_runtime = runtime(py)?.enter();
+    let client = local.client(PATIENCE).with_notices(Notices::new(|notice| super::log(&notice.to_string())));
+    let sender = client.clone();
+    let name =
+        wait(py, || async move { sender.submit(submission).await })?.map_err(|error| raised(&error))?.name;
+    let status = follow::follow(py, &client, &name, out, on_event, Some(&mut local))?;
+    let ended = status.clone();
+    let weights = match keeps_model {
+        true => wait(py, || async move { client.weights(&ended).await })?.map_err(|error| raised(&error))?,
+        false => None,
+    };
+    wait(py, || local.stop())?;
+    Ok((report::json(&status).to_string(), weights.map(|bytes| PyBytes::new(py, &bytes))))
+}
