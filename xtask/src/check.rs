@@ -7,6 +7,7 @@
 
 mod dependencies;
 pub(crate) mod programs;
+mod python;
 pub(crate) mod runner;
 
 use crate::{
@@ -28,8 +29,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Run the whole check: format, lints, build with and without libtorch, tests, deploy/, doctests,
-/// benches once, dependencies.
+/// Run the whole check: format, lints, build with and without libtorch, the Python package, tests,
+/// deploy/, doctests, benches once, dependencies.
 ///
 /// Ends with a table of results and times, and a list of what could not be tested here. With
 /// EBB_REQUIRE_ALL=1, as in the CI, a test whose program or package is missing fails instead of
@@ -52,7 +53,8 @@ const STAGES: [(&str, &str); 12] = [
     ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
     ("lint-cuda", "clippy --package ebbflow-kernels --features cuda --all-targets -- -D warnings"),
     ("build-without-torch", ""),
-    ("lint", "clippy --workspace --all-targets -- -D warnings"),
+    ("python", ""),
+    ("lint", "clippy --workspace --features ebbflow-python/extension --all-targets -- -D warnings"),
     ("build", ""),
     ("test-without-torch", ""),
     ("test", ""),
@@ -134,6 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "dependencies" => dependencies::check(),
             "build-without-torch" => build_without_torch(&mut built),
             "build" => build(&mut built),
+            "python" => python::check(),
             _ => run_cargo(STAGES.iter().find(|(name, _)| *name == stage).context("a stage")?.1),
         });
         let word = if result.is_ok() { PASSED } else { FAILED };

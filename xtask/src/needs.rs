@@ -100,6 +100,20 @@ pub(crate) const TENSORFLOW: Python =
 pub(crate) const PLOTS: Python =
     Python { packages: &["matplotlib==3.11.2"], module: "matplotlib", size: "30 MB" };
 
+/// Builds and checks the Python package. `pyproject.toml` says what users need.
+pub(crate) const PYTHON: Python = Python {
+    packages: &[
+        "maturin==1.16.0",
+        "pytest==9.2.0",
+        "numpy==2.4.6",
+        "mypy==2.4.1",
+        "ruff==0.17.6",
+        "matplotlib==3.11.2",
+    ],
+    module: "maturin",
+    size: "150 MB",
+};
+
 const fn of_debian(program: &'static str, package: &'static str) -> Need {
     Need { program, from: Source::Installed(package), tests: "tests of deploy/" }
 }

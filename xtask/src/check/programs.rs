@@ -111,6 +111,8 @@ fn program(message: &Value) -> Option<Program> {
     }
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
     let package = folder.strip_prefix(workspace::root()).ok()?.display().to_string();
+    // The library of the Python package is one for Python, too.
+    let kind = if ["cdylib", "rlib"].contains(&kind) { "lib" } else { kind };
     let name = if kind == "lib" { kind } else { target["name"].as_str()? };
     let label = match (package.as_str(), kind) {
         ("", "lib" | "bin") => format!("ebbflow/{name}"),
@@ -151,6 +153,7 @@ pub(super) mod tests {
             ("", "test", "system", IN_PARTS),
             ("ps", "test", "integration", "ps/integration"),
             ("ps", "lib", "ps", "ps/lib"),
+            ("python", "cdylib", "_native", "python/lib"),
             ("", "lib", "ebbflow", "ebbflow/lib"),
         ] {
             assert_eq!(built(folder, kind, name, true).unwrap().label, label);

@@ -1,0 +1,73 @@
+//! The Python package: the wheel is built, installed beside nothing but NumPy and the tools of the
+//! check, and tested with real processes. Style and types of the Python code are checked first.
+//!
+//! Cargo builds the wheel's library for itself: it has other features than the programs of the
+//! workspace. Nothing is built that has not changed.
+
+use crate::{
+    install::run,
+    needs,
+    workspace::{requires_all, root, succeed, target_dir},
+};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Checks the Python package, or says that it cannot.
+///
+/// # Errors
+/// Something is wrong with it; or a tool is missing, and all are required.
+pub(super) fn check() -> Result<()> {
+    let Some(tools) = needs::PYTHON.interpreter()? else {
+        ensure!(!requires_all(), "the tools that check the Python package cannot be had");
+        eprintln!("SKIPPED: the Python package");
+        return Ok(());
+    };
+    let packages = packages(&tools)?;
+    for words in ["ruff check .", "ruff format --check .", "mypy"] {
+        succeed(Command::new(&tools).arg("-m").args(words.split_whitespace()))?;
+    }
+    let dir = target_dir().join("check/python");
+    if dir.exists() {
+        fs::remove_dir_all(&dir).with_context(|| format!("remove `{}`", dir.display()))?;
+    }
+    let wheel = wheel(&packages.join("bin/maturin"), &tools, &dir.join("wheel"))?;
+    let python = environment(&tools, &packages, &wheel, &dir.join("environment"))?;
+    succeed(Command::new(&python).args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]))
+}
+
+/// Returns the folder of an interpreter's packages.
+fn packages(python: &Path) -> Result<PathBuf> {
+    let ask = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
+    let asked = Command::new(python).args(ask).output().context("run Python")?;
+    Ok(PathBuf::from(String::from_utf8(asked.stdout)?.trim()))
+}
+
+/// Builds the wheel, unoptimised, in the folder where cargo builds the rest.
+fn wheel(maturin: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
+    let mut build = Command::new(maturin);
+    build.args(["build", "--quiet", "--locked", "--interpreter"]).arg(python).arg("--out").arg(out);
+    succeed(build.env("CARGO_TARGET_DIR", target_dir()))?;
+    let mut files = fs::read_dir(out).context("the folder of the wheel")?.filter_map(Result::ok);
+    match (files.next(), files.next()) {
+        (Some(wheel), None) => Ok(wheel.path()),
+        _ => bail!("expected one wheel in `{}`", out.display()),
+    }
+}
+
+/// Makes a virtual environment with the wheel, which finds the tools too. Returns its interpreter.
+fn environment(tools: &Path, packages: &Path, wheel: &Path, dir: &Path) -> Result<PathBuf> {
+    run(Command::new(tools).args(["-m", "venv", "--without-pip"]).arg(dir))?;
+    let python = dir.join("bin/python");
+    // Named after nothing that a package has.
+    let link = self::packages(&python)?.join("tools-of-the-check.pth");
+    fs::write(&link, format!("{}\n", packages.display()))
+        .with_context(|| format!("write `{}`", link.display()))?;
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "--disable-pip-version-check", "--python"]).arg(&python);
+    run(pip.args(["install", "--quiet", "--no-deps", "--no-index"]).arg(wheel).current_dir(root()))?;
+    Ok(python)
+}
