@@ -103,6 +103,7 @@ pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
     let path = located.as_path();
     let object = match spec.format {
         Format::Images => Object::of_folder(Folder::open(path, &())?.into()),
+        Format::Index => Object::copy(path, Vec::new()),
         _ => Object::open(path, &())?,
     };
     formats::open(spec, &object, "values", path, &())

@@ -77,14 +77,15 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Looks at a file, or at a folder of images. Reports the progress to `observer`. The call
-    /// blocks.
+    /// Looks at a file, or at a folder of images. Nothing is behind the name of record numbers.
+    /// Reports the progress to `observer`. The call blocks.
     ///
     /// # Errors
     /// The file is missing, or its server does not say what it has.
     pub(crate) fn of(path: &Path, format: Format, observer: &dyn Observer) -> Result<Self> {
         let stamp = Self { path: path.to_owned(), bytes: 0, modified: None, remote: None, folder: None };
         match (remote::url(path), format) {
+            (_, Format::Index) => Ok(stamp),
             (Some(_), Format::Images) => {
                 let folder = Folder::open(path, observer)?;
                 Ok(Self { folder: Some(Arc::new(folder)), ..stamp })
@@ -108,6 +109,7 @@ impl Stamp {
         match (&self.folder, &self.remote, format) {
             (Some(folder), ..) => Ok(Object::of_folder(folder.clone())),
             (None, Some(remote), _) => Object::open_remote(path, remote, observer),
+            (None, None, Format::Index) => Ok(Object::copy(path, Vec::new())),
             (None, None, Format::Images) => Ok(Object::of_folder(Folder::open(path, observer)?.into())),
             (None, None, _) => Object::open(path, observer),
         }

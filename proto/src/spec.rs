@@ -149,7 +149,8 @@ pub enum Loss {
     /// Sigmoid and binary cross-entropy, mean over the outputs. Labels are in `[0, 1]` and have the
     /// outputs' shape.
     BceWithLogits,
-    /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`.
+    /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`. With
+    /// `format = "index"` the loss of the program that drives the model.
     Module,
 }
 
@@ -436,6 +437,28 @@ pub enum Format {
     Tar,
     /// Folders of images, one subfolder for each class.
     Images,
+    /// No files: a record is its number, and the model looks up the rest. A name in a list of files
+    /// is a number of records ([`index_records`]).
+    Index,
+}
+
+/// Name of the only column of [`Format::Index`].
+pub const RECORD: &str = "record";
+
+/// Most records of one list entry of [`Format::Index`].
+pub const INDEX_RECORDS_MAX: u64 = 1 << 32;
+
+/// Returns the number of records that a name in a list of files of [`Format::Index`] stands for.
+///
+/// ```
+/// use proto::spec::index_records;
+/// assert_eq!(index_records("60000"), Some(60_000));
+/// assert_eq!(index_records("0"), None);
+/// assert_eq!(index_records("train.csv"), None);
+/// ```
+pub fn index_records(name: &str) -> Option<u64> {
+    let is_plain = name.bytes().all(|digit| digit.is_ascii_digit()) && !name.starts_with('0');
+    name.parse().ok().filter(|records| is_plain && (1..=INDEX_RECORDS_MAX).contains(records))
 }
 
 impl Format {
@@ -479,7 +502,7 @@ impl Format {
     /// Returns whether the order of columns in a file has a meaning, so that the last column may be
     /// the label. Columns without an order are sorted by name.
     pub const fn orders_columns(self) -> bool {
-        matches!(self, Self::Csv | Self::Parquet | Self::Arrow | Self::Npz)
+        matches!(self, Self::Csv | Self::Parquet | Self::Arrow | Self::Npz | Self::Index)
     }
 }
 
@@ -682,6 +705,13 @@ impl JobSpec {
         self.numerics == NumericsSpec::One && self.consistency.resolve().order == Order::Canonical
     }
 
+    /// Returns whether a program drives the job's model with a loop of its own, which measures the
+    /// model between two epochs and may name metrics of its own choice. Then no worker tries the
+    /// model before it trains, and an epoch begins only when the one before it is measured.
+    pub fn is_driven(&self) -> bool {
+        self.data.format == Format::Index
+    }
+
     /// Reads and checks the wire form.
     ///
     /// # Errors
@@ -695,6 +725,14 @@ impl JobSpec {
         let spec: Self = serde_json::from_str(json).map_err(|error| file::in_json(&error))?;
         spec.validate()?;
         Ok(spec)
+    }
+
+    /// Returns the settings that differ from those of `other`, as `data.train: 5, not 6`.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let json = |spec: &Self| serde_json::to_value(spec).unwrap_or_default();
+        let mut found = Vec::new();
+        differ("", &json(self), &json(other), &mut found);
+        found
     }
 
     /// Returns the wire form.
@@ -769,10 +807,16 @@ impl DataSpec {
     }
 
     /// Returns the columns that the model takes. `None`: one argument `features` in f32. A model of
-    /// token files takes the column `tokens`, unless the job says otherwise.
+    /// token files takes the column `tokens`, and one of record numbers takes those, unless the job
+    /// says otherwise.
     pub fn named_inputs(&self) -> Option<InputsSpec> {
-        let tokens = || (self.format == Format::Tokens).then(|| InputsSpec::List(vec![TOKENS.to_owned()]));
-        self.inputs.clone().or_else(tokens)
+        let only = |column: &str| Some(InputsSpec::List(vec![column.to_owned()]));
+        let own = || match self.format {
+            Format::Tokens => only(TOKENS),
+            Format::Index => only(RECORD),
+            _ => None,
+        };
+        self.inputs.clone().or_else(own)
     }
 
     /// Returns the transforms of a column in a data set.
@@ -817,6 +861,26 @@ pub enum DataSet {
     Train,
     /// The validation records.
     Validation,
+}
+
+/// Appends the settings that differ below `key`.
+fn differ(key: &str, one: &serde_json::Value, other: &serde_json::Value, found: &mut Vec<String>) {
+    use serde_json::Value;
+    if let (Value::Object(one), Value::Object(other)) = (one, other) {
+        let absent = Value::Null;
+        let keys: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        for name in keys {
+            let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+            let [one, other] = [one, other].map(|section| section.get(name).unwrap_or(&absent));
+            differ(&key, one, other, found);
+        }
+    } else if one != other {
+        let shown = |value: &Value| match value {
+            Value::Null => "absent".to_owned(),
+            value => value.to_string().chars().take(80).collect(),
+        };
+        found.push(format!("{key}: {}, not {}", shown(one), shown(other)));
+    }
 }
 
 const fn yes() -> bool {

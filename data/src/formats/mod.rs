@@ -9,6 +9,7 @@ pub(crate) mod csv;
 mod cuts;
 pub(crate) mod idx;
 pub(crate) mod images;
+pub(crate) mod index;
 pub(crate) mod jsonl;
 pub(crate) mod npy;
 pub(crate) mod npz;
@@ -74,6 +75,7 @@ pub(crate) fn open_collecting(
         Format::Tfrecord => tfrecord::open(object),
         Format::Tar => tar::open(object),
         Format::Images => images::open(object.folder(pass.observer)?, first),
+        Format::Index => index::open(object.path()),
     };
     lengths::fix(source?, object, &spec.lengths)
 }

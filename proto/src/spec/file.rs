@@ -185,6 +185,16 @@ learning_rate = 1e-3
     }
 
     #[test]
+    fn two_jobs_differ_in_settings_with_names() {
+        let (one, mut other) = (read(JOB).unwrap(), read(JOB).unwrap());
+        assert_eq!(one.differences(&other), [""; 0]);
+        other.batch.micro = 16;
+        other.data.validation_fraction = None;
+        let found = one.differences(&other);
+        assert_eq!(found, ["batch.micro: 32, not 16", "data.validation_fraction: 0.2, not absent"]);
+    }
+
+    #[test]
     fn a_syntax_error_has_line_and_column() {
         let message = error(&JOB.replace("epochs = 10", "epochs = = 10"));
         assert!(message.contains("jobs/digits.toml, line 3, column"), "{message}");

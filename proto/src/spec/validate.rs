@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
 use super::transform::CLASSES_MAX;
 use super::{
-    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, InputSpec, InputsSpec, JobSpec, LABELS,
-    LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec, data_url,
+    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX, InputSpec, InputsSpec,
+    JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec,
+    data_url, index_records,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -48,8 +49,18 @@ impl JobSpec {
             "model.options: a script has none; they belong to a builtin network".to_owned(),
         );
         check(
-            self.model.loss != Loss::Module || self.model.script.is_some(),
+            self.model.loss != Loss::Module || self.model.script.is_some() || self.is_driven(),
             "model.loss: \"module\" needs a script that returns its loss".to_owned(),
+        );
+        check(
+            !self.is_driven() || (self.model.loss == Loss::Module && self.model.builtin.is_some()),
+            "data.format: \"index\" has numbers of records alone, for a program that drives its model itself; name \
+             the format of the files"
+                .to_owned(),
+        );
+        check(
+            !self.is_driven() || self.purpose.trains(),
+            "data.format: \"index\" has no records to evaluate or predict without the program".to_owned(),
         );
         for metric in &self.model.metrics {
             if let Some((reason, better)) = metric.misfit(self.model.loss) {
@@ -359,6 +370,13 @@ impl FilesSpec {
                 format!(
                     "{key}: `{shown}`: a web server does not list the images of a folder; read them from s3://, gs:// or \
                      az://, or write them as tar archives"
+                ),
+            );
+            check(
+                format != Format::Index || index_records(file).is_some(),
+                format!(
+                    "{key}: `{shown}`: expected a number of records from 1 to {INDEX_RECORDS_MAX}; format = \"index\" has \
+                     no files"
                 ),
             );
         }
