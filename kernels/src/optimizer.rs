@@ -53,7 +53,7 @@ use crate::cpu::sgd::Sgd;
 /// assert_eq!(slots[0], [2.0, 0.0]);
 /// # Ok::<(), proto::optimizer::InvalidOptimizer>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
     rule: Rule,
     learning_rate: f64,
@@ -112,7 +112,8 @@ impl Optimizer {
     /// All violations of the specification; see [`OptimizerSpec::validate`].
     pub fn new(spec: &OptimizerSpec, total_steps: u64) -> Result<Self, InvalidOptimizer> {
         let rule = spec.validate()?;
-        let OptimizerSpec { learning_rate, clip_norm, schedule, .. } = *spec;
+        let (learning_rate, clip_norm, schedule) =
+            (spec.learning_rate, spec.clip_norm, spec.schedule.clone());
         Ok(Self { rule, learning_rate, clip_norm, schedule, total_steps })
     }
 

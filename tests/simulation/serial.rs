@@ -25,8 +25,10 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
     let optimizer = Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
     let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), class);
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
-    let slot =
-        |len| (0..optimizer.slots()).map(move |slot| vec![optimizer.slot_initial(slot); len]).collect();
+    let slot = |len| {
+        let initial = (0..optimizer.slots()).map(|slot| vec![optimizer.slot_initial(slot); len]);
+        initial.collect()
+    };
     let mut slots: Vec<Vec<Vec<f32>>> = versions[0].iter().map(|values| slot(values.len())).collect();
     for step in (0..plan.steps()).map(Step) {
         let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();

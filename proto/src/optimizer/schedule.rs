@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// assert!((factors[4] - 0.5).abs() < 1e-15); // half way from step 3 to step 13
 /// assert_eq!(factors[5], 0.0);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the settings of a schedule")]
 pub struct Schedule {
     /// The shape after the warm-up. Default: constant.
@@ -55,7 +55,14 @@ pub struct Schedule {
     /// learning rate.)
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_factor: Option<f64>,
+    /// table: factors of the rate, each with the first step that has it, in the order of the steps,
+    /// from step 0 on. A factor is at least 0. At most [`TABLE_MAX`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub table: Vec<(u64, f64)>,
 }
+
+/// Most entries of [`Schedule::table`].
+pub const TABLE_MAX: usize = 1 << 16;
 
 /// The shapes of a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,11 +78,13 @@ pub enum ScheduleKind {
     /// `CosineAnnealingLR`: half a cosine from the full rate to the minimum (Loshchilov and Hutter,
     /// 2016), no restarts.
     Cosine,
+    /// The factors that the job lists: any schedule that does not look at the training.
+    Table,
 }
 
 impl Schedule {
-    /// Returns the factor of the learning rate at `step` (from 0) of a job of `total_steps`, in [0,
-    /// 1].
+    /// Returns the factor of the learning rate at `step` (from 0) of a job of `total_steps`: in [0,
+    /// 1], or as the table says.
     ///
     /// The schedule must be valid; a missing setting counts as "no change" here.
     pub fn factor(&self, step: u64, total_steps: u64) -> f64 {
@@ -94,6 +103,10 @@ impl Schedule {
                 let minimum = self.minimum_factor.unwrap_or(0.0);
                 minimum + (1.0 - minimum) * half_cosine(step_after_warmup, steps)
             }
+            ScheduleKind::Table => {
+                let after = self.table.partition_point(|(first, _)| *first <= step_after_warmup);
+                after.checked_sub(1).map_or(1.0, |at| self.table[at].1)
+            }
         }
     }
 
@@ -105,6 +118,7 @@ impl Schedule {
             ("factor", self.factor.is_some(), &[ScheduleKind::Step, ScheduleKind::Exponential]),
             ("total_steps", self.total_steps.is_some(), &[ScheduleKind::Cosine]),
             ("minimum_factor", self.minimum_factor.is_some(), &[ScheduleKind::Cosine]),
+            ("table", !self.table.is_empty(), &[ScheduleKind::Table]),
         ] {
             if given && !owners.contains(&kind) {
                 let owners: Vec<_> = owners.iter().map(ToString::to_string).collect();
@@ -118,10 +132,28 @@ impl Schedule {
         for (name, missing) in [
             ("every_steps", kind == ScheduleKind::Step && self.every_steps.is_none()),
             ("factor", kind == ScheduleKind::Exponential && self.factor.is_none()),
+            ("table", kind == ScheduleKind::Table && self.table.is_empty()),
         ] {
             if missing {
                 violations.push(format!("optimizer.schedule.{name}: missing, kind `{kind}` needs it"));
             }
+        }
+        if self.table.len() > TABLE_MAX {
+            violations.push(format!(
+                "optimizer.schedule.table: {} entries, expected at most {TABLE_MAX}",
+                self.table.len()
+            ));
+        }
+        let begins = self.table.first().is_none_or(|(first, _)| *first == 0);
+        if !begins || !self.table.is_sorted_by(|(one, _), (next, _)| one < next) {
+            violations.push("optimizer.schedule.table: expected rising steps, from 0 on".to_owned());
+        }
+        if let Some((step, factor)) =
+            self.table.iter().find(|(_, factor)| !(*factor >= 0.0 && factor.is_finite()))
+        {
+            violations.push(format!(
+                "optimizer.schedule.table: factor {factor} from step {step} on, expected a finite number, at least 0"
+            ));
         }
         if self.every_steps == Some(0) {
             violations.push("optimizer.schedule.every_steps = 0, expected at least 1".to_owned());
@@ -151,6 +183,7 @@ impl fmt::Display for ScheduleKind {
             Self::Step => "step",
             Self::Exponential => "exponential",
             Self::Cosine => "cosine",
+            Self::Table => "table",
         })
     }
 }
@@ -232,6 +265,25 @@ mod tests {
     }
 
     #[test]
+    fn a_table_holds_each_factor_until_the_next() {
+        let table = vec![(0, 0.5), (3, 2.0), (4, 0.0)];
+        let schedule = Schedule { kind: ScheduleKind::Table, table, ..Schedule::default() };
+        let factors: Vec<f64> = (0..6).map(|step| schedule.factor(step, 6)).collect();
+        assert_eq!(factors, [0.5, 0.5, 0.5, 2.0, 0.0, 0.0]);
+        let violations = |table: Vec<(u64, f64)>| {
+            let mut violations = Vec::new();
+            Schedule { table, ..schedule.clone() }.check(&mut violations);
+            violations.join("; ")
+        };
+        assert_eq!(violations(schedule.table.clone()), "");
+        assert!(violations(Vec::new()).contains("table: missing"));
+        assert!(violations(vec![(1, 1.0)]).contains("expected rising steps, from 0 on"));
+        assert!(violations(vec![(0, 1.0), (0, 2.0)]).contains("expected rising steps"));
+        assert!(violations(vec![(0, f64::NAN)]).contains("expected a finite number"));
+        assert!(violations(vec![(0, 1.0); TABLE_MAX + 1]).contains("at most 65536"));
+    }
+
+    #[test]
     fn a_warm_up_longer_than_the_job_still_climbs() {
         let schedule = Schedule { kind: ScheduleKind::Cosine, warmup_steps: 9, ..Schedule::default() };
         assert_eq!(schedule.factor(4, 5), 0.5);
@@ -264,6 +316,7 @@ mod tests {
             factor: None,
             total_steps: Some(10),
             minimum_factor: Some(f64::NAN),
+            table: Vec::new(),
         };
         let mut violations = Vec::new();
         schedule.check(&mut violations);
