@@ -115,6 +115,7 @@ async fn live(
         threads: 1,
         device: "cpu".to_owned(),
         numerics: None,
+        program: String::new(),
     };
     let reply = fleet.register(register).await?.into_inner();
     let pb::RegisterReply { incarnation, heartbeat_ms, secret, .. } = reply;

@@ -36,6 +36,8 @@ pub struct Options {
     /// Folder that the job's data paths start from, absolute ones too. `None`: the job file's
     /// folder.
     pub data_root: Option<PathBuf>,
+    /// Name of the job whose program this process runs. Empty: it runs none.
+    pub program: String,
 }
 
 /// A running cluster inside this process.
@@ -166,6 +168,7 @@ impl Local {
             threads: options.threads,
             device: options.device,
             data_root: options.data_root.clone(),
+            program: options.program.clone(),
             // The user of this process chose the job's URLs.
             data_urls: data::every_url(),
             ..worker::Options::default()
@@ -219,7 +222,14 @@ optimizer = { kind = "sgd", learning_rate = 0.1 }
         let lines: String = (0..24u32).map(|i| format!("{},{},{}\n", i % 5, i % 7, i % 3)).collect();
         std::fs::write(dir.path().join("x.csv"), lines).unwrap();
         let submission = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
-        let options = Options { workers: 2, ps: 2, threads: 1, device: Choice::default(), data_root: None };
+        let options = Options {
+            workers: 2,
+            ps: 2,
+            threads: 1,
+            device: Choice::default(),
+            data_root: None,
+            program: String::new(),
+        };
         let local = Local::start(options, Stores::default(), Registry::default()).await.unwrap();
         let client = local.client(Duration::from_secs(30));
         let job = client.submit(submission).await.unwrap().name;

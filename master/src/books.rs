@@ -821,6 +821,32 @@ impl Books {
         reply
     }
 
+    /// Returns the live job in which a program with this specification takes part; `None`: there is
+    /// none of its name.
+    ///
+    /// # Errors
+    /// No program drives such a job, or the live job has other settings.
+    pub(crate) fn join(&self, spec: &JobSpec) -> Result<Option<pb::SubmitReply>, Failure> {
+        if !spec.is_driven() {
+            let message =
+                "SubmitRequest.join: only a job that a program drives can be joined; submit this one";
+            return Err(Failure::new(Kind::Malformed, message));
+        }
+        let lives = |job: &&Job| job.spec.name == spec.name && !job.is_ended();
+        let Some(job) = self.jobs.values().rev().find(lives) else { return Ok(None) };
+        let differing = job.spec.differences(spec);
+        if differing.is_empty() {
+            return Ok(Some(pb::SubmitReply { job: job.id.get(), name: job.name() }));
+        }
+        let message = format!(
+            "{} lives, and this process describes another job: {}; start it with the same script and data, or give \
+             its job another name",
+            job.name(),
+            differing.join(", ")
+        );
+        Err(Failure::new(Kind::Malformed, message))
+    }
+
     /// Returns the job that a user names: by its number, as `NAME-ID`, or by the name of its
     /// specification (the newest).
     pub(crate) fn find(&self, name: &str) -> Result<JobId, Failure> {
@@ -1123,7 +1149,7 @@ pub(crate) fn check_exported(report: Option<&Report>, uploaded: &[pb::Artifact])
 
 fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
     let malformed = |message: String| Err(Failure::new(Kind::Malformed, message));
-    let pb::RegisterRequest { name, url, program_version, threads, device, numerics, .. } = request;
+    let pb::RegisterRequest { name, url, program_version, threads, device, numerics, program, .. } = request;
     if !proto::compatible(program_version) {
         return Err(Failure::new(
             Kind::Incompatible,
@@ -1161,5 +1187,6 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
         true => Capacity { cuda: 1, threads: 0 },
         false => Capacity { cuda: 0, threads: (*threads).into() },
     };
-    Ok(Process { numerics: Arc::new(numerics), capacity, ..Process::new(role, name, "") })
+    let program = Arc::from(program.as_str());
+    Ok(Process { numerics: Arc::new(numerics), capacity, program, ..Process::new(role, name, "") })
 }

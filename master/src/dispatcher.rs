@@ -63,6 +63,8 @@ pub(crate) struct Dispatcher {
     next: u64,
     /// No microbatch at or past it will be.
     end: u64,
+    /// No microbatch at or past it is handed out for now.
+    held_back: u64,
     /// Handed out and come back undone, by the first microbatch; disjoint.
     returned: BTreeMap<u64, Returned>,
     /// Handed out, by the first microbatch; disjoint, each with a holder.
@@ -137,6 +139,7 @@ impl Dispatcher {
             limits,
             next: 0,
             end: plan.microbatches(),
+            held_back: plan.microbatches(),
             returned: BTreeMap::new(),
             runs: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -183,8 +186,11 @@ impl Dispatcher {
     /// Returns the microbatches that are to be handed out next, if the asker may hold one more run.
     fn candidate(&self, asker: Asker) -> Result<Range<u64>, Why> {
         let returned = self.returned.first_key_value().map(|(&first, returned)| first..returned.end);
-        let candidate = returned.unwrap_or(self.next..self.end);
+        let candidate = returned.unwrap_or(self.next..self.end.min(self.held_back));
         if candidate.is_empty() {
+            if self.next < self.end {
+                return Err(Why::Measuring);
+            }
             return Err(match self.end < self.plan.microbatches() {
                 true => Why::Closing,
                 false => Why::NothingLeft { epochs: self.plan.epochs },
@@ -194,6 +200,11 @@ impl Dispatcher {
             return Err(Why::HoldsEnough);
         }
         Ok(candidate)
+    }
+
+    /// Hands out no microbatch from `first` on that was never handed out, until the next call.
+    pub(crate) fn hold_back(&mut self, first: MicrobatchId) {
+        self.held_back = first.get();
     }
 
     /// Returns how much of `candidate`, from its first microbatch on, falls to a worker. `crew`:

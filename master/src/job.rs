@@ -218,7 +218,7 @@ impl Job {
         let limits = limits(&spec, settings);
         let mut queue = TaskQueue::new(limits);
         let index = Index::new(&spec);
-        let demand = Demand::new(spec.fleet.workers, spec.needs_one_class());
+        let demand = Demand::new(spec.fleet.workers, spec.needs_one_class()).of_program(&spec);
         let checkpoints = spec.checkpoint.clone().map(|checkpoint| Checkpoints::new(checkpoint, &spec.name));
         index.work().into_iter().for_each(|work| queue.push(work));
         Self {

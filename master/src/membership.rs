@@ -42,13 +42,16 @@ pub(crate) struct Process {
     pub(crate) numerics: Arc<Numerics>,
     /// How much a worker may compute.
     pub(crate) capacity: Capacity,
+    /// Name of the job whose program a worker runs; empty: none.
+    pub(crate) program: Arc<str>,
 }
 
 impl Process {
     /// Creates a process that says nothing of its arithmetic.
     pub(crate) fn new(role: MemberRole, name: &str, url: &str) -> Self {
         let numerics = Arc::new(Numerics::unknown());
-        Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity: Capacity::default() }
+        let (capacity, program) = (Capacity::default(), Arc::from(""));
+        Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity, program }
     }
 }
 

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use proto::ids::{IncarnationId, JobId};
 use proto::numerics::Numerics;
-use proto::spec::WorkersSpec;
+use proto::spec::{JobSpec, WorkersSpec};
 
 use crate::lease::Asker;
 use crate::membership::{Capacity, Membership};
@@ -47,6 +47,8 @@ pub(crate) struct Able {
     pub(crate) hangs: bool,
     pub(crate) numerics: Arc<Numerics>,
     pub(crate) capacity: Capacity,
+    /// Name of the job whose program the worker runs; empty: none.
+    pub(crate) program: Arc<str>,
 }
 
 /// Returns the workers of a fleet that take new work, oldest first.
@@ -56,6 +58,7 @@ pub(crate) fn able(fleet: &Membership) -> Vec<Able> {
         hangs: fleet.hangs(id),
         numerics: process.numerics.clone(),
         capacity: process.capacity,
+        program: process.program.clone(),
     });
     able.collect()
 }
@@ -63,6 +66,8 @@ pub(crate) fn able(fleet: &Membership) -> Vec<Able> {
 /// What a job wants of the fleet.
 #[derive(Clone, Debug)]
 pub(crate) struct Demand {
+    /// Members run the program of this name; empty: they run none.
+    program: Arc<str>,
     /// Numbers of workers in the specification.
     specified: WorkersSpec,
     /// Numbers of workers in force.
@@ -79,8 +84,22 @@ pub(crate) struct Demand {
 
 impl Demand {
     /// Returns the demand of a new job. `one_class`: its members must be of one numerics class.
-    pub(crate) const fn new(specified: WorkersSpec, one_class: bool) -> Self {
-        Self { specified, bounds: specified, one_class, class: None, decides: false, computes: true }
+    pub(crate) fn new(specified: WorkersSpec, one_class: bool) -> Self {
+        Self {
+            program: Arc::from(""),
+            specified,
+            bounds: specified,
+            one_class,
+            class: None,
+            decides: false,
+            computes: true,
+        }
+    }
+
+    /// Returns this demand for workers that run the program of a job, if a program drives it.
+    pub(crate) fn of_program(self, spec: &JobSpec) -> Self {
+        let program = if spec.is_driven() { spec.name.as_str() } else { "" };
+        Self { program: Arc::from(program), ..self }
     }
 
     /// Returns the demand at one moment. `decides`: the class is to be decided as soon as enough
@@ -219,6 +238,17 @@ pub(crate) fn schedule<'a>(
 
 /// Returns the crew of one job. `before`: its members so far.
 pub(crate) fn crew(fleet: &[Able], mut demand: Demand, before: &[IncarnationId]) -> Crew {
+    let runs = |able: &&Able| able.program == demand.program;
+    let elsewhere = fleet.iter().filter(|able| !runs(able));
+    let elsewhere: Vec<_> = elsewhere.map(|able| (able.id, Why::OtherProgram)).collect();
+    let running: Vec<Able>;
+    let fleet = match elsewhere.is_empty() {
+        true => fleet,
+        false => {
+            running = fleet.iter().filter(runs).cloned().collect();
+            running.as_slice()
+        }
+    };
     demand.class = demand.class.take().or_else(|| demand.decide(fleet));
     let (fit, misfit): (Vec<_>, Vec<_>) = fleet.iter().partition(|able| demand.fits(&able.numerics));
     let mut others: BTreeSet<_> = fit.iter().map(|able| able.id).collect();
@@ -238,7 +268,7 @@ pub(crate) fn crew(fleet: &[Able], mut demand: Demand, before: &[IncarnationId])
     let misfit = misfit.into_iter().map(|able| (able.id, Why::OtherClass(able.numerics.clone())));
     Crew {
         members,
-        standing_by: beyond.chain(misfit).collect(),
+        standing_by: beyond.chain(misfit).chain(elsewhere).collect(),
         live: live(fleet, fit.len(), &demand),
         strangers: strangers(fleet, &demand),
         class: demand.class,
@@ -307,7 +337,8 @@ mod tests {
 
     fn worker(id: u64, class: &str, capacity: Capacity) -> Able {
         let numerics = Numerics { class: class.to_owned(), facts: format!("facts of {class}") };
-        Able { id: IncarnationId(id), hangs: false, numerics: Arc::new(numerics), capacity }
+        let program = Arc::from("");
+        Able { id: IncarnationId(id), hangs: false, numerics: Arc::new(numerics), capacity, program }
     }
 
     /// A job that looks at the fleet from time to time.
@@ -403,6 +434,26 @@ mod tests {
         assert_eq!((job.members(), job.crew.len()), (ids(&[2, 4]), 2));
         job.look_while(&[1, 2], &[1, 2]);
         assert_eq!((job.members(), job.crew.standby()), (ids(&[2, 1]), 0), "there is room for both");
+    }
+
+    #[test]
+    fn a_job_that_a_program_drives_takes_the_workers_that_run_it() {
+        let mut fleet: Vec<_> = (1..=4).map(|id| worker(id, "a", threads(1))).collect();
+        fleet[1].program = Arc::from("digits");
+        fleet[2].program = Arc::from("letters");
+        let demand = |program| {
+            let program = Arc::from(program);
+            Demand { program, ..Demand::new(WorkersSpec { min: 1, max: 9 }, true) }
+        };
+        for (program, members) in
+            [("digits", &[2][..]), ("letters", &[3][..]), ("", &[1, 4][..]), ("other", &[][..])]
+        {
+            let crew = crew(&fleet, demand(program), &ids(&[1, 2, 3, 4]));
+            assert_eq!(crew.members, ids(members), "{program}");
+            assert_eq!(crew.standby() as usize, 4 - members.len());
+            let why = crew.refusal(IncarnationId(if program == "letters" { 1 } else { 3 }));
+            assert_eq!(why, Some(Why::OtherProgram), "{program}");
+        }
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //!
 //! ```text
 //!   fleet                  NotSeen, NotAsked, Drains, Hangs, WorksFor
-//!   scheduler              StandsBy, OtherClass, NoClass
+//!   scheduler              StandsBy, OtherClass, OtherProgram, NoClass
 //!   phase of the job       Paused, JobWaits, Indexing, Initializing, Surveying, Ending
-//!   dispatcher             NothingLeft, AllHandedOut, Closing, HoldsEnough, TooFarAhead, TooSlow
+//!   dispatcher             NothingLeft, AllHandedOut, Closing, Measuring, HoldsEnough, TooFarAhead,
+//!                          TooSlow
 //! ```
 
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(crate) enum Why {
     StandsBy { max: u32 },
     /// The worker is of this numerics class, and the job computes with another one.
     OtherClass(Arc<Numerics>),
+    /// The worker runs the program of another job, or the job needs one that it does not run.
+    OtherProgram,
     /// The numerics class of the job is not decided.
     NoClass,
     /// A user paused the job.
@@ -54,6 +57,8 @@ pub(crate) enum Why {
     AllHandedOut,
     /// The job closes, so it begins no new step.
     Closing,
+    /// The next epoch begins when the one before it is measured.
+    Measuring,
     /// The worker holds as many leases as it may.
     HoldsEnough,
     /// The next work is of `step`, and its gradients must wait for step `undone` for too long.
@@ -73,6 +78,7 @@ impl Why {
             Self::WorksFor(_) => pb::Why::WorksElsewhere,
             Self::StandsBy { .. } => pb::Why::StandsBy,
             Self::OtherClass(_) => pb::Why::OtherClass,
+            Self::OtherProgram => pb::Why::OtherProgram,
             Self::NoClass => pb::Why::NoClass,
             Self::Paused => pb::Why::Paused,
             Self::JobWaits => pb::Why::JobWaits,
@@ -82,6 +88,7 @@ impl Why {
             Self::Ending => pb::Why::Ending,
             Self::NothingLeft { .. } | Self::AllHandedOut => pb::Why::NothingLeft,
             Self::Closing => pb::Why::Closing,
+            Self::Measuring => pb::Why::Measuring,
             Self::HoldsEnough => pb::Why::HoldsEnough,
             Self::TooFarAhead { .. } => pb::Why::TooFarAhead,
             Self::TooSlow { .. } => pb::Why::TooSlow,
@@ -99,6 +106,7 @@ impl Why {
             Self::StandsBy { max: 1 } => "standing by, the job takes 1 worker".to_owned(),
             Self::StandsBy { max } => format!("standing by, the job takes at most {max} workers"),
             Self::OtherClass(numerics) => format!("standing by, of another numerics class: {numerics}"),
+            Self::OtherProgram => "standing by, it does not run the program of this job".to_owned(),
             Self::NoClass => "the numerics class of the job is not decided".to_owned(),
             Self::Paused => "a user paused the job".to_owned(),
             Self::JobWaits => "the job waits, see its state".to_owned(),
@@ -109,6 +117,7 @@ impl Why {
             Self::NothingLeft { epochs } => format!("epoch {epochs} of {epochs} has no task left"),
             Self::AllHandedOut => "every record is handed out".to_owned(),
             Self::Closing => "the job closes and begins no new step".to_owned(),
+            Self::Measuring => "the next epoch begins when this one is measured".to_owned(),
             Self::HoldsEnough => "as many leases as a worker may hold".to_owned(),
             Self::TooFarAhead { step, undone } => {
                 format!("step {step} is too far ahead of step {undone}, which is not done")

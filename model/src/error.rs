@@ -112,6 +112,17 @@ pub enum Error {
         /// Number of CUDA devices.
         found: usize,
     },
+    /// The program that drives the model failed at it. A retry, here or elsewhere, may help.
+    #[error("{what}: {reason}")]
+    Driver {
+        /// Operation that failed.
+        what: String,
+        /// Message of the program, with its traceback.
+        reason: String,
+    },
+    /// The program that drives the model has left the job. Others can compute this.
+    #[error("{0}: the training loop ended before it answered")]
+    Left(String),
     /// This program was built without libtorch.
     #[error(
         "{0} needs libtorch, and this program was built with --no-default-features; build it with the `torch` feature"
@@ -122,6 +133,7 @@ pub enum Error {
 impl Error {
     /// Returns whether every retry, here or on another worker, fails the same way.
     pub const fn is_fatal(&self) -> bool {
-        !matches!(self, Self::Engine { .. } | Self::NoSuchDevice { .. } | Self::NoTorch(_))
+        let elsewhere = matches!(self, Self::Engine { .. } | Self::NoSuchDevice { .. } | Self::NoTorch(_));
+        !(elsewhere || matches!(self, Self::Driver { .. } | Self::Left(_)))
     }
 }

@@ -20,5 +20,5 @@ pub mod weights;
 pub use device::Device;
 pub use engines::Registry;
 pub use error::{Error, Result};
-pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory};
+pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory, Upcoming};
 pub use weights::Weights;

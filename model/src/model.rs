@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use data::{Batch, Column};
 use proto::column::{ColumnSpec, ElementType};
+use proto::ids::Version;
 pub use proto::metrics::Evaluation;
+use proto::plan::Microbatch;
 use proto::spec::JobSpec;
 use proto::tensor::{TensorRole, TensorSpec, Values};
 
@@ -46,6 +48,12 @@ pub trait Model: Send {
     /// Those of [`load`](Self::load).
     fn load_shared(&mut self, weights: &Weights) -> Result<()> {
         self.load(weights)
+    }
+
+    /// Says what the next calls compute. Default: nothing, because equal weights, records and key
+    /// give equal results. A program that drives the model needs it.
+    fn announce(&mut self, upcoming: Upcoming<'_>) {
+        let _ = upcoming;
     }
 
     /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number
@@ -127,6 +135,15 @@ fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
         }
         None => values.as_f32_mut().into_iter().flatten().for_each(|value| *value *= weight),
     }
+}
+
+/// What the next calls of a model compute.
+#[derive(Clone, Copy, Debug)]
+pub enum Upcoming<'a> {
+    /// Gradients of this microbatch.
+    Gradients(&'a Microbatch),
+    /// Measurements of the weights of this version.
+    Evaluation(Version),
 }
 
 /// Gives a model memory for its gradients.

@@ -64,6 +64,7 @@ pub(super) async fn here(
         threads: compute.threads as usize,
         device: compute.device,
         data_root: compute.data_root,
+        program: String::new(),
     };
     let mut local = Local::start(options, app.environment.stores.clone(), app.registry.clone()).await?;
     let client = local.client(PATIENCE).with_notices(app.notices());

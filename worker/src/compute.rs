@@ -8,7 +8,8 @@ use std::sync::{Arc, mpsc};
 
 use data::Batch;
 use model::weights::Weights;
-use model::{Allocator, Gradients, Model};
+use model::{Allocator, Gradients, Model, Upcoming};
+use proto::plan::Microbatch;
 use tokio::sync::{Mutex, oneshot};
 
 use crate::config::Inline;
@@ -38,8 +39,15 @@ impl Loaded {
     }
 
     /// What a microbatch adds to its step, computed with these weights.
-    pub(crate) fn gradients(&mut self, weights: &Weights, batch: &Batch, key: u64) -> Result<Gradients> {
+    pub(crate) fn gradients(
+        &mut self,
+        weights: &Weights,
+        microbatch: &Microbatch,
+        batch: &Batch,
+        key: u64,
+    ) -> Result<Gradients> {
         self.with(weights)?;
+        self.model.announce(Upcoming::Gradients(microbatch));
         Ok(self.model.weighted_gradients(batch, key, self.memory.as_ref())?)
     }
 }

@@ -45,6 +45,13 @@ pub struct Options {
     /// Most nodes of the reduction tree on their way to the ps at once. A node that precedes all
     /// others is exempt. Default 4.
     pub pushes_in_flight_max: usize,
+    /// Name of the job whose program this process runs. The worker takes part in jobs of this name
+    /// alone. Default: empty, the worker runs none.
+    #[serde(skip)]
+    pub program: String,
+    /// Numerics class of a model that a program brings. Default: that of the engine.
+    #[serde(skip)]
+    pub numerics: Option<Numerics>,
     /// Folder whose file system stores the job's files; they have no name there. Default: the
     /// system's temporary folder.
     pub scratch: PathBuf,
@@ -98,6 +105,8 @@ impl Default for Options {
             data_threads: default_data_threads(),
             data_memory: data::default_memory(),
             pushes_in_flight_max: 4,
+            program: String::new(),
+            numerics: None,
             scratch: std::env::temp_dir(),
             inline: None,
         }

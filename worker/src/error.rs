@@ -99,9 +99,10 @@ impl Error {
         matches!(self, Self::Call { failure, .. } if matches!(failure.kind, Kind::Fenced | Kind::NotFound))
     }
 
-    /// Returns whether the other side is fine but cannot do it yet.
+    /// Returns whether the other side is fine but cannot do it yet, or this side will not do it.
     pub(crate) fn is_not_yet(&self) -> bool {
-        matches!(self, Self::Call { failure, .. } if failure.kind == proto::status::Kind::NotYet)
+        matches!(self, Self::Model(model::Error::Left(_)))
+            || matches!(self, Self::Call { failure, .. } if failure.kind == proto::status::Kind::NotYet)
     }
 
     /// Returns whether this worker could not reach a ps for all its attempts, or has no key for it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use data::predictions::Predictions;
 use data::{Batch, Tokenizer};
+use model::Upcoming;
 use model::export;
 use model::weights::{Spare, Weights};
 use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Version};
@@ -105,8 +106,10 @@ pub(crate) async fn init(
         .call(move |loaded| {
             // In the model's thread, because a file on another machine takes its time.
             let batch = match spec.purpose {
-                Purpose::Train => records.first_batch()?,
-                Purpose::Evaluate | Purpose::Predict => records.first_measured()?,
+                // The program has not begun its loop. It sees at once what does not fit.
+                _ if spec.is_driven() => None,
+                Purpose::Train => Some(records.first_batch()?),
+                Purpose::Evaluate | Purpose::Predict => Some(records.first_measured()?),
             };
             place.enter(Phase::Computing, "the first records, to try the model");
             let tensors = loaded.model.tensors();
@@ -118,6 +121,7 @@ pub(crate) async fn init(
                 note = if spec.purpose.trains() { taken.report() } else { taken.whole()? };
             }
             let values = Weights::new(values, Spare::default());
+            let Some(batch) = batch else { return Ok((tensors, values, note)) };
             let model = loaded.with(&values)?;
             match spec.purpose {
                 Purpose::Train => drop(model.gradients(&batch, 0)?),
@@ -161,7 +165,8 @@ pub(crate) async fn evaluate(
     asker: &Asker,
     progress: &Progress,
 ) -> Result<Report> {
-    let weights = pull(job, Era(task.era), Want::Exact(Version(task.version)), progress).await?;
+    let version = Version(task.version);
+    let weights = pull(job, Era(task.era), Want::Exact(version), progress).await?;
     let data = job.validation.clone().ok_or_else(|| Error::Task {
         what: "evaluate".to_owned(),
         reason: "the job has no validation records".to_owned(),
@@ -180,7 +185,9 @@ pub(crate) async fn evaluate(
             job_of.notice(&data, &batch);
             Ok(batch)
         });
-        let evaluated = trainer::evaluate(loaded.with(&weights)?, batches)?;
+        let model = loaded.with(&weights)?;
+        model.announce(Upcoming::Evaluation(version));
+        let evaluated = trainer::evaluate(model, batches)?;
         Ok((evaluated, bad))
     });
     let (evaluated, bad) = evaluated.await?;

@@ -101,7 +101,8 @@ pub async fn run(
     let device = options.device.resolve(engines::cuda_devices())?;
     // Some threads of the process may compute it for a while. Nothing waits for this worker yet.
     let threads = options.threads;
-    let numerics = match options.inline.as_ref().and_then(|inline| inline.numerics.clone()) {
+    let simulated = options.inline.as_ref().and_then(|inline| inline.numerics.clone());
+    let numerics = match simulated.or_else(|| options.numerics.clone()) {
         Some(numerics) => numerics,
         None => blocking(options.inline.as_ref(), move || engines::numerics(device, threads)).await?,
     };
@@ -116,6 +117,7 @@ pub async fn run(
         threads: options.threads as u32,
         device: device.to_string(),
         numerics: Some(numerics.into()),
+        program: options.program.clone(),
     };
     let (session, driver) = Session::start(masters, register);
     let seed = proto::random::key(0, &options.name, 0);

@@ -90,7 +90,7 @@ impl Piece {
                     piece.reduce(microbatch.leaf(), 0, nothing);
                     return Ok((piece, pb::MicrobatchReport { loss_sum: 0.0, samples, skipped }));
                 }
-                let gradients = loaded.gradients(&weights, &batch, key)?;
+                let gradients = loaded.gradients(&weights, &microbatch, &batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
                         step: microbatch.step.get(),

@@ -206,7 +206,7 @@ limits = { stall = "1s", lease = "60s" }
 }
 
 fn options(data_root: Option<PathBuf>) -> Options {
-    Options { workers: 1, ps: 1, threads: 1, device: Choice::default(), data_root }
+    Options { workers: 1, ps: 1, threads: 1, device: Choice::default(), data_root, program: String::new() }
 }
 
 fn names(status: &pb::JobStatus, worker: &str, phase: Phase) -> bool {

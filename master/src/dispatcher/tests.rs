@@ -630,3 +630,23 @@ proptest! {
         prop_assert_eq!(books.close(), step);
     }
 }
+
+#[test]
+fn microbatches_that_are_held_back_are_handed_out_later() {
+    let plan = Plan { records: 8, micro: 1, microbatches_per_step: 4, epochs: 2 };
+    let (mut books, mut ids) = (Dispatcher::new(plan, Some(0), limits()), LeaseIds::starting_at(1));
+    let mut lease = |books: &mut Dispatcher| {
+        books
+            .lease(Duration::ZERO, &mut ids, Asker::new(A, 0), &CREW[..1])
+            .map(|grant| (grant.lease, grant.run))
+    };
+    books.hold_back(MicrobatchId(8));
+    let (first, run) = lease(&mut books).unwrap();
+    assert_eq!(run, MicrobatchId(0)..MicrobatchId(8), "no lease crosses the bound");
+    assert_eq!(lease(&mut books), Err(Why::Measuring));
+    books.complete(Duration::ZERO, A, first, None).unwrap();
+    assert_eq!(lease(&mut books), Err(Why::Measuring));
+    books.hold_back(MicrobatchId(16));
+    assert_eq!(lease(&mut books).unwrap().1, MicrobatchId(8)..MicrobatchId(16));
+    assert_eq!(lease(&mut books), Err(Why::NothingLeft { epochs: 2 }));
+}

@@ -57,7 +57,8 @@ pub(super) struct Evaluations {
     occasions: Occasions,
     /// Validation records; 0: nothing is measured.
     records: u64,
-    metrics: Vec<Metric>,
+    /// Metrics that workers measure. `None`: those that they choose.
+    metrics: Option<Vec<Metric>>,
     /// The epoch that is measured next.
     next: Epoch,
     /// Epochs that are being measured, oldest first.
@@ -84,8 +85,14 @@ pub(super) struct Measured {
 }
 
 impl Evaluations {
-    /// Creates the evaluations of a job. All epochs before `next` were measured.
-    pub(super) const fn new(occasions: Occasions, records: u64, metrics: Vec<Metric>, next: Epoch) -> Self {
+    /// Creates the evaluations of a job, which are of `metrics`, or of those that workers choose. All
+    /// epochs before `next` were measured.
+    pub(super) const fn new(
+        occasions: Occasions,
+        records: u64,
+        metrics: Option<Vec<Metric>>,
+        next: Epoch,
+    ) -> Self {
         Self { occasions, records, metrics, next, running: VecDeque::new(), records_done: 0 }
     }
 
@@ -155,10 +162,12 @@ impl Evaluations {
         let wrong = |error: proto::Error| format!("Evaluated.tallies: {error}");
         let mut found = Evaluation::try_from(found).map_err(wrong)?;
         // Without a record a worker cannot say what tallies look like.
-        if found.samples > 0 {
-            found.check(&self.metrics).map_err(wrong)?;
+        if let Some(metrics) = &self.metrics {
+            if found.samples > 0 {
+                found.check(metrics).map_err(wrong)?;
+            }
+            found.tallies.retain(|metric, _| metrics.contains(metric));
         }
-        found.tallies.retain(|metric, _| self.metrics.contains(metric));
         if let Some(running) = self.running.iter().find(|running| running.epoch == shard.epoch) {
             running.merger.check(&found).map_err(wrong)?;
         }
@@ -189,6 +198,12 @@ impl Evaluations {
             });
         }
         Ok(measured)
+    }
+
+    /// Returns the first epoch that is not measured. `None`: nothing is measured.
+    pub(super) fn first_unmeasured(&self) -> Option<Epoch> {
+        let running = self.running.front().map(|running| running.epoch);
+        (self.records > 0).then(|| running.unwrap_or(self.next))
     }
 
     /// Returns whether all that is to be measured is measured.
@@ -229,7 +244,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_measured_in_shards_once_its_steps_are_done() {
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(vec![Metric::Accuracy]), Epoch(0));
         assert!(evaluations.begin(Step(1)).is_empty() && !evaluations.is_done());
         let shards = evaluations.begin(Step(2));
         let ranges: Vec<_> =
@@ -246,7 +261,7 @@ mod tests {
 
     #[test]
     fn epochs_are_told_in_order_and_the_last_one_ends_it() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
@@ -258,7 +273,7 @@ mod tests {
     #[test]
     fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
         let begun = || {
-            let mut evaluations = Evaluations::new(EPOCHS, 10, vec![], Epoch(0));
+            let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![]), Epoch(0));
             let shards = evaluations.begin(Step(4));
             assert_eq!(record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
@@ -274,7 +289,7 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
         assert!(evaluations.check(&shard, good.clone(), 0).is_ok());
@@ -290,7 +305,7 @@ mod tests {
     #[test]
     fn skipped_records_are_not_measured() {
         let mut evaluations =
-            Evaluations::new(Occasions::Epochs(PLAN), 1500, vec![Metric::Accuracy], Epoch(0));
+            Evaluations::new(Occasions::Epochs(PLAN), 1500, Some(vec![Metric::Accuracy]), Epoch(0));
         let shards = evaluations.begin(Step(2));
         let found = |samples: u64, right: f64| {
             let tally = Tally::Mean { sum: right, count: samples };
@@ -310,7 +325,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_a_worker_from_before_tallies_counts() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
         let shard = evaluations.begin(Step(2))[0];
         let metric_sums = [("accuracy".to_owned(), 4.0)].into();
         let old = pb::Evaluated { loss_sum: 5.0, samples: 10, metric_sums, ..Default::default() };
@@ -320,7 +335,7 @@ mod tests {
 
     #[test]
     fn networks_with_different_numbers_of_classes_are_not_one_job() {
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, vec![Metric::F1], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(vec![Metric::F1]), Epoch(0));
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, classes| {
             let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
@@ -335,7 +350,7 @@ mod tests {
     #[test]
     fn metrics_are_computed_from_what_all_shards_counted() {
         let metrics = vec![Metric::Rmse, Metric::Auc, Metric::F1, Metric::ConfusionMatrix];
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, metrics, Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(metrics), Epoch(0));
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, sum: f64, scores: &[(f32, bool)], class: usize| {
             let samples = shard.end - shard.begin;
@@ -370,7 +385,7 @@ mod tests {
     fn an_epoch_with_too_many_scores_fails_and_says_what_to_do() {
         let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
         let records = shards as u64 * SHARD_RECORDS;
-        let mut evaluations = Evaluations::new(EPOCHS, records, vec![Metric::Auc], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, records, Some(vec![Metric::Auc]), Epoch(0));
         let mut failed = None;
         for (at, shard) in evaluations.begin(Step(2)).iter().enumerate() {
             let first = at * REPORT_SCORES_MAX;
@@ -389,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_job_that_only_evaluates_is_measured_once_at_version_0() {
-        let mut evaluations = Evaluations::new(Occasions::Once, 1500, vec![Metric::Accuracy], Epoch(0));
+        let mut evaluations = Evaluations::new(Occasions::Once, 1500, Some(vec![Metric::Accuracy]), Epoch(0));
         assert!(!evaluations.is_done());
         let shards = evaluations.begin(Step(0));
         assert!(shards.iter().all(|shard| (shard.epoch, shard.version) == (Epoch(0), Version(0))));
@@ -406,7 +421,7 @@ mod tests {
 
     #[test]
     fn without_validation_records_nothing_is_measured() {
-        let mut evaluations = Evaluations::new(EPOCHS, 0, vec![], Epoch(0));
+        let mut evaluations = Evaluations::new(EPOCHS, 0, Some(vec![]), Epoch(0));
         assert!(evaluations.begin(Step(4)).is_empty() && evaluations.is_done());
     }
 }

@@ -67,6 +67,7 @@ impl Job {
             Phase::Training { training, .. } => training,
             Phase::Ending(_) => return Err(Why::Ending),
         };
+        training.hold_back();
         let grant = training.books.lease(now.since_start, ids, asker, self.crew.members())?;
         Ok(self.train_lease(now, &grant))
     }
@@ -193,7 +194,15 @@ impl Job {
     /// the phase, the first step that is not done, and whether other tasks wait.
     pub(crate) fn outlook(&self) -> impl PartialEq + use<> {
         let step = self.phase.training().map(Training::watermark);
-        (self.phase.number(), step, self.queue.is_empty(), self.rests().is_some(), self.is_closing())
+        let unmeasured = self.phase.training().and_then(|training| training.evaluations.first_unmeasured());
+        (
+            self.phase.number(),
+            step,
+            unmeasured,
+            self.queue.is_empty(),
+            self.rests().is_some(),
+            self.is_closing(),
+        )
     }
 
     /// Returns whether a lease of this job is good.

@@ -28,6 +28,8 @@ pub(super) struct Training {
     optimizer: OptimizerSpec,
     /// Whether the job may skip records.
     skips: bool,
+    /// Whether an epoch begins only when the one before it is measured.
+    measures_between: bool,
     pub(super) books: Dispatcher,
     pub(super) losses: Losses,
     pub(super) evaluations: Evaluations,
@@ -73,7 +75,9 @@ impl Training {
         };
         let (losses, evaluations) = match before {
             None => {
-                (from_here(), Evaluations::new(occasions, validation, spec.model.metrics.clone(), measured))
+                // A program that drives the model names metrics only when it measures.
+                let metrics = (!spec.is_driven()).then(|| spec.model.metrics.clone());
+                (from_here(), Evaluations::new(occasions, validation, metrics, measured))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),
@@ -85,6 +89,7 @@ impl Training {
             plan,
             optimizer: spec.optimizer.clone(),
             skips: spec.data.may_skip(),
+            measures_between: spec.is_driven(),
             books,
             losses,
             evaluations,
@@ -119,6 +124,15 @@ impl Training {
             (Some(predictions), _) => predictions.records_done(),
             (None, true) => 0,
             (None, false) => self.evaluations.records_done(),
+        }
+    }
+
+    /// Holds back what must wait for an evaluation.
+    pub(super) fn hold_back(&mut self) {
+        let unmeasured = self.evaluations.first_unmeasured().filter(|_| self.measures_between);
+        if let Some(Epoch(epoch)) = unmeasured {
+            let first = (epoch + 1).saturating_mul(self.plan.microbatches_per_epoch());
+            self.books.hold_back(MicrobatchId(first));
         }
     }
 

@@ -72,6 +72,7 @@ impl Jobs for JobsService {
         };
         let spec = JobSpec::from_json(&spec)?;
         let resume = Resume::of(first.resume, first.resume_anyway);
+        let join = first.join;
         match &spec.checkpoint {
             Some(checkpoint) => {
                 let opened = self.shared.stores.open(&checkpoint.url);
@@ -123,6 +124,9 @@ impl Jobs for JobsService {
             // One after the other, so that the number is still the next one when the files lie
             // under it.
             let _next = self.shared.submitting.lock().await;
+            if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec))? {
+                return Ok(Response::new(reply));
+            }
             let check = |books: &Books, of_owner| books.check_owner(&owner, of_owner);
             let id = self.shared.act(|books, _| {
                 check(books, received.of_owner())?;

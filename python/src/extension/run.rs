@@ -58,7 +58,7 @@ pub(super) fn run<'py>(
 
     let fleet = submission.spec.fleet;
     let workers = workers.unwrap_or(fleet.workers.min);
-    let options = Options { workers, ps: fleet.ps, threads, device, data_root };
+    let options = Options { workers, ps: fleet.ps, threads, device, data_root, program: String::new() };
     // An interrupt drops the cluster, which ends its tasks.
     let mut local = wait(py, || async { Local::start(options, stores, registry).await })?
         .map_err(|error| raised(&error))?;
