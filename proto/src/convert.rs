@@ -418,6 +418,8 @@ impl pb::Why {
             Self::TooSlow => "too_slow",
             Self::Hangs => "hangs",
             Self::NotSeen => "not_seen",
+            Self::Measuring => "measuring",
+            Self::OtherProgram => "other_program",
         }
     }
 }

@@ -15,18 +15,23 @@ from ebbflow.client import Client, Job, Watch
 from ebbflow.errors import Error
 from ebbflow.local import run
 from ebbflow.result import Metrics, Result
+from ebbflow.session import Batch, Epoch, Session, join
 from ebbflow.status import Event, Status
 
 __all__ = [
+    "Batch",
     "Client",
+    "Epoch",
     "Error",
     "Event",
     "Job",
     "Metrics",
     "Result",
+    "Session",
     "Status",
     "Watch",
     "__version__",
     "errors",
+    "join",
     "run",
 ]

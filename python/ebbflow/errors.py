@@ -19,7 +19,12 @@ __all__ = [
     "NotEndedError",
     "NotFoundError",
     "OutputError",
+    "RecordError",
+    "SessionError",
+    "SessionFailedError",
     "UnreachableError",
+    "UntranslatableError",
+    "WrittenError",
 ]
 
 
@@ -99,3 +104,23 @@ class JobCancelledError(Error):
     def __init__(self, message: str, result: Any) -> None:
         super().__init__(message)
         self.result = result
+
+
+class SessionError(Error):
+    """A training loop does not do what its job needs. The message says what to change."""
+
+
+class SessionFailedError(Error):
+    """The job of a training loop failed or was cancelled. The message is its reason."""
+
+
+class RecordError(Error):
+    """A record of a data set cannot be loaded. The message has its number."""
+
+
+class UntranslatableError(Error, ValueError):
+    """An optimizer or a scheduler that the ps cannot apply. The message names the obstacle."""
+
+
+class WrittenError(Error):
+    """A training loop wrote a tensor that only its job may change."""

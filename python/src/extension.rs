@@ -7,6 +7,7 @@ mod follow;
 mod job;
 mod program;
 mod run;
+mod session;
 mod wait;
 
 use pyo3::prelude::*;
@@ -29,6 +30,8 @@ mod _native {
     use super::program::main;
     #[pymodule_export]
     use super::run::run;
+    #[pymodule_export]
+    use super::session::{Evaluate, Region, Session, Train};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

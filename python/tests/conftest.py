@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import ebbflow
 import pytest
@@ -72,6 +76,99 @@ class Cluster:
     def stop(self) -> None:
         for process in reversed(self.processes):
             process.stop()
+
+
+class Script:
+    """A process that runs a script, with a gate: see ``gated.py``. Without a master it is alone."""
+
+    def __init__(
+        self, master: str | None, script: Path, *arguments: str, gate: str = "none"
+    ) -> None:
+        environment = dict(os.environ)
+        environment.pop("EBBFLOW_MASTER", None)
+        if master is not None:
+            environment["EBBFLOW_MASTER"] = master
+        self.child = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "gated.py", gate, script, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def arrive(self) -> None:
+        """Wait until the process is at its gate."""
+        assert self.child.stdout is not None and self.child.stderr is not None
+        for line in self.child.stdout:
+            if line == "at the gate\n":
+                return
+        raise AssertionError(f"it ended before its gate:\n{self.child.stderr.read()}")
+
+    def go(self) -> None:
+        """Open the gate."""
+        assert self.child.stdin is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+
+    def kill(self) -> None:
+        self.child.kill()
+        self.child.communicate()
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end. Returns the exit code and what the process said on stderr."""
+        _, said = self.child.communicate()
+        return self.child.returncode, said
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end, which must be a good one. Returns what ``gated.py`` prints last."""
+        out, said = self.child.communicate()
+        assert self.child.returncode == 0, said
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+
+class Place:
+    """A master with two ps, for scripts. Everything that was started here ends with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cluster = Cluster(folder, workers=0)
+        self.client = ebbflow.Client(self.cluster.url)
+        self.scripts: list[Script] = []
+
+    def script(self, script: Path, *arguments: str, gate: str = "none") -> Script:
+        self.scripts.append(Script(self.cluster.url, script, *arguments, gate=gate))
+        return self.scripts[-1]
+
+    def wait_for_workers(self, job: str, number: int) -> None:
+        """Wait until so many workers train a job. Each is there from its ``join`` on."""
+        while self._workers(job) != number:
+            for script in self.scripts:
+                code = script.child.poll()
+                assert code in (None, 0, -signal.SIGKILL), (
+                    f"{code}: {script.child.communicate()[1]}"
+                )
+            time.sleep(0.02)
+
+    def _workers(self, job: str) -> int:
+        try:
+            return int(self.client.status(job)["workers"])
+        except ebbflow.errors.NotFoundError:
+            # The first process has not submitted it yet.
+            return 0
+
+    def stop(self) -> None:
+        for script in self.scripts:
+            script.kill()
+        self.cluster.stop()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a master with two ps and no worker."""
+    place = Place(tmp_path)
+    yield place
+    place.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 /// The stages, and the command of cargo that one of them is.
-const STAGES: [(&str, &str); 12] = [
+const STAGES: [(&str, &str); 13] = [
     ("format", "fmt --all --check"),
     ("dependencies", ""),
     ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),

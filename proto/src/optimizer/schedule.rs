@@ -56,13 +56,13 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_factor: Option<f64>,
     /// table: factors of the rate, each with the first step that has it, in the order of the steps,
-    /// from step 0 on. A factor is at least 0. At most [`TABLE_MAX`] of them.
+    /// from step 0 on. A factor is at least 0. At most 65,536 of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub table: Vec<(u64, f64)>,
 }
 
 /// Most entries of [`Schedule::table`].
-pub const TABLE_MAX: usize = 1 << 16;
+const TABLE_MAX: usize = 1 << 16;
 
 /// The shapes of a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
 use super::transform::CLASSES_MAX;
 use super::{
-    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX, InputSpec, InputsSpec,
-    JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX, WorkersSpec,
-    data_url, index_records,
+    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX, InputSpec,
+    InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX,
+    WorkersSpec, data_url, index_records,
 };
 use crate::error::{Error, Result};
 use crate::hint;

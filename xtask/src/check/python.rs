@@ -1,5 +1,6 @@
-//! The Python package: the wheel is built, installed beside nothing but NumPy and the tools of the
+//! The Python package: the wheel is built, installed beside NumPy, PyTorch and the tools of the
 //! check, and tested with real processes. Style and types of the Python code are checked first.
+//! PyTorch is the copy that other tests have.
 //!
 //! Cargo builds the wheel's library for itself: it has other features than the programs of the
 //! workspace. Nothing is built that has not changed.
@@ -21,8 +22,8 @@ use std::{
 /// # Errors
 /// Something is wrong with it; or a tool is missing, and all are required.
 pub(super) fn check() -> Result<()> {
-    let Some(tools) = needs::PYTHON.interpreter()? else {
-        ensure!(!requires_all(), "the tools that check the Python package cannot be had");
+    let (Some(tools), Some(torch)) = (needs::PYTHON.interpreter()?, needs::TORCH.interpreter()?) else {
+        ensure!(!requires_all(), "PyTorch, or the tools that check the Python package, cannot be had");
         eprintln!("SKIPPED: the Python package");
         return Ok(());
     };
@@ -35,7 +36,8 @@ pub(super) fn check() -> Result<()> {
         fs::remove_dir_all(&dir).with_context(|| format!("remove `{}`", dir.display()))?;
     }
     let wheel = wheel(&packages.join("bin/maturin"), &tools, &dir.join("wheel"))?;
-    let python = environment(&tools, &packages, &wheel, &dir.join("environment"))?;
+    let borrowed = [packages, self::packages(&torch)?];
+    let python = environment(&tools, &borrowed, &wheel, &dir.join("environment"))?;
     succeed(Command::new(&python).args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]))
 }
 
@@ -58,14 +60,15 @@ fn wheel(maturin: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes a virtual environment with the wheel, which finds the tools too. Returns its interpreter.
-fn environment(tools: &Path, packages: &Path, wheel: &Path, dir: &Path) -> Result<PathBuf> {
+/// Makes a virtual environment with the wheel. It finds the packages in the folders `borrowed` too.
+/// Returns its interpreter.
+fn environment(tools: &Path, borrowed: &[PathBuf], wheel: &Path, dir: &Path) -> Result<PathBuf> {
     run(Command::new(tools).args(["-m", "venv", "--without-pip"]).arg(dir))?;
     let python = dir.join("bin/python");
     // Named after nothing that a package has.
-    let link = self::packages(&python)?.join("tools-of-the-check.pth");
-    fs::write(&link, format!("{}\n", packages.display()))
-        .with_context(|| format!("write `{}`", link.display()))?;
+    let link = packages(&python)?.join("borrowed-by-the-check.pth");
+    let folders: String = borrowed.iter().map(|folder| format!("{}\n", folder.display())).collect();
+    fs::write(&link, folders).with_context(|| format!("write `{}`", link.display()))?;
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "--disable-pip-version-check", "--python"]).arg(&python);
     run(pip.args(["install", "--quiet", "--no-deps", "--no-index"]).arg(wheel).current_dir(root()))?;

@@ -1,0 +1,222 @@
+"""The tensors of a torch module, as a job names, sends and exports them.
+
+| in the module | becomes |
+| --- | --- |
+| parameter with ``requires_grad`` (float32) | parameter: the ps train it |
+| running statistics of a normalisation (float32) | state: the mean of a step's microbatches |
+| its ``num_batches_tracked`` (int64) | counter: their maximum |
+| frozen parameter, any other buffer | constant: exported, never sent |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ebbflow.errors import WrittenError
+
+
+class Tensors:
+    """The tensors of a module, in the order in which the job has them.
+
+    Args:
+        model: The module. Its values now are version 0 of the job.
+        state: Names of further buffers that ``forward`` changes, and that become state (float32)
+            or counters (int64).
+
+    Raises:
+        TypeError: ``model`` is no ``torch.nn.Module``.
+        ValueError: It has nothing to train, a trained tensor has a type other than float32, or a
+            name in ``state`` is none of a buffer that may be one.
+    """
+
+    def __init__(self, model: Any, state: Sequence[str] = ()) -> None:
+        import torch
+
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model: expected a torch.nn.Module, found {type(model).__name__}")
+        parameters = dict(model.named_parameters())
+        self.parameters: list[tuple[str, Any]] = [
+            (name, tensor) for name, tensor in parameters.items() if tensor.requires_grad
+        ]
+        if not self.parameters:
+            raise ValueError("model: no parameter has requires_grad, so there is nothing to train")
+        for name, tensor in self.parameters:
+            if tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"model: parameter `{name}` is {tensor.dtype}; only torch.float32 is trained: "
+                    "call model.float(), and use autocast for less"
+                )
+        saved = set(model.state_dict().keys())
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        kept = _statistics(model) | set(state)
+        unknown = sorted(set(state) - buffers.keys())
+        if unknown:
+            raise ValueError(
+                f"state: `{unknown[0]}` is no persistent buffer of the model; there are "
+                f"{', '.join(buffers) or 'none'}"
+            )
+        self.states: list[tuple[str, Any]] = []
+        self.constants: list[tuple[str, Any]] = [
+            (name, tensor) for name, tensor in parameters.items() if not tensor.requires_grad
+        ]
+        for name, buffer in buffers.items():
+            if name not in kept:
+                self.constants.append((name, buffer))
+            elif buffer.dtype in {torch.float32, torch.int64}:
+                self.states.append((name, buffer))
+            else:
+                raise ValueError(
+                    f"model: the buffer `{name}` is {buffer.dtype}; state is torch.float32 (its "
+                    "mean over a step's microbatches) or torch.int64 (their maximum)"
+                )
+        self._loaded = 0
+        self._versions: list[int] = []
+        self._constant_versions = [tensor._version for _, tensor in self.constants]
+
+    def described(self) -> list[tuple[str, str, list[int], bytes]]:
+        """Return name, role, shape and first values of each tensor."""
+        import torch
+
+        roles = [(name, "parameter", tensor) for name, tensor in self.parameters]
+        for name, tensor in self.states:
+            role = "state" if tensor.dtype == torch.float32 else "counter"
+            roles.append((name, role, tensor))
+        return [(name, role, list(tensor.shape), _bytes(tensor)) for name, role, tensor in roles]
+
+    def described_constants(self) -> list[tuple[str, str, list[int], bytes]]:
+        """Return name, type, shape and values of each constant."""
+        return [
+            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes(tensor))
+            for name, tensor in self.constants
+        ]
+
+    def fingerprint(self, constants: Sequence[tuple[str, str, list[int], bytes]]) -> str:
+        """Return a hash of names, roles and shapes, and of all that is never sent."""
+        import hashlib
+
+        hashed = hashlib.sha256()
+        for name, tensor in self.parameters + self.states:
+            hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        for name, dtype, shape, content in constants:
+            hashed.update(f"{name} {dtype} {shape};".encode() + content)
+        return hashed.hexdigest()
+
+    def bind(self, request: Any) -> None:
+        """Copy the weights of a request into the module.
+
+        Raises:
+            WrittenError: The loop wrote a tensor since the last request.
+        """
+        if self._versions:
+            self.check()
+        regions = request.weights()
+        tensors = [tensor for _, tensor in self.parameters + self.states]
+        first = 0 if request.loaded != self._loaded else len(self.parameters)
+        for tensor, region in zip(tensors[first:], regions[first:], strict=True):
+            # `data` has no gradient and no count of writes.
+            tensor.data.copy_(_view(region).view(tensor.shape))
+        self._loaded = request.loaded
+        self._versions = [tensor._version for _, tensor in self.parameters]
+
+    def load(self, weights: dict[str, Any]) -> None:
+        """Copy a job's final weights into the module."""
+        import torch
+
+        for name, tensor in self.parameters + self.states:
+            tensor.data.copy_(torch.from_numpy(weights[name]).view(tensor.shape))
+        self._loaded = 0
+        self._versions = [tensor._version for _, tensor in self.parameters]
+
+    def check(self) -> None:
+        """Check that the loop wrote nothing that only the job may change.
+
+        Raises:
+            WrittenError: A parameter or a constant was written. The message names it.
+        """
+        for (name, tensor), version in zip(self.parameters, self._versions, strict=True):
+            if tensor._version != version:
+                self._loaded = 0
+                raise WrittenError(
+                    f"the loop wrote the parameter `{name}`; only the job's optimizer may: remove "
+                    "optimizer.step() and other writes (for clipping, see clip_norm of join)"
+                )
+        counted = zip(self.constants, self._constant_versions, strict=True)
+        for (name, tensor), version in counted:
+            if tensor._version != version:
+                raise WrittenError(
+                    f"the loop wrote `{name}`, which the job takes for a constant, so nobody would "
+                    f'keep its value; pass state=["{name}"] to join if it is state of the model'
+                )
+
+    def collect(self, request: Any) -> None:
+        """Write gradients times the number of records, and the new state, into a request."""
+        import torch
+
+        regions = request.buffers()
+        count = len(self.parameters)
+        for (_, tensor), region in zip(self.parameters, regions[:count], strict=True):
+            out = _view(region).view(tensor.shape)
+            gradient = tensor.grad
+            tensor.grad = None
+            if gradient is None:
+                out.zero_()
+                continue
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            if gradient.device.type == "cpu":
+                torch.mul(gradient, request.weight, out=out)
+            else:
+                out.copy_(gradient * request.weight)
+        for (_, tensor), region in zip(self.states, regions[count:], strict=True):
+            _view(region).view(tensor.shape).copy_(tensor)
+
+
+def parsed(file: bytes) -> dict[str, Any]:
+    """Return the float32 and int64 tensors of a safetensors file as flat arrays, by name."""
+    import json
+
+    import numpy
+
+    header_bytes = int.from_bytes(file[:8], "little")
+    begin = 8 + header_bytes
+    types: dict[str, Any] = {"F32": numpy.dtype("<f4"), "I64": numpy.dtype("<i8")}
+    tensors = {}
+    for name, entry in json.loads(file[8:begin]).items():
+        if entry.get("dtype") in types:
+            first, end = entry["data_offsets"]
+            values = bytearray(file[begin + first : begin + end])
+            tensors[name] = numpy.frombuffer(values, types[entry["dtype"]])
+    return tensors
+
+
+def _statistics(model: Any) -> set[str]:
+    """Return the names of the running statistics of normalisations."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    names = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                names.add(f"{prefix}.{name}" if prefix else name)
+    return names
+
+
+def _bytes(tensor: Any) -> bytes:
+    import torch
+
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    content: bytes = plain.view(torch.uint8).numpy().tobytes()
+    return content
+
+
+def _view(region: Any) -> Any:
+    """Return a flat tensor over a region."""
+    import numpy
+    import torch
+
+    with warnings.catch_warnings():
+        # Weights are for reading, of which torch has no notion. Nobody but this file has the view.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(numpy.asarray(region))

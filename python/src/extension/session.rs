@@ -1,0 +1,139 @@
+//! The native half of `ebbflow.join`: where a user's loop and the worker of a job meet.
+//!
+//! ```text
+//!   compute thread of the worker                     the user's thread
+//!   Driven::weighted_gradients ── Train ──────────►  Session.next()   (waits without the GIL)
+//!     waits, without the GIL                         the loop's body
+//!                              ◄── gradients ──────  Train.answer(loss)
+//! ```
+//!
+//! **Always true:** nothing here knows leases, pushes or steps. The worker is the one that trains
+//! every job, and its model asks the loop. The worker's threads never take the GIL, so heartbeats
+//! do not wait for Python.
+
+mod cluster;
+mod driven;
+mod region;
+mod request;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use proto::spec::JobSpec;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio_util::sync::CancellationToken;
+
+use self::cluster::Place;
+use self::driven::Description;
+pub(super) use self::region::Region;
+pub(super) use self::request::{Evaluate, Train};
+
+/// Time between two looks at signals, such as Ctrl-C, while the loop waits.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What the loop hears.
+enum Message {
+    Train(Train),
+    Evaluate(Evaluate),
+    /// A line of JSON, as `ebb watch --json` prints it.
+    Event(String),
+    /// The job has ended: its summary as JSON, its weights as a safetensors file, and whether this
+    /// process exported them.
+    Ended(String, Option<Vec<u8>>, bool),
+    /// This process cannot go on.
+    Broken(String),
+}
+
+/// A tensor as Python describes it: name, kind, shape and little-endian values.
+type Described<'py> = (String, String, Vec<usize>, Bound<'py, PyBytes>);
+
+/// A process's part in a job.
+#[pyclass(frozen, module = "ebbflow._native")]
+pub(super) struct Session {
+    /// `None` after the end.
+    messages: Mutex<Option<Receiver<Message>>>,
+    stop: CancellationToken,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+#[pymethods]
+impl Session {
+    /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
+    #[new]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None))]
+    fn new(
+        spec: &str,
+        tensors: Vec<Described<'_>>,
+        constants: Vec<Described<'_>>,
+        threads: usize,
+        numerics: Option<(String, Vec<u8>)>,
+        master: Option<String>,
+        name: Option<String>,
+    ) -> PyResult<Self> {
+        let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
+        let place = Place { threads, numerics, master, name };
+        let (link, messages) = std::sync::mpsc::channel();
+        let stop = CancellationToken::new();
+        let token = stop.clone();
+        let run = move || cluster::run(spec, Arc::new(what), &place, &link, &token);
+        let thread = std::thread::Builder::new().name("ebbflow".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Self { messages: Mutex::new(Some(messages)), stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Waits for what comes next.
+    fn next(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        loop {
+            let received = py.detach(|| {
+                let messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+                messages.as_ref().map(|messages| messages.recv_timeout(TICK))
+            });
+            match received {
+                Some(Ok(message)) => return message.into_python(py),
+                Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
+                Some(Err(RecvTimeoutError::Disconnected)) | None => {
+                    return Err(PyRuntimeError::new_err("the session has ended"));
+                }
+            }
+        }
+    }
+
+    /// Leaves the job, and waits for this process's part to end. What the loop was asked and has not
+    /// answered goes back to the job.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| {
+            self.stop.cancel();
+            // Requests in the channel are handed back with it.
+            drop(self.messages.lock().unwrap_or_else(PoisonError::into_inner).take());
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Message {
+    fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match self {
+            Self::Train(train) => Py::new(py, train)?.into_any(),
+            Self::Evaluate(evaluate) => Py::new(py, evaluate)?.into_any(),
+            Self::Event(line) => ("event", line).into_pyobject(py)?.into_any().unbind(),
+            Self::Ended(summary, weights, exported) => {
+                let weights = weights.map(|weights| PyBytes::new(py, &weights));
+                ("ended", summary, weights, exported).into_pyobject(py)?.into_any().unbind()
+            }
+            Self::Broken(reason) => ("broken", reason).into_pyobject(py)?.into_any().unbind(),
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! A process's part in a job, on threads of its own: a whole cluster, or a worker of another one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use client::results::metrics;
+use client::{Client, Dialer, Followed, Local, Submission, report};
+use model::device::Choice;
+use model::{Model, Registry};
+use net::memory::Memory;
+use proto::numerics::Numerics;
+use proto::spec::{JobSpec, index_records};
+use store::Stores;
+use tokio_util::sync::CancellationToken;
+use worker::{Connector, Watched};
+
+use super::Message;
+use super::driven::{Description, Driven};
+use crate::failure::message;
+
+/// Name of the network of such jobs in `model.builtin`.
+const NETWORK: &str = "python";
+
+/// Longest time without an answer of a master.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a process takes part, and how.
+pub(super) struct Place {
+    pub(super) threads: usize,
+    /// Facts and results of fixed operations, which name the numerics class.
+    pub(super) numerics: Option<(String, Vec<u8>)>,
+    /// URL of the master. `None`: one in this process.
+    pub(super) master: Option<String>,
+    /// Name of the worker.
+    pub(super) name: Option<String>,
+}
+
+/// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
+pub(super) fn run(
+    spec: JobSpec,
+    what: Arc<Description>,
+    place: &Place,
+    link: &Sender<Message>,
+    stop: &CancellationToken,
+) {
+    let part = Part { spec, exported: Arc::default(), link, stop };
+    let registry = part.registry(what);
+    // Two: one may serve the master while a ps applies an update on the other.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => {
+            let ended = runtime.block_on(async {
+                match &place.master {
+                    None => part.alone(place, registry).await,
+                    Some(master) => part.together(master, place, registry).await,
+                }
+            });
+            // A call of the model cannot be interrupted.
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            ended
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    let message = match ended {
+        Ok(Some(message)) => message,
+        Ok(None) => return,
+        Err(reason) => Message::Broken(reason),
+    };
+    // Nobody listens after the end.
+    let _ = link.send(message);
+}
+
+/// The part of this process in a job.
+struct Part<'a> {
+    spec: JobSpec,
+    /// Whether this process wrote the files of the job.
+    exported: Arc<AtomicBool>,
+    link: &'a Sender<Message>,
+    stop: &'a CancellationToken,
+}
+
+impl Part<'_> {
+    fn registry(&self, what: Arc<Description>) -> Registry {
+        let (link, exported) = (self.link.clone(), self.exported.clone());
+        Registry::default().with(NETWORK, move |context| {
+            let lists = &context.spec.data.train.lists;
+            let records = lists.values().flatten().filter_map(|name| index_records(name)).sum();
+            let driven =
+                Driven::new(what.clone(), context.spec.plan(records), link.clone(), exported.clone());
+            Ok(Box::new(driven) as Box<dyn Model>)
+        })
+    }
+
+    /// Runs a whole cluster in this process. Returns the last message; `None` after `stop`.
+    async fn alone(&self, place: &Place, registry: Registry) -> Result<Option<Message>, String> {
+        let options = client::Options {
+            workers: 1,
+            ps: 1,
+            threads: place.threads,
+            device: Choice::default(),
+            data_root: None,
+            program: self.spec.name.clone(),
+        };
+        let mut local = Local::start(options, Stores::default(), registry).await.map_err(whole)?;
+        let client = local.client(PATIENCE);
+        let ended = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Ok(None),
+            error = local.failure() => Err(whole(error)),
+            ended = async { self.follow(&client, &self.submit(&client).await?).await } => {
+                ended.map(Some).map_err(whole)
+            }
+        };
+        local.stop().await;
+        ended
+    }
+
+    /// Runs a worker of the cluster of `master`. The job is there before the worker is, so that a
+    /// process that describes another job never takes part.
+    async fn together(
+        &self,
+        master: &str,
+        place: &Place,
+        registry: Registry,
+    ) -> Result<Option<Message>, String> {
+        let dialer = Dialer::nearest();
+        let client = Client::new(&dialer, master, PATIENCE).map_err(whole)?;
+        let job = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return Ok(None),
+            job = self.submit(&client) => job.map_err(whole)?,
+        };
+        let numerics = place.numerics.as_ref();
+        let options = worker::Options {
+            name: place.name.clone().unwrap_or_else(|| format!("script-{}", std::process::id())),
+            threads: place.threads,
+            program: self.spec.name.clone(),
+            numerics: numerics.map(|(facts, results)| Numerics::computed(facts, results)),
+            ..worker::Options::default()
+        };
+        let watched = Watched::default();
+        let connector = match Memory::new() {
+            Ok(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
+            Err(_) => Connector::socket(dialer.clone()),
+        };
+        let leave = CancellationToken::new();
+        let stores = Stores::default();
+        let working =
+            worker::run(options, master, dialer, connector, registry, stores, watched, leave.clone());
+        tokio::pin!(working);
+        let ended = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Ok(None),
+            // It returns only with an error, since nobody has told it to leave.
+            left = &mut working => return left.map(|()| None).map_err(|error| error.to_string()),
+            ended = self.follow(&client, &job) => ended.map(Some).map_err(whole),
+        };
+        leave.cancel();
+        if let Err(error) = working.await {
+            tracing::debug!(reason = %error, "the worker left");
+        }
+        ended
+    }
+
+    /// Submits the job, or takes part in it where it lives. Returns its name.
+    async fn submit(&self, client: &Client) -> client::Result<String> {
+        let mut submission = Submission::new(&self.spec)?;
+        submission.join = true;
+        Ok(client.submit(submission).await?.name)
+    }
+
+    /// Follows the job to its end.
+    async fn follow(&self, client: &Client, job: &str) -> client::Result<Message> {
+        let mut follow = client.follow(job);
+        let status = loop {
+            match follow.next().await? {
+                Followed::Event(event) => {
+                    if let Some(line) = metrics::full_line(&event) {
+                        let _ = self.link.send(Message::Event(line));
+                    }
+                }
+                Followed::Ended(status) => break status,
+            }
+        };
+        let weights = client.weights(&status).await?;
+        let exported = self.exported.load(Ordering::Relaxed);
+        Ok(Message::Ended(report::Summary::new(&status).to_text(), weights, exported))
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it by value")]
+fn whole(error: client::Error) -> String {
+    message(&error)
+}

@@ -1,0 +1,206 @@
+//! A model of which this process knows the tensors, and which a loop in Python computes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, sync_channel};
+
+use data::Batch;
+use model::export::{Constant, Dtype};
+use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights};
+use proto::ids::Version;
+use proto::plan::{Microbatch, Plan};
+use proto::tensor::{TensorRole, TensorSpec, Values};
+use pyo3::types::PyBytesMethods as _;
+
+use super::request::{Evaluate, Train};
+use super::{Described, Message};
+
+/// The tensors of a model and their first values.
+pub(super) struct Description {
+    tensors: Vec<TensorSpec>,
+    initial: Vec<Values>,
+    constants: Vec<Constant>,
+}
+
+impl Description {
+    /// Reads what Python says of a model.
+    ///
+    /// # Errors
+    /// A kind, a type or a length is none.
+    pub(super) fn new(
+        tensors: Vec<Described<'_>>,
+        constants: Vec<Described<'_>>,
+    ) -> std::result::Result<Self, String> {
+        let (mut specs, mut initial) = (Vec::new(), Vec::new());
+        for (name, role, shape, bytes) in tensors {
+            let spec = match role.as_str() {
+                "parameter" => TensorSpec::parameter(name, shape),
+                "state" => TensorSpec::state(name, shape),
+                "counter" => TensorSpec::counter(name, shape),
+                other => return Err(format!("tensor `{name}`: no role `{other}`")),
+            };
+            let (bytes, expected) = (bytes.as_bytes(), spec.len() * spec.dtype().size());
+            if bytes.len() != expected {
+                return Err(format!(
+                    "tensor `{}`: expected {expected} bytes, found {}",
+                    spec.name,
+                    bytes.len()
+                ));
+            }
+            initial.push(Values::from_bytes(spec.dtype(), bytes));
+            specs.push(spec);
+        }
+        let constant = |(name, dtype, shape, bytes): Described<'_>| {
+            let dtype = match dtype.as_str() {
+                "bool" => Dtype::BOOL,
+                "uint8" => Dtype::U8,
+                "int8" => Dtype::I8,
+                "int16" => Dtype::I16,
+                "int32" => Dtype::I32,
+                "int64" => Dtype::I64,
+                "float16" => Dtype::F16,
+                "bfloat16" => Dtype::BF16,
+                "float32" => Dtype::F32,
+                "float64" => Dtype::F64,
+                other => {
+                    return Err(format!(
+                        "tensor `{name}` is {other}, which model.safetensors has no type for"
+                    ));
+                }
+            };
+            Ok(Constant { name, shape, dtype, bytes: bytes.as_bytes().to_vec() })
+        };
+        let constants = constants.into_iter().map(constant).collect::<std::result::Result<_, _>>()?;
+        Ok(Self { tensors: specs, initial, constants })
+    }
+}
+
+/// A model that asks the loop.
+pub(super) struct Driven {
+    what: Arc<Description>,
+    plan: Plan,
+    link: Sender<Message>,
+    weights: Weights,
+    /// Counts the weights that were loaded, so that the loop sees whether it has others.
+    loaded: u64,
+    microbatch: Option<Microbatch>,
+    version: Version,
+    /// Whether this process wrote the files of the job.
+    exported: Arc<AtomicBool>,
+}
+
+impl Driven {
+    /// Creates the model of a job of this plan. Notes in `exported` that this process wrote the files
+    /// of the job.
+    pub(super) fn new(
+        what: Arc<Description>,
+        plan: Plan,
+        link: Sender<Message>,
+        exported: Arc<AtomicBool>,
+    ) -> Self {
+        let weights = Weights::from(Vec::new());
+        Self { what, plan, link, weights, loaded: 0, microbatch: None, version: Version(0), exported }
+    }
+
+    /// Asks the loop for gradients of parameters times `weight`.
+    fn ask(&self, batch: &Batch, key: u64, memory: &dyn Allocator, weight: f32) -> Result<Gradients> {
+        let Some(microbatch) = self.microbatch else {
+            return Err(failed("gradients", "the microbatch has no name"));
+        };
+        let buffer = |tensor: &TensorSpec| match tensor.role {
+            TensorRole::Parameter => memory.floats(tensor.len()).unwrap_or_else(|| tensor.zeros()),
+            TensorRole::State | TensorRole::Counter => tensor.zeros(),
+        };
+        let buffers = self.what.tensors.iter().map(buffer).collect();
+        let (answer, answered) = sync_channel(1);
+        let (weights, loaded, records) = (self.weights.clone(), self.loaded, batch.records.clone());
+        let train = Train::new(microbatch, records, key, weight, weights, loaded, buffers, answer);
+        let what = || format!("microbatch {} (epoch {})", microbatch.id, microbatch.epoch);
+        self.link.send(Message::Train(train)).map_err(|_| gone(&what()))?;
+        match answered.recv() {
+            Ok(Ok(gradients)) => Ok(gradients),
+            Ok(Err(reason)) => Err(failed(&what(), &reason)),
+            Err(_) => Err(gone(&what())),
+        }
+    }
+}
+
+impl Model for Driven {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.what.tensors.clone()
+    }
+
+    fn initial(&mut self, _: u64) -> Result<Vec<Values>> {
+        Ok(self.what.initial.clone())
+    }
+
+    fn load(&mut self, weights: &[Values]) -> Result<()> {
+        self.load_shared(&Weights::from(weights.to_vec()))
+    }
+
+    fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        let fits = weights.len() == self.what.tensors.len()
+            && self
+                .what
+                .tensors
+                .iter()
+                .zip(weights.iter())
+                .all(|(tensor, values)| (tensor.dtype(), tensor.len()) == (values.dtype(), values.len()));
+        if !fits {
+            let reason =
+                "the job's tensors are not those of this process's model; start it with the same script";
+            return Err(failed("weights", reason));
+        }
+        self.weights = weights.clone();
+        self.loaded += 1;
+        Ok(())
+    }
+
+    fn announce(&mut self, upcoming: Upcoming<'_>) {
+        match upcoming {
+            Upcoming::Gradients(microbatch) => self.microbatch = Some(*microbatch),
+            Upcoming::Evaluation(version) => self.version = version,
+        }
+    }
+
+    fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
+        self.ask(batch, key, &OwnMemory, 1.0)
+    }
+
+    fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
+        self.ask(batch, key, memory, batch.samples as f32)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
+        let steps = self.plan.steps_per_epoch();
+        let epoch = self.version.get().div_ceil(steps).saturating_sub(1);
+        let (answer, answered) = sync_channel(1);
+        let records = batch.records.clone();
+        let evaluate = Evaluate::new(epoch, records, self.weights.clone(), self.loaded, answer);
+        let what = || format!("evaluation of epoch {epoch}");
+        self.link.send(Message::Evaluate(evaluate)).map_err(|_| gone(&what()))?;
+        match answered.recv() {
+            Ok(Ok(evaluation)) => Ok(evaluation),
+            Ok(Err(reason)) => Err(failed(&what(), &reason)),
+            Err(_) => Err(gone(&what())),
+        }
+    }
+
+    fn constants(&self) -> Result<Vec<Constant>> {
+        Ok(self.what.constants.clone())
+    }
+
+    fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
+        self.exported.store(true, Ordering::Relaxed);
+        Ok(BTreeMap::new())
+    }
+}
+
+fn failed(what: &str, reason: &str) -> Error {
+    Error::Driver { what: what.to_owned(), reason: reason.to_owned() }
+}
+
+fn gone(what: &str) -> Error {
+    Error::Left(what.to_owned())
+}

@@ -1,0 +1,51 @@
+"""Runs a script that joins a job, and holds it at a gate until a line comes on stdin.
+
+    python gated.py GATE SCRIPT [ARGUMENT ...]
+
+A gate is ``none``, ``join`` (the process takes part, and its loop has not begun), or a number of
+steps, after which the loop waits with a batch in its hands. At its gate the process prints ``at
+the gate``. A test never depends on speed that way. The last line of stdout is a JSON object.
+"""
+
+import json
+import runpy
+import sys
+from typing import Any
+
+import ebbflow
+
+
+def main() -> None:
+    gate, script, *arguments = sys.argv[1:]
+    join, step = ebbflow.join, ebbflow.Session.step
+    sessions: list[ebbflow.Session] = []
+    steps = 0
+
+    def wait() -> None:
+        print("at the gate", flush=True)
+        sys.stdin.readline()
+
+    def joined(*values: Any, **options: Any) -> ebbflow.Session:
+        sessions.append(join(*values, **options))
+        if gate == "join":
+            wait()
+        return sessions[-1]
+
+    def stepped(session: ebbflow.Session, loss: Any) -> float:
+        nonlocal steps
+        if gate == str(steps):
+            wait()
+        steps += 1
+        return step(session, loss)
+
+    ebbflow.join = joined
+    ebbflow.Session.step = stepped  # type: ignore[assignment, method-assign]
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+    (job,) = sessions
+    found = {"sha": job.model_sha256, "elected": job.elected, "steps": steps}
+    print(json.dumps({**found, "metrics": job.metrics, "history": job.history}))
+
+
+if __name__ == "__main__":
+    main()

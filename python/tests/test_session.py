@@ -1,0 +1,510 @@
+"""`ebbflow.join` alone: a master, a ps and a worker in this process."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ebbflow  # noqa: E402
+from ebbflow import errors  # noqa: E402
+from ebbflow.optimizers import optimizer_settings, schedule_settings  # noqa: E402
+from ebbflow.records import seed_all  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
+
+
+def data(records: int = 96) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(records, 6, generator=generator)
+    y = (x.sum(1) > 0).long() + (x[:, 0] > 1).long()
+    return TensorDataset(x, y)
+
+
+def network(**options: Any) -> Any:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), *options.get("more", []), nn.Linear(16, 3))
+
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def measure(model: nn.Module) -> Callable[[ebbflow.Batch], dict[str, float]]:
+    def of(batch: ebbflow.Batch) -> dict[str, float]:
+        outputs = model(batch.x)
+        right = (outputs.argmax(1) == batch.y).float().mean()
+        return {"loss": LOSS(outputs, batch.y), "accuracy": right}
+
+    return of
+
+
+def train(model: nn.Module, optimizer: Any, **options: Any) -> tuple[ebbflow.Session, list[Any]]:
+    """Train to the end; returns the job and (epoch, step, records) of each batch."""
+    seen = []
+    given: dict[str, Any] = {"micro": 8, "effective": 16, "epochs": 3, "seed": 5} | options
+    source = given.pop("train_data", None) or data()
+    with ebbflow.join(model, optimizer, source, **given) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                seen.append((epoch.number, batch.step, batch.records))
+                job.step(LOSS(model(batch.x), batch.y))
+            if given.get("eval_data") is not None:
+                job.evaluate(measure(model))
+    return job, seen
+
+
+def plain(model: nn.Module, optimizer: Any, seen: list[Any], source: Any) -> None:
+    """Train with torch alone, on the batches that a job had."""
+    steps: dict[int, list[list[int]]] = {}
+    for _, step, records in seen:
+        steps.setdefault(step, []).append(records)
+    for step in sorted(steps):
+        optimizer.zero_grad()
+        total = sum(len(records) for records in steps[step])
+        for records in steps[step]:
+            x = torch.stack([source[record][0] for record in records])
+            y = torch.stack([source[record][1] for record in records])
+            (LOSS(model(x), y) * (len(records) / total)).backward()
+        optimizer.step()
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def test_each_epoch_has_every_record_once_and_the_model_has_the_final_weights() -> None:
+    model = network()
+    job, seen = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in range(3):
+        records = [r for number, _, batch in seen for r in batch if number == epoch]
+        assert sorted(records) == list(range(96))
+    orders = {tuple(tuple(batch) for number, _, batch in seen if number == e) for e in range(3)}
+    assert len(orders) == 3
+    assert job.elected and job.summary is not None
+    assert job.summary["status"] == "succeeded" and job.summary["steps"] == 18
+    assert job.model_sha256 == job.summary["model_sha256"]
+    before = network().state_dict()
+    assert difference(model, network()) > 0.01
+    assert set(model.state_dict()) == set(before)
+
+
+def test_sgd_gives_the_weights_of_a_plain_loop_of_the_same_order() -> None:
+    model, other = network(), network()
+    sgd = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
+    source = data(100)
+    job, seen = train(
+        model, torch.optim.SGD(model.parameters(), **sgd), train_data=source, epochs=15
+    )
+    assert job.summary is not None and job.summary["steps"] == 105
+    plain(other, torch.optim.SGD(other.parameters(), **sgd), seen, source)
+    assert difference(model, other) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Adam", {"lr": 0.01}),
+        ("Adam", {"lr": 0.01, "amsgrad": True}),
+        ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+        ("Adagrad", {"lr": 0.1, "lr_decay": 0.01}),
+        ("RMSprop", {"lr": 0.01, "momentum": 0.5, "centered": True}),
+        ("Adadelta", {"lr": 1.0}),
+    ],
+)
+def test_adaptive_rules_give_the_weights_of_a_plain_loop(kind: str, options: Any) -> None:
+    model, other = network(), network()
+    rule = getattr(torch.optim, kind)
+    _, seen = train(model, rule(model.parameters(), **options))
+    plain(other, rule(other.parameters(), **options), seen, data())
+    assert difference(model, other) < 1e-4
+
+
+def test_the_same_script_gives_the_same_bits() -> None:
+    def once(seed: int) -> str | None:
+        model = network(more=[nn.Dropout(0.3)])
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        torch.manual_seed(seed)  # What the process drew before does not matter.
+        return train(model, optimizer, eval_data=data(20))[0].model_sha256
+
+    assert once(1) == once(2) is not None
+
+
+def test_dropout_is_keyed_by_the_microbatch() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
+    seen: dict[tuple[int, int], Any] = {}
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+        with ebbflow.join(model, optimizer, data(), micro=8, epochs=2) as job:
+            for epoch in job.epochs():
+                for batch in epoch:
+                    outputs = model(batch.x)
+                    dropped = (outputs == 0).tolist()
+                    place = (epoch.number, batch.step)
+                    assert seen.setdefault(place, dropped) == dropped
+                    job.step(LOSS(outputs, batch.y))
+    assert len({str(dropped) for dropped in seen.values()}) == len(seen) == 24
+
+
+def test_statistics_of_a_normalisation_are_state_and_frozen_tensors_stay() -> None:
+    model = network(more=[nn.BatchNorm1d(16)])
+    model[0].bias.requires_grad_(False)
+    model.register_buffer("mask", torch.tensor([True, False]))
+    bias = model[0].bias.clone()
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    job, _ = train(model, torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), eval_data=data(20))
+    state = model.state_dict()
+    assert torch.equal(state["0.bias"], bias) and state["mask"].tolist() == [True, False]
+    assert int(state["2.num_batches_tracked"]) == 18
+    assert float(state["2.running_mean"].abs().max()) > 1e-3
+    assert job.metrics["accuracy"] > 0.3
+
+
+def test_an_evaluation_is_over_all_records_at_the_end_of_each_epoch() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held_out, found = data(1100), []
+    with ebbflow.join(model, optimizer, data(), held_out, micro=8, effective=16, epochs=2) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(LOSS(model(batch.x), batch.y))
+            found.append(job.evaluate(measure(model)))
+            assert model.training
+    assert [entry["epoch"] for entry in job.history] == [0, 1]
+    assert job.metrics == found[-1] and found[0] != found[1]
+    x, y = held_out.tensors
+    with torch.no_grad():
+        assert found[-1]["loss"] == pytest.approx(float(LOSS(model(x), y)), abs=1e-5)
+        right = float((model(x).argmax(1) == y).float().mean())
+    assert found[-1]["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def test_a_scheduler_becomes_a_table_and_is_left_as_it_was() -> None:
+    model, other = network(), network()
+
+    def rule(model: nn.Module) -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, total_iters=2)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        chain = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [2])
+        return optimizer, chain
+
+    optimizer, scheduler = rule(model)
+    before = optimizer.param_groups[0]["lr"], scheduler.state_dict()["last_epoch"]
+    _, seen = train(model, optimizer, scheduler=scheduler, epochs=4)
+    assert (optimizer.param_groups[0]["lr"], scheduler.state_dict()["last_epoch"]) == before
+    optimizer, scheduler = rule(other)
+    for epoch in range(4):
+        of_epoch = [batch for batch in seen if batch[0] == epoch]
+        plain(other, optimizer, of_epoch, data())
+        scheduler.step()
+    assert difference(model, other) < 1e-5
+
+
+def test_a_norm_is_clipped_over_the_update() -> None:
+    model, other = network(), network()
+    _, seen = train(model, torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=0.1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    clip = optimizer.register_step_pre_hook(
+        lambda *_: nn.utils.clip_grad_norm_(other.parameters(), 0.1) and None
+    )
+    plain(other, optimizer, seen, data())
+    clip.remove()
+    assert difference(model, other) < 1e-5
+
+
+class Named(Dataset[Any]):  # type: ignore[misc]
+    """Records that are dictionaries, with noise of their own."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, record: int) -> Any:
+        return {"x": torch.full((6,), float(record)) + torch.randn(6), "n": record}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_keeps_workers_and_collate_function_and_noise_is_keyed(workers: int) -> None:
+    def collate(records: list[Any]) -> dict[str, Any]:
+        return {"x": torch.stack([r["x"] for r in records]), "n": [r["n"] for r in records]}
+
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(Named(), batch_size=4, num_workers=workers, collate_fn=collate)
+    first: dict[tuple[int, int], float] = {}
+    for _ in range(2):
+        with ebbflow.join(model, optimizer, loader, epochs=2) as job:
+            for epoch in job.epochs():
+                for batch in epoch:
+                    # Not shuffled, as the loader is not.
+                    begin = batch.step % 6 * 4
+                    assert batch["n"] == batch.records == list(range(begin, begin + 4))
+                    for number, x in zip(batch["n"], batch["x"], strict=True):
+                        value = float(x.sum())
+                        assert first.setdefault((epoch.number, number), value) == value
+                    job.step(model(batch["x"]).mean())
+    assert len(first) == len(set(first.values())) == 48
+
+
+def test_a_record_that_raises_is_named_with_its_error() -> None:
+    class Broken(Named):
+        def __getitem__(self, record: int) -> Any:
+            if record == 13:
+                raise KeyError("no such picture")
+            return torch.zeros(6)
+
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(errors.RecordError, match="record 13 of train_data: KeyError") as raised,
+        ebbflow.join(model, optimizer, Broken(), micro=4, epochs=1) as job,
+    ):
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(model(batch.data).mean())
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_a_batch_without_a_step_is_a_failed_attempt() -> None:
+    model, tried = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(errors.SessionFailedError, match=r"without job\.step"),
+        ebbflow.join(model, optimizer, data(), micro=8, epochs=1) as job,
+    ):
+        for epoch in job.epochs():
+            for batch in epoch:
+                if batch.step == 3:
+                    tried.append(batch.records)
+                    continue
+                job.step(LOSS(model(batch.x), batch.y))
+    assert len(tried) == 3 and tried[0] == tried[1] == tried[2]
+
+
+def test_a_batch_that_is_left_once_is_trained_later() -> None:
+    model, other, left = network(), network(), list[Any]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    with ebbflow.join(model, optimizer, data(), micro=8, effective=16, epochs=2, seed=5) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                if batch.step == 2 and not left:
+                    left.append(batch.records)
+                    break
+                # The lease comes again as a whole, so other batches of it may be seen twice.
+                if (epoch.number, batch.step, batch.records) not in seen:
+                    seen.append((epoch.number, batch.step, batch.records))
+                job.step(LOSS(model(batch.x), batch.y))
+    plain(other, torch.optim.SGD(other.parameters(), lr=0.1), seen, data())
+    assert left and difference(model, other) < 1e-5
+    assert sorted(r for epoch, _, batch in seen for r in batch if epoch == 0) == list(range(96))
+    assert job.summary is not None and job.summary["microbatches_applied"] == 24
+
+
+def test_an_error_of_the_loop_ends_the_session_and_reaches_the_user() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        ebbflow.join(model, optimizer, data(), micro=8, epochs=1) as job,
+    ):
+        for epoch in job.epochs():
+            for _ in epoch:
+                _ = 1 / 0
+
+
+def test_a_loss_that_is_no_number_fails_the_job() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(errors.SessionFailedError, match="the loss of step 1 is NaN"),
+        ebbflow.join(model, optimizer, data(), micro=8, epochs=1) as job,
+    ):
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(LOSS(model(batch.x), batch.y) * (math.nan if batch.step == 1 else 1))
+
+
+def steps(model: nn.Module, **options: Any) -> Iterator[tuple[ebbflow.Session, ebbflow.Batch]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ebbflow.join(model, optimizer, data(), micro=8, epochs=1, **options) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                yield job, batch
+
+
+def test_a_write_to_the_weights_is_found_and_named() -> None:
+    model = network()
+    with pytest.raises(errors.WrittenError, match=r"wrote the parameter `0\.weight`"):
+        for job, batch in steps(model):
+            job.step(LOSS(model(batch.x), batch.y))
+            with torch.no_grad():
+                model[0].weight.mul_(0.9)
+    model = network()
+    model.register_buffer("count", torch.zeros(1))
+    with pytest.raises(errors.WrittenError, match=r"`count`.*state=\[\"count\"\]"):
+        for job, batch in steps(model):
+            model.count += 1
+            job.step(LOSS(model(batch.x), batch.y))
+    for job, batch in steps(model, state=["count"]):
+        model.count += 1
+        job.step(LOSS(model(batch.x), batch.y))
+    assert float(model.count) > 1
+
+
+def test_what_is_no_loss_is_refused() -> None:
+    for wrong, shown in [(1.0, "float"), (torch.ones(3), "shape"), (torch.ones(()), "Tensor")]:
+        with pytest.raises(TypeError, match=shown):
+            for job, _ in steps(network()):
+                job.step(wrong)
+    with pytest.raises(errors.SessionError, match="without a batch"):
+        model = network()
+        for job, batch in steps(model):
+            job.step(LOSS(model(batch.x), batch.y))
+            job.step(LOSS(model(batch.x), batch.y))
+
+
+def test_evaluations_are_asked_for_in_the_loop_and_only_with_data() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(errors.SessionError, match=r"did not call job\.evaluate after epoch 0"),
+        ebbflow.join(model, optimizer, data(), data(9), micro=8, epochs=2) as job,
+    ):
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(LOSS(model(batch.x), batch.y))
+    with pytest.raises(errors.SessionError, match="needs eval_data"):
+        for job, _ in steps(model):
+            job.evaluate(measure(model))
+    wrong: Any
+    for wrong, expected in [
+        (lambda batch: 3.0, "a dictionary with `loss`"),
+        (lambda batch: {"loss": 1.0, "acuracy": 1.0}, "acuracy"),
+        (lambda batch: {"loss": 1.0, "auc": 1.0}, "no mean over records"),
+    ]:
+        with (
+            pytest.raises((TypeError, ValueError), match=expected),
+            ebbflow.join(model, optimizer, data(), data(9), micro=8, epochs=2) as job,
+        ):
+            for epoch in job.epochs():
+                for batch in epoch:
+                    job.step(LOSS(model(batch.x), batch.y))
+                job.evaluate(wrong)
+
+
+class Stream(IterableDataset[Any]):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[Any]:
+        return iter([1])
+
+
+def test_data_without_numbers_is_refused_by_name() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for source, error, expected in [
+        (Stream(), TypeError, "Stream is an IterableDataset"),
+        (DataLoader(Stream()), TypeError, "Stream is an IterableDataset"),
+        (iter([1]), TypeError, "no __len__"),
+        ([], ValueError, "no records"),
+        (DataLoader(data(), batch_size=None), ValueError, "batch_size=None"),
+        (DataLoader(data(), batch_size=4, drop_last=True), ValueError, "drop_last=True"),
+    ]:
+        with pytest.raises(error, match=expected):
+            ebbflow.join(model, optimizer, source, micro=4, epochs=1)
+
+
+def test_optimizers_are_translated_by_exact_type() -> None:
+    weights = [torch.zeros(2, requires_grad=True)]
+    optim = torch.optim
+
+    def settings(kind: Any, **options: Any) -> dict[str, Any]:
+        return optimizer_settings(kind(weights, **options))
+
+    assert settings(optim.SGD, lr=0.1) == {"kind": "sgd", "learning_rate": 0.1, "weight_decay": 0.0}
+    assert settings(optim.SGD, lr=0.1, momentum=0.9, nesterov=True)["kind"] == "nesterov"
+    assert settings(optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)["dampening"] == 0.5
+    assert settings(optim.Adam, foreach=False, betas=(0.8, 0.9))["betas"] == [0.8, 0.9]
+    assert settings(optim.Adam, amsgrad=True)["kind"] == "amsgrad"
+    assert settings(optim.AdamW)["weight_decay"] == 1e-2
+
+    class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined]
+        pass
+
+    stepped = optim.Adam(weights)
+    weights[0].grad = torch.ones(2)
+    stepped.step()
+    two = [torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)]
+    groups = [{"params": two[:1]}, {"params": two[1:], "lr": 0.5}]
+    for optimizer, expected in [
+        (Mine(weights, lr=0.1), "Mine is a subclass of SGD"),
+        (optim.LBFGS(weights), "LBFGS is no optimizer that the ps have"),
+        (optim.Adamax(weights), "Adamax is no optimizer"),
+        (optim.SGD(weights, lr=0.1, maximize=True), "no setting maximize = True"),
+        (optim.SGD(weights, lr=0.1, differentiable=True), "differentiable = True"),
+        (optim.AdamW(weights, amsgrad=True), "amsgrad = True with decoupled"),
+        (optim.SGD(groups, lr=0.1), "different lr"),
+        (optim.SGD(weights, lr=0.0), "lr = 0.0"),
+        (stepped, "has stepped before"),
+    ]:
+        with pytest.raises(errors.UntranslatableError, match=expected):
+            optimizer_settings(optimizer)
+
+
+def test_schedulers_that_cannot_be_tabled_are_refused_by_name() -> None:
+    weights = [torch.zeros(2, requires_grad=True)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    other = torch.optim.SGD(weights, lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    step = schedulers.StepLR(optimizer, 1, 0.5)
+    assert schedule_settings(step, optimizer, 8, 3) == {
+        "kind": "table",
+        "table": [(0, 1.0), (3, 0.5), (6, 0.25)],
+    }
+    constant = schedulers.StepLR(optimizer, 99)
+    assert schedule_settings(constant, optimizer, 8, 3) == {"kind": "constant"}
+    for scheduler, expected in [
+        (schedulers.ReduceLROnPlateau(optimizer), "ReduceLROnPlateau looks at metrics"),
+        (schedulers.StepLR(other, 1), "belongs to another optimizer"),
+        (schedulers.ExponentialLR(optimizer, 0.9999), "more than 65536 times"),
+        (schedulers.OneCycleLR(optimizer, 0.2, 9), "changes momentum too"),
+        (3, "scheduler int is none of"),
+    ]:
+        with pytest.raises(errors.UntranslatableError, match=expected):
+            schedule_settings(scheduler, optimizer, 70_000, 1)
+
+
+def test_models_and_settings_that_cannot_be_trained_are_refused_by_name() -> None:
+    def join(model: Any, **options: Any) -> None:
+        tensors = model.parameters() if isinstance(model, nn.Module) else []
+        optimizer = options.pop("optimizer", None) or torch.optim.SGD(list(tensors), lr=0.1)
+        ebbflow.join(model, optimizer, data(), **({"micro": 8, "epochs": 1} | options))
+
+    frozen = network().requires_grad_(False)
+    other = torch.optim.SGD(network().parameters(), lr=0.1)
+    part = network()
+    some = torch.optim.SGD(part[0].parameters(), lr=0.1)
+    for model, options, error, expected in [
+        (frozen, {}, ValueError, "nothing to train"),
+        (network().double(), {}, ValueError, "`0.weight` is torch.float64"),
+        (lambda x: x, {"optimizer": other}, TypeError, "expected a torch.nn.Module"),
+        (part, {"optimizer": some}, ValueError, "`2.weight` requires a gradient and is not among"),
+        (network(), {"state": ["nope"]}, ValueError, "`nope` is no persistent buffer"),
+        (network(), {"micro": None}, ValueError, "micro: missing"),
+        (network(), {"mode": "fast"}, ValueError, "mode = 'fast'"),
+        (network(), {"epochs": 0}, ValueError, "epochs: 0 would train nothing"),
+        (network(), {"effective": 4}, ValueError, "batch.effective = 4 is below"),
+        (network(), {"scheduler_every": "day"}, ValueError, "scheduler_every = 'day'"),
+    ]:
+        with pytest.raises(error, match=expected):
+            join(model, **options)
+
+
+def test_seeds_are_a_function_of_the_position() -> None:
+    def draw(*position: int) -> float:
+        seed_all(*position)
+        return float(torch.rand(()))
+
+    assert draw(1, 2, 3) == draw(1, 2, 3)
+    assert len({draw(1, 2, 3), draw(1, 3, 2), draw(2, 2, 3), draw(1, 2)}) == 4

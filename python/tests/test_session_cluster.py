@@ -1,0 +1,91 @@
+"""`ebbflow.join` in several processes of one cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Place, Script
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import sys
+import torch, ebbflow
+from torch import nn
+
+records, name, leaves_at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(records, 6, generator=generator)
+y = (x.sum(1) > 0).long()
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+source = torch.utils.data.TensorDataset(x, y)
+loss = nn.CrossEntropyLoss()
+trained = 0
+
+def measure(batch):
+    outputs = model(batch.x)
+    right = (outputs.argmax(1) == batch.y).float().mean()
+    return {"loss": loss(outputs, batch.y), "accuracy": right}
+
+with ebbflow.join(
+    model, optimizer, source, source, micro=8, effective=64, epochs=3, seed=5, name=name
+) as job:
+    for epoch in job.epochs():
+        for batch in epoch:
+            job.step(loss(model(batch.x), batch.y))
+            trained += 1
+            if trained == leaves_at:
+                sys.exit(3)
+        job.evaluate(measure)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Give the script's file."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_one_and_three_processes_and_one_alone_give_the_same_bits(
+    place: Place, script: Path
+) -> None:
+    alone = Script(None, script, "400", "alone", "0").result()
+    one = place.script(script, "400", "one", "0").result()
+    three = [place.script(script, "400", "three", "0", gate="join") for _ in range(3)]
+    for process in three:
+        process.arrive()
+    place.wait_for_workers("three", 3)
+    for process in three:
+        process.go()
+    found = [process.result() for process in three]
+    assert {one["sha"], alone["sha"], *(process["sha"] for process in found)} == {alone["sha"]}
+    assert [process["elected"] for process in found].count(True) == 1
+    assert sum(process["steps"] for process in found) >= one["steps"] == 150
+    assert all(process["metrics"] == alone["metrics"] for process in found)
+
+
+def test_a_process_that_leaves_changes_no_bit(place: Place, script: Path) -> None:
+    alone = Script(None, script, "400", "alone", "0").result()
+    leaves = place.script(script, "400", "leaves", "5", gate="4")
+    leaves.arrive()
+    stays = place.script(script, "400", "leaves", "0", gate="join")
+    stays.arrive()
+    place.wait_for_workers("leaves", 2)
+    leaves.go()
+    assert leaves.end()[0] == 3
+    stays.go()
+    assert stays.result()["sha"] == alone["sha"]
+
+
+def test_a_process_with_other_data_is_refused_with_what_differs(place: Place, script: Path) -> None:
+    first = place.script(script, "400", "mixed", "0", gate="1")
+    first.arrive()
+    code, said = place.script(script, "399", "mixed", "0").end()
+    assert code != 0
+    assert "describes another job" in said and "data.train.files" in said and "399" in said
