@@ -56,7 +56,7 @@ pub struct Summary {
     /// by predicted class. Absent if it is no metric of the job or an output was NaN.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion_matrix: Option<Vec<Vec<u64>>>,
-    /// Metrics of each evaluation, in the order of the epochs. Absent where events are not known.
+    /// Metrics of each evaluation, in the order of the steps. Absent where events are not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     evaluations: Vec<Map<String, Value>>,
     /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.

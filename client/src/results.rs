@@ -43,7 +43,7 @@ pub struct Folder {
     job: String,
     metrics: Option<File>,
     tensorboard: Option<(PathBuf, File)>,
-    /// Evaluations of this job, by epoch.
+    /// Evaluations of this job, by step.
     evaluations: BTreeMap<u64, pb::EvaluationEvent>,
     /// A line was lost, so everything is written anew at the end.
     broken: bool,
@@ -186,7 +186,7 @@ impl Folder {
     fn write_event(&mut self, event: &Event) -> Result<()> {
         match &event.kind {
             Kind::Evaluation(evaluation) => {
-                self.evaluations.insert(evaluation.epoch, evaluation.clone());
+                self.evaluations.insert(evaluation.step, evaluation.clone());
             }
             Kind::Rewind(rewind) => self.evaluations.retain(|_, measured| measured.step <= rewind.version),
             _ => {}

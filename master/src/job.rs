@@ -52,7 +52,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proto::checkpoint::manifest::Manifest;
-use proto::ids::{Epoch, Era, IncarnationId, JobId, LeaseId, Version};
+use proto::ids::{Era, IncarnationId, JobId, LeaseId, Version};
 use proto::numerics::Since;
 use proto::pb;
 use proto::pb::JobState;
@@ -123,8 +123,8 @@ pub(crate) struct Job {
     times: status::Times,
     numbers: status::Numbers,
     effects: Vec<Effect>,
-    /// Epochs whose model was measured.
-    epochs_measured: Epoch,
+    /// Newest version that was measured, and all before it that are to be.
+    measured: Option<Version>,
     /// Why the last request of a worker was refused, of those that hold none of its leases.
     refusals: BTreeMap<IncarnationId, Why>,
     /// Leases whose holders hang, as far as users were told; and when that was last looked at.
@@ -243,7 +243,7 @@ impl Job {
             times: status::Times::submitted(now),
             numbers: status::Numbers::default(),
             effects: Vec::new(),
-            epochs_measured: Epoch(0),
+            measured: None,
             refusals: BTreeMap::new(),
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
@@ -488,9 +488,16 @@ impl Job {
         let evaluations::Measured { epoch, version, metrics, confusion, samples } = measured;
         self.numbers.final_metrics.clone_from(&metrics);
         self.numbers.confusion = confusion.as_ref().map(Into::into);
-        self.epochs_measured = epoch.next();
+        self.measured = Some(version);
         self.changed = true;
-        let event = pb::EvaluationEvent { epoch: epoch.get(), step: version.get(), metrics, samples };
+        let ends = |facts: &index::Facts| facts.plan.ends_epoch(version);
+        let event = pb::EvaluationEvent {
+            epoch: epoch.get(),
+            step: version.get(),
+            metrics,
+            samples,
+            within_epoch: self.spec.purpose.trains() && !self.phase.facts().is_some_and(ends),
+        };
         self.log.append(now.unix_ms, Event::Evaluation(event));
         self.effects.push(Effect::Unpin(self.reachable(), self.era, version));
         self.maybe_publish(now);

@@ -11,12 +11,14 @@
 
 #[cfg(test)]
 mod golden;
+mod occasions;
 mod windows;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::occasions::Occasions;
 pub use self::windows::{WindowOrder, Windows};
 use crate::ids::{Epoch, MicrobatchId, Step, Version};
 use crate::random;

@@ -8,6 +8,7 @@
 mod bad;
 mod checkpoint;
 pub mod data_url;
+mod evaluation;
 mod file;
 pub mod mixup;
 mod purpose;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
+pub use self::evaluation::EvaluationSpec;
 pub use self::file::{parse, parse_unchecked};
 pub use self::mixup::MixupSpec;
 pub use self::purpose::{PredictSpec, Purpose};
@@ -65,6 +67,9 @@ pub struct JobSpec {
     /// Times and place of checkpoints. Default: no checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointSpec>,
+    /// Times of evaluations. Default: the end of each epoch.
+    #[serde(default, skip_serializing_if = "EvaluationSpec::is_default")]
+    pub evaluation: EvaluationSpec,
     /// Time-outs and limits of retries.
     #[serde(default)]
     pub limits: LimitsSpec,

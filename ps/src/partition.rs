@@ -168,11 +168,10 @@ impl Partition {
             Consistency { order: Order::Canonical, delay } => 2 * delay.unwrap_or(0) as usize + 2,
             Consistency { order: Order::Arrival, .. } => 1,
         };
-        let data = &opening.spec.data;
-        let evaluates = data.validation.is_some() || data.validation_fraction.is_some();
+        let evaluated = opening.spec.occasions(opening.plan);
         let state = State {
             life: Life::Open,
-            versions: Versions::new(newest, evaluates.then_some(opening.plan)),
+            versions: Versions::new(newest, evaluated),
             aggregator: Aggregator::default(),
             ready: BTreeMap::new(),
             updating: false,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use proto::ids::Version;
-use proto::plan::Plan;
+use proto::plan::Occasions;
 
 /// The kept versions of one partition.
 #[derive(Debug)]
@@ -15,8 +15,8 @@ pub(crate) struct Versions<T> {
     kept: BTreeMap<Version, T>,
     /// How many of the newest are kept, at least 1.
     newest: usize,
-    /// When the job evaluates: the plan, whose epochs end with a version to pin.
-    evaluated: Option<Plan>,
+    /// Versions to pin, if the job evaluates.
+    evaluated: Option<Occasions>,
     /// Versions up to this one are not pinned any more.
     unpinned: Version,
 }
@@ -34,8 +34,8 @@ pub(crate) enum Kept<T> {
 
 impl<T: Clone> Versions<T> {
     /// Creates a store without versions. It keeps the `newest` newest versions, and every version
-    /// that ends an epoch of `evaluated` until it is unpinned.
-    pub(crate) const fn new(newest: usize, evaluated: Option<Plan>) -> Self {
+    /// that `evaluated` contains until it is unpinned.
+    pub(crate) const fn new(newest: usize, evaluated: Option<Occasions>) -> Self {
         Self { kept: BTreeMap::new(), newest, evaluated, unpinned: Version(0) }
     }
 
@@ -90,8 +90,9 @@ impl<T: Clone> Versions<T> {
     fn keep(&mut self, newest: usize) -> Vec<T> {
         let oldest_of_newest = self.kept.keys().rev().nth(newest - 1).copied().unwrap_or_default();
         let (evaluated, unpinned) = (self.evaluated, self.unpinned);
-        let pinned =
-            |version: Version| version > unpinned && evaluated.is_some_and(|plan| plan.ends_epoch(version));
+        let pinned = |version: Version| {
+            version > unpinned && evaluated.is_some_and(|occasions| occasions.contains(version))
+        };
         let gone = self.kept.extract_if(..oldest_of_newest, |version, _| !pinned(*version));
         gone.map(|(_, weights)| weights).collect()
     }
@@ -99,16 +100,22 @@ impl<T: Clone> Versions<T> {
 
 #[cfg(test)]
 mod tests {
+    use proto::plan::Plan;
+
     use super::*;
 
     /// Three steps an epoch.
     const PLAN: Plan = Plan { records: 6, micro: 2, microbatches_per_step: 1, epochs: 4 };
 
+    fn epochs() -> Occasions {
+        Occasions::new(PLAN, None)
+    }
+
     fn kept(versions: &Versions<u64>) -> Vec<u64> {
         versions.kept.keys().map(|version| version.get()).collect()
     }
 
-    fn filled(newest: usize, evaluated: Option<Plan>, to: u64) -> Versions<u64> {
+    fn filled(newest: usize, evaluated: Option<Occasions>, to: u64) -> Versions<u64> {
         let mut versions = Versions::new(newest, evaluated);
         for version in 0..=to {
             drop(versions.insert(Version(version), version));
@@ -128,7 +135,7 @@ mod tests {
 
     #[test]
     fn room_for_the_next_version_is_that_of_the_oldest() {
-        let mut versions = filled(2, Some(PLAN), 4);
+        let mut versions = filled(2, Some(epochs()), 4);
         assert_eq!(kept(&versions), [3, 4]);
         assert_eq!(versions.make_room(), [0; 0], "the end of an epoch is not measured yet");
         let mut versions = filled(4, None, 7);
@@ -141,7 +148,7 @@ mod tests {
 
     #[test]
     fn ends_of_epochs_stay_until_they_are_unpinned() {
-        let mut versions = filled(2, Some(PLAN), 10);
+        let mut versions = filled(2, Some(epochs()), 10);
         assert_eq!(kept(&versions), [3, 6, 9, 10]);
         assert_eq!(versions.unpin(Version(6)), [3, 6]);
         assert_eq!(kept(&versions), [9, 10]);
@@ -150,8 +157,14 @@ mod tests {
     }
 
     #[test]
+    fn versions_between_epochs_stay_if_they_are_measured() {
+        let versions = filled(1, Some(Occasions::new(PLAN, Some(4))), 10);
+        assert_eq!(kept(&versions), [3, 4, 6, 8, 9, 10]);
+    }
+
+    #[test]
     fn what_is_unpinned_before_it_exists_is_not_pinned() {
-        let mut versions = filled(1, Some(PLAN), 1);
+        let mut versions = filled(1, Some(epochs()), 1);
         assert_eq!(versions.unpin(Version(3)), [0; 0]);
         (2..5).for_each(|version| drop(versions.insert(Version(version), version)));
         assert_eq!(kept(&versions), [4]);

@@ -103,8 +103,9 @@ fn line(kind: &Kind) -> Option<String> {
             count(evaluation.samples, "record", "records")
         ),
         Kind::Evaluation(evaluation) => format!(
-            "epoch {} done, validation: {} ({}, step {})",
+            "epoch {}{}, validation: {} ({}, step {})",
             evaluation.epoch + 1,
+            if evaluation.within_epoch { "" } else { " done" },
             metrics(&evaluation.metrics),
             count(evaluation.samples, "record", "records"),
             evaluation.step

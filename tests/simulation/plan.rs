@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) dtype: &'static str,
     /// Whether a part of the records evaluates the model after each epoch.
     pub(crate) evaluates: bool,
+    /// Steps between further evaluations.
+    pub(crate) evaluates_every: Option<u64>,
     /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process
     /// ends.
     pub(crate) pull_attempts_max: u64,
@@ -230,6 +232,8 @@ impl Plan {
             let count = dice.range(1, most);
             plan.bad = (0..count).map(|_| dice.range(0, plan.records - 1)).collect();
         }
+        let mut dice = Dice(Keyed::new(seed, "evaluation", 0));
+        plan.evaluates_every = Some(dice.range(1, 9)).filter(|_| plan.evaluates && dice.one_in(2));
         plan
     }
 
@@ -320,6 +324,7 @@ impl Plan {
             clip_norm: None,
             dtype: "f32",
             evaluates: dice.one_in(3),
+            evaluates_every: None,
             lease_secs: dice.range(2, 5),
             death_secs: if dice.one_in(3) { 5 } else { dice.range(10, 30) },
             pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
@@ -442,7 +447,9 @@ impl Plan {
         let newest = if self.is_canonical() { 2 * self.delay.unwrap_or(0) + 2 } else { 1 };
         // The job beside has a delay of 1 at most, and no evaluation.
         let newest = if self.beside { newest.max(4) } else { newest };
-        newest + if self.evaluates { self.epochs } else { 0 }
+        let steps = self.records.div_ceil(self.micro).div_ceil(self.microbatches_per_step) * self.epochs;
+        let between = self.evaluates_every.map_or(0, |every| steps / every);
+        newest + if self.evaluates { self.epochs + between } else { 0 }
     }
 
     /// Returns whether the weights count how often a record was applied: no step is clipped, and
@@ -479,6 +486,8 @@ impl Plan {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
+        let evaluation = self.evaluates_every.map(|every| format!("[evaluation]\nevery_steps = {every}"));
+        let evaluation = evaluation.unwrap_or_default();
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
         let Self { lease_secs, stall_secs, pull_attempts_max, dtype, optimizer, .. } = self;
         let (bits, pull_secs) = (self.bits(), if self.large { 10 } else { 1 });
@@ -534,6 +543,7 @@ attempts_max = 1000
 pull_timeout = "{pull_secs}s"
 pull_attempts_max = {pull_attempts_max}
 {checkpoint}
+{evaluation}
 "#,
             effective = micro * microbatches_per_step,
         )
@@ -549,6 +559,7 @@ pull_attempts_max = {pull_attempts_max}
             optimizer: "adam",
             clip_norm: None,
             evaluates: false,
+            evaluates_every: None,
             ps: 1,
             saves: None,
             ..self.clone()

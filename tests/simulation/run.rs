@@ -270,7 +270,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     // Events since the last begin of the training. The loss curve goes back only after a rewind.
     let mut steps = Vec::new();
     let mut evaluations = BTreeMap::new();
-    let (mut lives, mut measured) = (1, 0);
+    let (mut lives, mut measured, mut within) = (1, 0, 0);
     for event in &seen.events {
         match &event.kind {
             Some(Kind::Train(train)) => {
@@ -286,6 +286,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
                 let again = evaluations.insert(evaluation.step, loss).filter(|_| plan.is_canonical());
                 assert!(again.is_none_or(|before| before == loss), "{evaluation:?}: not {again:?} as before");
                 measured += 1;
+                within += u64::from(evaluation.within_epoch);
             }
             Some(Kind::Rewind(_)) => steps.clear(),
             Some(Kind::Warning(warning)) if warning.message.contains("lost its part of the model") => {
@@ -318,11 +319,13 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     checks::add("runs that exchange 16 bits", u64::from(plan.dtype != "f32"));
     checks::add("ps back with their parts", told("is back with its partitions"));
     if plan.evaluates {
-        let ends = (1..=numbers.steps()).filter(|&version| numbers.ends_epoch(Version(version)));
+        let occasions = job.occasions(numbers).expect("it evaluates");
+        let due = (1..=numbers.steps()).filter(|&version| occasions.contains(Version(version)));
         // Evaluations before the last submission were reported then.
         let begun = if seen.resumed > 0 { resumed_from(seen) } else { 0 };
         let measured_now: Vec<_> = evaluations.keys().copied().filter(|version| *version > begun).collect();
-        assert_eq!(measured_now, ends.filter(|version| *version > begun).collect::<Vec<_>>(), "measured");
+        assert_eq!(measured_now, due.filter(|version| *version > begun).collect::<Vec<_>>(), "measured");
+        checks::add("evaluations within epochs", within);
         assert!(measured <= lives * evaluations.len(), "{measured} times measured in {lives} lives");
     }
     if plan.is_canonical() {

@@ -18,6 +18,7 @@ mod crashes;
 mod custom_model;
 mod data_files;
 mod deploy;
+mod evaluations;
 mod full_journal;
 mod hosts;
 mod images;

@@ -92,8 +92,7 @@ impl Job {
         let _tokenizers = tokenizers::load(id, &spec, reply, options, master, progress).await?;
         let train = open_data(&spec, DataSet::Train, options, progress).await?;
         train.check(&reply.train_records, &reply.train_bytes, &reply.train_versions)?;
-        let has_validation = spec.data.validation.is_some() || spec.data.validation_fraction.is_some();
-        let validation = match has_validation {
+        let validation = match spec.data.validates() {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };

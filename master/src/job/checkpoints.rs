@@ -19,7 +19,7 @@ use std::time::Duration;
 use proto::artifact::SCRIPT;
 use proto::checkpoint::AppliedSteps;
 use proto::checkpoint::manifest::{File, Manifest, Script, digest, oldest};
-use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Step, Version};
+use proto::ids::{Era, IncarnationId, LeaseId, Step, Version};
 use proto::numerics::{Numerics, Since};
 use proto::pb;
 use proto::pb::event::Kind as Event;
@@ -286,12 +286,11 @@ impl Checkpoints {
         warning.into_iter().collect()
     }
 
-    /// Writes the manifest of what is complete. Not before every older epoch is measured: after a
-    /// restore from there, the weights to measure it with would be gone.
+    /// Writes the manifest of what is complete. Not before every older version is measured that is
+    /// to be: after a restore from there, its weights would be gone.
     fn maybe_publish(&mut self, now: Now, seen: &Seen<'_>) -> Vec<Outcome> {
         let complete = self.complete(seen.spec.fleet.ps as usize);
-        let facts = &seen.model.facts;
-        let complete = complete.filter(|&version| is_measured(facts, seen.epochs_measured, version));
+        let complete = complete.filter(|&version| seen.is_measured_before(version));
         let (Some(version), Some(run)) = (complete, &self.run) else { return Vec::new() };
         let files = self.reported[&version].files.values().cloned().collect();
         let manifest = seen.manifest(now, run, self.begun, version, files);
@@ -334,7 +333,7 @@ pub(super) struct Seen<'a> {
     numerics: &'a [Since],
     /// Class of the job, `None` before it is decided.
     class: Option<&'a Numerics>,
-    epochs_measured: Epoch,
+    measured: Option<Version>,
 }
 
 impl Seen<'_> {
@@ -344,6 +343,10 @@ impl Seen<'_> {
     fn classes(&self, begun: Version) -> Vec<Since> {
         let first = || self.class.map(|class| Since { version: begun, numerics: class.clone() });
         if self.numerics.is_empty() { first().into_iter().collect() } else { self.numerics.to_vec() }
+    }
+
+    fn is_measured_before(&self, version: Version) -> bool {
+        is_measured_before(self.spec, &self.model.facts, self.measured, version)
     }
 
     fn manifest(&self, now: Now, run: &str, begun: Version, version: Version, files: Vec<File>) -> Manifest {
@@ -371,9 +374,10 @@ impl Seen<'_> {
     }
 }
 
-/// Returns whether every epoch that ended with an older version is measured.
-fn is_measured(facts: &Facts, epochs_measured: Epoch, version: Version) -> bool {
-    facts.validation == 0 || epochs_measured >= facts.plan.epochs_before(version)
+/// Returns whether every older version is measured that is to be. All up to `measured` are.
+fn is_measured_before(spec: &JobSpec, facts: &Facts, measured: Option<Version>, version: Version) -> bool {
+    let last = spec.occasions(facts.plan).and_then(|occasions| occasions.before(version));
+    last.is_none_or(|last| measured.is_some_and(|measured| measured >= last))
 }
 
 impl Job {
@@ -420,9 +424,10 @@ impl Job {
         self.take_up(now, effects);
     }
 
-    /// Returns whether every epoch that ended with an older version is measured.
+    /// Returns whether every older version is measured that is to be.
     pub(super) fn is_measured_before(&self, version: Version) -> bool {
-        self.phase.facts().is_none_or(|facts| is_measured(facts, self.epochs_measured, version))
+        let facts = self.phase.facts();
+        facts.is_none_or(|facts| is_measured_before(&self.spec, facts, self.measured, version))
     }
 
     /// Records that the manifest is written, or cannot be.
@@ -445,7 +450,7 @@ impl Job {
             era: self.era,
             numerics: &self.numerics,
             class: self.control.demand.class(),
-            epochs_measured: self.epochs_measured,
+            measured: self.measured,
         };
         Some((self.checkpoints.as_mut()?, seen))
     }
@@ -602,18 +607,17 @@ impl Job {
         self.initialize(now);
     }
 
-    /// Records the version with which training begins, and returns its first unmeasured epoch. An
-    /// earlier run measured the epochs before a restored version.
-    pub(super) fn on_begun(&mut self, begun: Option<Version>) -> Epoch {
-        let (Some(version), Some(facts)) = (begun, self.phase.facts()) else { return Epoch(0) };
-        let measured = facts.plan.epochs_before(version);
-        self.epochs_measured = self.epochs_measured.max(measured);
+    /// Records the version with which training begins. An earlier run measured what is older than a
+    /// restored version.
+    pub(super) fn on_begun(&mut self, begun: Option<Version>) {
+        let (Some(version), Some(facts)) = (begun, self.phase.facts()) else { return };
+        let older = self.spec.occasions(facts.plan).and_then(|occasions| occasions.before(version));
+        self.measured = self.measured.max(older);
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.resume = None;
             checkpoints.begun = version;
             checkpoints.reasons.clear();
         }
-        measured
     }
 }
 

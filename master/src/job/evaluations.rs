@@ -1,7 +1,7 @@
-//! Measuring the model at the end of each epoch, or once in a job that only evaluates, in data
-//! shards that any workers take. Pure.
+//! Measuring the model of a training at the versions that [`Occasions`] name, or once in a job that
+//! only evaluates, in data shards that any workers take. Pure.
 //!
-//! A [`Merger`] adds up the shards, and epochs are told in their order, so the numbers do not
+//! A [`Merger`] adds up the shards, and versions are told in their order, so the numbers do not
 //! depend on who measured what when.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use proto::ids::{Epoch, Step, Version};
 use proto::metrics::{Confusion, Evaluation, Merger, Metric};
 use proto::pb;
-use proto::plan::Plan;
+use proto::plan::Occasions;
 
 use super::work::Shard;
 
@@ -18,34 +18,35 @@ const SHARD_RECORDS: u64 = 1024;
 
 /// When the model of a job is measured.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Occasions {
-    /// At the end of each epoch of the plan.
-    Epochs(Plan),
+pub(super) enum When {
+    /// At these versions of the training.
+    During(Occasions),
     /// Once, at version 0, which the job has from its weights.
     Once,
 }
 
-impl Occasions {
-    /// Returns the number of evaluations; each counts as one epoch.
-    const fn epochs(self) -> u64 {
+impl When {
+    /// Returns the first version that is measured of those from `version` on.
+    fn from(self, version: Version) -> Option<Version> {
         match self {
-            Self::Epochs(plan) => plan.epochs,
-            Self::Once => 1,
+            Self::During(occasions) if occasions.contains(version) => Some(version),
+            Self::During(occasions) => occasions.after(version),
+            Self::Once => Some(Version(0)).filter(|once| version <= *once),
         }
     }
 
-    /// Returns the version that is measured in an epoch.
-    fn version(self, epoch: Epoch) -> Version {
+    /// Returns the first version that is measured after this one.
+    fn after(self, version: Version) -> Option<Version> {
         match self {
-            Self::Epochs(plan) => plan.version_after(epoch),
-            Self::Once => Version(0),
+            Self::During(occasions) => occasions.after(version),
+            Self::Once => None,
         }
     }
 
-    /// Returns the first epoch that is measured again when the job goes back to `step`.
-    fn epoch_of(self, step: Step) -> Epoch {
+    /// Returns the epoch of the last step below a version.
+    const fn epoch_of(self, version: Version) -> Epoch {
         match self {
-            Self::Epochs(plan) => plan.epoch_of(step),
+            Self::During(occasions) => occasions.epoch_of(version),
             Self::Once => Epoch(0),
         }
     }
@@ -54,28 +55,29 @@ impl Occasions {
 /// The evaluations of a job.
 #[derive(Debug)]
 pub(super) struct Evaluations {
-    occasions: Occasions,
+    when: When,
     /// Validation records; 0: nothing is measured.
     records: u64,
     /// Metrics that workers measure. `None`: those that they choose.
     metrics: Option<Vec<Metric>>,
-    /// The epoch that is measured next.
-    next: Epoch,
-    /// Epochs that are being measured, oldest first.
+    /// The version that is measured next. `None`: the measurements of all have begun.
+    next: Option<Version>,
+    /// Versions that are being measured, oldest first.
     running: VecDeque<Running>,
-    /// Records whose measurement was reported, over all epochs.
+    /// Records whose measurement was reported, over all versions.
     records_done: u64,
 }
 
 #[derive(Debug)]
 struct Running {
-    epoch: Epoch,
+    version: Version,
     merger: Merger,
 }
 
 /// The model was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Measured {
+    /// Epoch of the last step below the version.
     pub(super) epoch: Epoch,
     pub(super) version: Version,
     /// Values of the metrics, the loss included.
@@ -86,44 +88,49 @@ pub(super) struct Measured {
 
 impl Evaluations {
     /// Creates the evaluations of a job, which are of `metrics`, or of those that workers choose. All
-    /// epochs before `next` were measured.
-    pub(super) const fn new(
-        occasions: Occasions,
+    /// versions up to `measured` were measured; `None`: not even version 0.
+    pub(super) fn new(
+        when: When,
         records: u64,
         metrics: Option<Vec<Metric>>,
-        next: Epoch,
+        measured: Option<Version>,
     ) -> Self {
-        Self { occasions, records, metrics, next, running: VecDeque::new(), records_done: 0 }
+        let next = match measured {
+            Some(measured) => when.after(measured),
+            None => when.from(Version(0)),
+        };
+        Self { when, records, metrics, next, running: VecDeque::new(), records_done: 0 }
     }
 
-    /// Begins unfinished epochs again, because their leases have ended. `rewound`: a step; every
-    /// epoch that ends after it is measured again.
+    /// Begins unfinished measurements again, because their leases have ended. `rewound`: a step;
+    /// every version that it or a later step makes is measured again.
     pub(super) fn again(mut self, rewound: Option<Step>) -> Self {
         if let Some(oldest) = self.running.front() {
-            self.next = oldest.epoch;
+            self.next = Some(oldest.version);
         }
         self.running.clear();
         self.records_done = 0;
         if let Some(step) = rewound {
-            self.next = self.next.min(self.occasions.epoch_of(step));
+            let again = match self.when {
+                When::During(occasions) => occasions.after(Version(step.get())),
+                When::Once => Some(Version(0)),
+            };
+            self.next = [self.next, again].into_iter().flatten().min();
         }
         self
     }
 
-    /// Epochs before this one were measured, by whoever saved the checkpoint that training goes on
+    /// Versions below this one were measured, by whoever saved the checkpoint that training goes on
     /// from.
-    pub(super) fn skip_to(&mut self, epoch: Epoch) {
-        self.next = self.next.max(epoch);
+    pub(super) fn skip_to(&mut self, version: Version) {
+        self.next = self.next.and_then(|next| self.when.from(next.max(version)));
     }
 
     /// Returns the shards to measure now that every step below `watermark` is complete.
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();
-        while self.records > 0
-            && self.next.get() < self.occasions.epochs()
-            && self.occasions.version(self.next).get() <= watermark.get()
-        {
-            let (epoch, version) = (self.next, self.occasions.version(self.next));
+        while let Some(version) = self.next.filter(|next| self.records > 0 && next.get() <= watermark.get()) {
+            let epoch = self.when.epoch_of(version);
             let shard = |begin: u64| Shard {
                 epoch,
                 version,
@@ -132,9 +139,9 @@ impl Evaluations {
                 end: self.records.min(begin + SHARD_RECORDS),
             };
             let shards: Vec<_> = (0..self.records).step_by(SHARD_RECORDS as usize).map(shard).collect();
-            self.running.push_back(Running { epoch, merger: Merger::new(shards.len()) });
+            self.running.push_back(Running { version, merger: Merger::new(shards.len()) });
             begun.extend(shards);
-            self.next = epoch.next();
+            self.next = self.when.after(version);
         }
         begun
     }
@@ -168,30 +175,31 @@ impl Evaluations {
             }
             found.tallies.retain(|metric, _| metrics.contains(metric));
         }
-        if let Some(running) = self.running.iter().find(|running| running.epoch == shard.epoch) {
+        if let Some(running) = self.running.iter().find(|running| running.version == shard.version) {
             running.merger.check(&found).map_err(wrong)?;
         }
         Ok(found)
     }
 
-    /// Takes a worker's answer; the epochs that are measured whole by it.
+    /// Takes a worker's answer; the versions that are measured whole by it.
     ///
     /// # Errors
-    /// Why the epoch cannot be measured: its outputs have too many distinct values.
+    /// Why the version cannot be measured: its outputs have too many distinct values.
     pub(super) fn record(&mut self, shard: &Shard, found: Evaluation) -> Result<Vec<Measured>, String> {
-        let (epoch, mut measured) = (shard.epoch, Vec::new());
-        let failed = |epoch: Epoch, error: proto::Error| format!("the evaluation of epoch {epoch}: {error}");
-        if let Some(running) = self.running.iter_mut().find(|running| running.epoch == epoch) {
-            running.merger.add(shard.index, found).map_err(|error| failed(epoch, error))?;
+        let (version, mut measured) = (shard.version, Vec::new());
+        let failed =
+            |version: Version, error: proto::Error| format!("the evaluation of version {version}: {error}");
+        if let Some(running) = self.running.iter_mut().find(|running| running.version == version) {
+            running.merger.add(shard.index, found).map_err(|error| failed(version, error))?;
             self.records_done += shard.end - shard.begin;
         }
-        while let Some(Running { epoch, merger }) =
+        while let Some(Running { version, merger }) =
             self.running.pop_front_if(|running| running.merger.is_complete())
         {
-            let whole = merger.finish().map_err(|error| failed(epoch, error))?;
+            let whole = merger.finish().map_err(|error| failed(version, error))?;
             measured.push(Measured {
-                epoch,
-                version: self.occasions.version(epoch),
+                epoch: self.when.epoch_of(version),
+                version,
                 metrics: whole.values(),
                 confusion: whole.confusion().cloned(),
                 samples: whole.samples,
@@ -200,18 +208,18 @@ impl Evaluations {
         Ok(measured)
     }
 
-    /// Returns the first epoch that is not measured. `None`: nothing is measured.
-    pub(super) fn first_unmeasured(&self) -> Option<Epoch> {
-        let running = self.running.front().map(|running| running.epoch);
-        (self.records > 0).then(|| running.unwrap_or(self.next))
+    /// Returns the first version that is to be measured and is not. `None`: there is none.
+    pub(super) fn first_unmeasured(&self) -> Option<Version> {
+        let running = self.running.front().map(|running| running.version);
+        running.or(self.next).filter(|_| self.records > 0)
     }
 
     /// Returns whether all that is to be measured is measured.
     pub(super) fn is_done(&self) -> bool {
-        self.records == 0 || (self.running.is_empty() && self.next.get() == self.occasions.epochs())
+        self.records == 0 || (self.running.is_empty() && self.next.is_none())
     }
 
-    /// Returns the number of records whose measurement was reported, over all epochs.
+    /// Returns the number of records whose measurement was reported, over all versions.
     pub(super) const fn records_done(&self) -> u64 {
         self.records_done
     }
@@ -220,11 +228,15 @@ impl Evaluations {
 #[cfg(test)]
 mod tests {
     use proto::metrics::{ClassCounts, REPORT_SCORES_MAX, SCORES_MAX, ScoreCounts, Scores, Tally};
+    use proto::plan::Plan;
 
     use super::*;
 
     const PLAN: Plan = Plan { records: 4, micro: 1, microbatches_per_step: 2, epochs: 2 };
-    const EPOCHS: Occasions = Occasions::Epochs(PLAN);
+
+    fn epochs() -> When {
+        When::During(Occasions::new(PLAN, None))
+    }
 
     fn evaluated(shard: &Shard, loss_sum: f64, right: f64) -> pb::Evaluated {
         let samples = shard.end - shard.begin;
@@ -244,7 +256,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_measured_in_shards_once_its_steps_are_done() {
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::Accuracy]), None);
         assert!(evaluations.begin(Step(1)).is_empty() && !evaluations.is_done());
         let shards = evaluations.begin(Step(2));
         let ranges: Vec<_> =
@@ -261,7 +273,7 @@ mod tests {
 
     #[test]
     fn epochs_are_told_in_order_and_the_last_one_ends_it() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
@@ -271,9 +283,26 @@ mod tests {
     }
 
     #[test]
+    fn versions_within_an_epoch_are_measured_too_and_each_only_once() {
+        let plan = Plan { microbatches_per_step: 1, ..PLAN };
+        let when = || When::During(Occasions::new(plan, Some(3)));
+        let versions = |shards: Vec<Shard>| {
+            shards.iter().map(|shard| (shard.version.get(), shard.epoch.get())).collect()
+        };
+        let all = |mut evaluations: Evaluations| -> Vec<_> { versions(evaluations.begin(Step(8))) };
+        let of = |measured| Evaluations::new(when(), 10, vec![], measured);
+        assert_eq!(all(of(None)), [(3, 0), (4, 0), (6, 1), (8, 1)]);
+        assert_eq!(all(of(Some(Version(4)))), [(6, 1), (8, 1)]);
+        assert_eq!(all(of(Some(Version(4))).again(Some(Step(3)))), [(4, 0), (6, 1), (8, 1)]);
+        let mut later = of(None);
+        later.skip_to(Version(4));
+        assert_eq!(all(later), [(4, 0), (6, 1), (8, 1)], "a restored version is measured");
+    }
+
+    #[test]
     fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
         let begun = || {
-            let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![]), Epoch(0));
+            let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![]), None);
             let shards = evaluations.begin(Step(4));
             assert_eq!(record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
@@ -289,7 +318,7 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
         assert!(evaluations.check(&shard, good.clone(), 0).is_ok());
@@ -304,8 +333,7 @@ mod tests {
 
     #[test]
     fn skipped_records_are_not_measured() {
-        let mut evaluations =
-            Evaluations::new(Occasions::Epochs(PLAN), 1500, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::Accuracy]), None);
         let shards = evaluations.begin(Step(2));
         let found = |samples: u64, right: f64| {
             let tally = Tally::Mean { sum: right, count: samples };
@@ -325,7 +353,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_a_worker_from_before_tallies_counts() {
-        let mut evaluations = Evaluations::new(EPOCHS, 10, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
         let shard = evaluations.begin(Step(2))[0];
         let metric_sums = [("accuracy".to_owned(), 4.0)].into();
         let old = pb::Evaluated { loss_sum: 5.0, samples: 10, metric_sums, ..Default::default() };
@@ -335,7 +363,7 @@ mod tests {
 
     #[test]
     fn networks_with_different_numbers_of_classes_are_not_one_job() {
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(vec![Metric::F1]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::F1]), None);
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, classes| {
             let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
@@ -350,7 +378,7 @@ mod tests {
     #[test]
     fn metrics_are_computed_from_what_all_shards_counted() {
         let metrics = vec![Metric::Rmse, Metric::Auc, Metric::F1, Metric::ConfusionMatrix];
-        let mut evaluations = Evaluations::new(EPOCHS, 1500, Some(metrics), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 1500, Some(metrics), None);
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, sum: f64, scores: &[(f32, bool)], class: usize| {
             let samples = shard.end - shard.begin;
@@ -382,10 +410,10 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_with_too_many_scores_fails_and_says_what_to_do() {
+    fn an_evaluation_with_too_many_scores_fails_and_says_what_to_do() {
         let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
         let records = shards as u64 * SHARD_RECORDS;
-        let mut evaluations = Evaluations::new(EPOCHS, records, Some(vec![Metric::Auc]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), records, Some(vec![Metric::Auc]), None);
         let mut failed = None;
         for (at, shard) in evaluations.begin(Step(2)).iter().enumerate() {
             let first = at * REPORT_SCORES_MAX;
@@ -398,13 +426,13 @@ mod tests {
             failed = evaluations.record(shard, found).err();
         }
         let said = failed.unwrap();
-        assert!(said.starts_with("the evaluation of epoch 0: metric `auc`: more than 4194304"), "{said}");
+        assert!(said.starts_with("the evaluation of version 2: metric `auc`: more than 4194304"), "{said}");
         assert!(said.contains("use fewer validation records"), "{said}");
     }
 
     #[test]
     fn a_job_that_only_evaluates_is_measured_once_at_version_0() {
-        let mut evaluations = Evaluations::new(Occasions::Once, 1500, Some(vec![Metric::Accuracy]), Epoch(0));
+        let mut evaluations = Evaluations::new(When::Once, 1500, Some(vec![Metric::Accuracy]), None);
         assert!(!evaluations.is_done());
         let shards = evaluations.begin(Step(0));
         assert!(shards.iter().all(|shard| (shard.epoch, shard.version) == (Epoch(0), Version(0))));
@@ -421,7 +449,7 @@ mod tests {
 
     #[test]
     fn without_validation_records_nothing_is_measured() {
-        let mut evaluations = Evaluations::new(EPOCHS, 0, Some(vec![]), Epoch(0));
+        let mut evaluations = Evaluations::new(epochs(), 0, Some(vec![]), None);
         assert!(evaluations.begin(Step(4)).is_empty() && evaluations.is_done());
     }
 }

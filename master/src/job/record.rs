@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use proto::ids::{Epoch, Era, JobId};
+use proto::ids::{Epoch, Era, JobId, Version};
 use proto::numerics::Since;
 use proto::pb;
 use proto::pb::JobState;
@@ -49,7 +49,8 @@ impl Job {
             placement: placed.map(Partitions::placement),
             fresh: placed.map(Partitions::fresh).unwrap_or_default(),
             era: self.era.get(),
-            epochs_measured: self.epochs_measured.get(),
+            epochs_measured: 0,
+            measured: self.measured.map(Version::get),
             final_metrics: self.numbers.final_metrics.clone(),
             leases_expired: self.numbers.leases_expired,
             workers_seen: self.numbers.workers_seen(),
@@ -113,7 +114,7 @@ impl Job {
         job.numbers.confusion = record.confusion;
         job.skips.restore(record.skipped_train, record.skipped_validation);
         job.era = Era(record.era);
-        job.epochs_measured = Epoch(record.epochs_measured);
+        job.measured = record.measured.map(Version);
         if let Some(end) = record.ending {
             job.phase.decide(End { state: end.state(), reason: end.reason });
         }
@@ -138,6 +139,12 @@ impl Job {
             facts = Some(index.facts(&job.spec)?);
         }
         if let Some(facts) = facts {
+            if let Some(last) = record.epochs_measured.checked_sub(1) {
+                job.measured = job.measured.or(Some(match job.spec.purpose.trains() {
+                    true => facts.plan.version_after(Epoch(last)),
+                    false => Version(0),
+                }));
+            }
             job.queue.clear();
             let trained = record.placement.is_some() && record.fresh.iter().all(|fresh| !fresh);
             let partitions = match record.placement {

@@ -213,8 +213,8 @@ impl Job {
         let applied = Applied::on_all(&ledgers);
         let limits = limits(&self.spec, self.settings);
         let resumed = self.checkpoints.as_ref().is_some_and(|checkpoints| checkpoints.resume.is_some());
-        let skipped = self.on_begun(begun);
-        let (measured, trained) = (self.epochs_measured, self.times.training(now));
+        self.on_begun(begun);
+        let (measured, trained) = (self.measured, self.times.training(now));
         let told = self.told();
         let Phase::Beginning(Beginning { model: Model { facts, .. }, before, .. }) = &mut self.phase else {
             return;
@@ -227,7 +227,7 @@ impl Job {
             training.samples_done = training.samples_done.min(samples.unwrap_or(u64::MAX));
         }
         training.losses.skip_to(told);
-        training.evaluations.skip_to(skipped);
+        training.evaluations.skip_to(begun.unwrap_or_default());
         if resumed {
             self.numbers.samples_before = training.samples_done;
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use proto::ids::{Epoch, IncarnationId, LeaseId, MicrobatchId, Step};
+use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step, Version};
 use proto::optimizer::OptimizerSpec;
 use proto::pb;
 use proto::plan::Plan;
@@ -11,7 +11,7 @@ use proto::spec::{JobSpec, Order, Purpose};
 use proto::status::{Failure, Kind};
 
 use super::ended;
-use super::evaluations::{Evaluations, Occasions};
+use super::evaluations::{Evaluations, When};
 use super::index::Facts;
 use super::losses::{Losses, Told};
 use super::parts::Predictions;
@@ -44,11 +44,11 @@ pub(super) struct Training {
 impl Training {
     /// Returns the books when these steps are applied on all partitions. `before`: the training as
     /// it was before a ps was lost; without one the master was started again, or nothing is trained
-    /// yet. All epochs before `measured` were measured.
+    /// yet. All versions up to `measured` were measured.
     ///
     /// In canonical order the whole job was rewound, so what comes after is told and measured
     /// again, with the same numbers. In arrival order only one partition was, and what was told of
-    /// a step or an epoch stays told. `trained`: see [`advance`](Self::advance).
+    /// a step or an evaluation stays told. `trained`: see [`advance`](Self::advance).
     pub(super) fn new(
         spec: &JobSpec,
         facts: &Facts,
@@ -56,7 +56,7 @@ impl Training {
         trained: Duration,
         applied: &Applied,
         mut before: Option<Self>,
-        measured: Epoch,
+        measured: Option<Version>,
     ) -> Self {
         let mut books = Dispatcher::new(facts.plan, spec.consistency.resolve().delay, limits).after(applied);
         // Workers are as fast as before.
@@ -68,16 +68,16 @@ impl Training {
         }
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
         let from_here = || Losses::new(plan, watermark, trained);
-        let (occasions, validation) = match spec.purpose {
-            Purpose::Train => (Occasions::Epochs(plan), facts.validation),
-            Purpose::Evaluate => (Occasions::Once, facts.validation),
-            Purpose::Predict => (Occasions::Once, 0),
+        let (when, validation) = match (spec.purpose, spec.occasions(plan)) {
+            (Purpose::Train, Some(occasions)) => (When::During(occasions), facts.validation),
+            (Purpose::Evaluate, _) => (When::Once, facts.validation),
+            (Purpose::Train, None) | (Purpose::Predict, _) => (When::Once, 0),
         };
         let (losses, evaluations) = match before {
             None => {
                 // A program that drives the model names metrics only when it measures.
                 let metrics = (!spec.is_driven()).then(|| spec.model.metrics.clone());
-                (from_here(), Evaluations::new(occasions, validation, metrics, measured))
+                (from_here(), Evaluations::new(when, validation, metrics, measured))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),
@@ -130,9 +130,8 @@ impl Training {
     /// Holds back what must wait for an evaluation.
     pub(super) fn hold_back(&mut self) {
         let unmeasured = self.evaluations.first_unmeasured().filter(|_| self.measures_between);
-        if let Some(Epoch(epoch)) = unmeasured {
-            let first = (epoch + 1).saturating_mul(self.plan.microbatches_per_epoch());
-            self.books.hold_back(MicrobatchId(first));
+        if let Some(version) = unmeasured {
+            self.books.hold_back(self.plan.first_of(Step(version.get())));
         }
     }
 

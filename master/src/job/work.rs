@@ -40,12 +40,13 @@ pub(crate) struct Part {
     pub(crate) end: u64,
 }
 
-/// A data shard of the validation records at the end of an epoch.
+/// A data shard of the validation records, and the version to measure on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
+    /// Epoch of the last step below the version.
     pub(crate) epoch: Epoch,
     pub(crate) version: Version,
-    /// Index of the shard in its epoch.
+    /// Index of the shard in the evaluation of its version.
     pub(crate) index: usize,
     /// Validation records `[begin, end)`.
     pub(crate) begin: u64,
@@ -58,8 +59,8 @@ impl Work {
         match self {
             Self::Index { path, .. } => format!("count the records of `{path}`"),
             Self::Init => "initialize the model".to_owned(),
-            Self::Evaluate(Shard { epoch, begin, end, .. }) => {
-                format!("measure validation records {begin} to {} after epoch {epoch}", end - 1)
+            Self::Evaluate(Shard { version, begin, end, .. }) => {
+                format!("measure version {version} on validation records {begin} to {}", end - 1)
             }
             Self::Export(_) => "export the model".to_owned(),
             Self::Predict(Part { begin, end }) => format!("predict records {begin} to {}", end - 1),
@@ -98,8 +99,8 @@ impl fmt::Display for Work {
         match self {
             Self::Index { path, .. } => write!(f, "`{path}` cannot be indexed"),
             Self::Init => f.write_str("the model cannot be initialized"),
-            Self::Evaluate(Shard { epoch, begin, end, .. }) => {
-                write!(f, "validation records {begin} to {} cannot be measured after epoch {epoch}", end - 1)
+            Self::Evaluate(Shard { version, begin, end, .. }) => {
+                write!(f, "version {version} cannot be measured on validation records {begin} to {}", end - 1)
             }
             Self::Export(_) => f.write_str("the model cannot be exported"),
             Self::Predict(Part { begin, end }) => {

@@ -301,6 +301,7 @@ pub fn digest(spec: &JobSpec) -> String {
     spec.fleet = crate::spec::FleetSpec::default();
     spec.limits = crate::spec::LimitsSpec::default();
     spec.checkpoint = None;
+    spec.evaluation = crate::spec::EvaluationSpec::default();
     spec.numerics = crate::spec::NumericsSpec::default();
     spec.data.base = None;
     crate::artifact::sha256_hex(spec.to_json().as_bytes())

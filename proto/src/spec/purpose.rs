@@ -5,7 +5,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::SCHEMES;
-use super::{ConsistencySpec, DataSet, JobSpec, Loss, MissingRule, MissingSpec, OnError, Transform};
+use super::{
+    ConsistencySpec, DataSet, EvaluationSpec, JobSpec, Loss, MissingRule, MissingSpec, OnError, Transform,
+};
 use crate::error::Result;
 use crate::predictions::PredictionFormat;
 
@@ -135,6 +137,7 @@ impl JobSpec {
         self.model.initial = Some(initial);
         self.predict = predict;
         self.checkpoint = None;
+        self.evaluation = EvaluationSpec::default();
         self.consistency = ConsistencySpec::default();
         self.data.mixup = None;
         if purpose == Purpose::Predict {
@@ -159,7 +162,7 @@ impl JobSpec {
     }
 
     pub(super) fn validate_purpose(&self, check: &mut impl FnMut(bool, String)) {
-        let validates = self.data.validation.is_some() || self.data.validation_fraction.is_some();
+        let validates = self.data.validates();
         let purpose = self.purpose;
         check(
             purpose == Purpose::Predict || self.predict.is_none(),

@@ -80,6 +80,7 @@ impl JobSpec {
         self.validate_mixup(&mut check);
         self.validate_purpose(&mut check);
         self.data.validate(|set| self.needs_labels(set), &mut check);
+        self.validate_evaluation(&mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
         let microbatches = effective.div_ceil(micro.max(1));
         check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());
@@ -288,7 +289,7 @@ impl DataSpec {
 
 impl DataSpec {
     fn validate_transforms(&self, check: &mut impl FnMut(bool, String)) {
-        let validates = self.validation.is_some() || self.validation_fraction.is_some();
+        let validates = self.validates();
         for (section, columns) in
             [("transforms", &self.transforms), ("validation_transforms", &self.validation_transforms)]
         {

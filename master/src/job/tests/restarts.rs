@@ -5,7 +5,13 @@ use super::*;
 impl World {
     /// The master dies and starts again; nobody has registered yet.
     pub(super) fn start_again(&mut self) {
-        let record = self.job.take_record(self.now).expect("something to write down");
+        self.start_again_with(|_| {});
+    }
+
+    /// The master dies and another one starts, for which `change` writes the record.
+    fn start_again_with(&mut self, change: impl FnOnce(&mut pb::JobRecord)) {
+        let mut record = self.job.take_record(self.now).expect("something to write down");
+        change(&mut record);
         let log = EventLog::restored(self.job.log.after(0, usize::MAX).expect("few"));
         let settings = self.job.settings;
         self.fleet = Membership::new(IncarnationId(1000), 5 * SECOND, 99);
@@ -84,6 +90,32 @@ fn a_rewind_lets_the_curve_go_back_also_when_the_master_is_started_again_after_i
     assert_eq!(world.told(), [0, 1, 0, 1, 2, 3]);
     let rewinds = world.events().into_iter().filter(|event| matches!(event, Event::Rewind(_))).count();
     assert_eq!(rewinds, 1, "told once");
+}
+
+#[test]
+fn the_journal_of_an_older_master_says_how_many_epochs_are_measured() {
+    let steps = |world: &World| {
+        let step = |event| match event {
+            Event::Evaluation(event) => Some(event.step),
+            _ => None,
+        };
+        world.events().into_iter().filter_map(step).collect::<Vec<_>>()
+    };
+    for (epochs, again) in [(0, vec![2, 2, 4]), (1, vec![2, 4])] {
+        let mut world = World::training(parse(""), 1);
+        while steps(&world).is_empty() {
+            let lease = world.lease(0).expect("work");
+            world.complete(0, &lease, report(&lease));
+        }
+        world.start_again_with(|record| {
+            assert_eq!(record.measured.take(), Some(2));
+            record.epochs_measured = epochs;
+        });
+        world.come_back("p", 2);
+        world.survey(&[2]);
+        world.work();
+        assert_eq!(steps(&world), again, "{epochs} epochs were measured");
+    }
 }
 
 #[test]
