@@ -169,8 +169,14 @@ pub(crate) fn train(step: u64) -> Event {
 /// Returns the evaluation of an epoch.
 pub(crate) fn evaluation(epoch: u64) -> Event {
     let metrics = [("accuracy".to_owned(), 0.75), ("loss".to_owned(), 0.25)].into();
-    let evaluation =
-        pb::EvaluationEvent { epoch, step: 2 * (epoch + 1), metrics, samples: 20, within_epoch: false };
+    let evaluation = pb::EvaluationEvent {
+        epoch,
+        step: 2 * (epoch + 1),
+        metrics,
+        samples: 20,
+        within_epoch: false,
+        set: String::new(),
+    };
     event(10 + epoch, Kind::Evaluation(evaluation))
 }
 

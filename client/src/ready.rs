@@ -94,7 +94,8 @@ pub async fn replace_patterns(spec: &mut JobSpec, root: Option<&Path>) -> Result
 /// Checks that all local data files can be read.
 fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
-    let files = sets.flat_map(|files| files.lists.values().flatten());
+    let sets: Vec<_> = sets.collect();
+    let files = sets.iter().flat_map(|files| files.lists.values().flatten());
     let local = files.filter(|file| !data_url::is_remote(file));
     let files: Vec<_> = local.map(|file| spec.data.locate(file, root)).collect();
     let wants_folders = spec.data.format == Format::Images;

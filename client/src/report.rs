@@ -49,13 +49,17 @@ pub struct Summary {
     /// Bad records that the job skipped: their numbers, and the first of them. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<Value>,
-    /// Metrics of the last evaluation; without one, the training loss of the newest step.
+    /// Metrics of the last evaluation, or of the best version of a job that selects one. Those of
+    /// named sets are `SET/METRIC`. Without an evaluation, the training loss of the newest step.
     #[serde(rename = "final")]
     metrics: BTreeMap<String, f64>,
     /// Confusion matrix of the last evaluation: a row for each class, with the number of its labels
     /// by predicted class. Absent if it is no metric of the job or an output was NaN.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion_matrix: Option<Vec<Vec<u64>>>,
+    /// Confusion matrices of named validation sets, likewise, by the name of the set.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    confusion_matrices: BTreeMap<String, Vec<Vec<u64>>>,
     /// Metrics of each evaluation, in the order of the steps. Absent where events are not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     evaluations: Vec<Map<String, Value>>,
@@ -100,6 +104,7 @@ impl Summary {
             skipped: skipped(status),
             metrics: final_metrics(status),
             confusion_matrix: confusion(status),
+            confusion_matrices: confusions(status),
             evaluations: Vec::new(),
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
@@ -149,7 +154,16 @@ pub fn predictions(status: &JobStatus) -> Option<&str> {
 
 /// Returns the rows of the confusion matrix of the last evaluation.
 fn confusion(status: &JobStatus) -> Option<Vec<Vec<u64>>> {
-    let matrix = Confusion::try_from(status.confusion.clone()?).ok()?;
+    rows(status.confusion.as_ref()?)
+}
+
+/// Returns the rows of the confusion matrices of named validation sets.
+fn confusions(status: &JobStatus) -> BTreeMap<String, Vec<Vec<u64>>> {
+    status.confusions.iter().filter_map(|(set, matrix)| Some((set.clone(), rows(matrix)?))).collect()
+}
+
+fn rows(matrix: &pb::ConfusionMatrix) -> Option<Vec<Vec<u64>>> {
+    let matrix = Confusion::try_from(matrix.clone()).ok()?;
     Some(matrix.rows().map(<[u64]>::to_vec).collect())
 }
 
@@ -222,6 +236,7 @@ pub fn json(status: &JobStatus) -> Value {
         "numerics_facts": status.numerics_class.as_ref().map(|numerics| &numerics.facts),
         "numerics": numerics(status),
     });
+    value["confusion_matrices"] = json!(confusions(status));
     value["purpose"] = json!(status.purpose().name());
     value["records"] = json!(status.records);
     value["records_done"] = json!(status.records_done);

@@ -43,8 +43,8 @@ pub struct Folder {
     job: String,
     metrics: Option<File>,
     tensorboard: Option<(PathBuf, File)>,
-    /// Evaluations of this job, by step.
-    evaluations: BTreeMap<u64, pb::EvaluationEvent>,
+    /// Evaluations of this job, by step and validation set.
+    evaluations: BTreeMap<(u64, String), pb::EvaluationEvent>,
     /// A line was lost, so everything is written anew at the end.
     broken: bool,
     /// Lines and TensorBoard files of an earlier run that the job resumes. The lines stay in front.
@@ -186,7 +186,8 @@ impl Folder {
     fn write_event(&mut self, event: &Event) -> Result<()> {
         match &event.kind {
             Kind::Evaluation(evaluation) => {
-                self.evaluations.insert(evaluation.step, evaluation.clone());
+                let key = (evaluation.step, evaluation.set.clone());
+                self.evaluations.insert(key, evaluation.clone());
             }
             Kind::Rewind(rewind) => self.evaluations.retain(|_, measured| measured.step <= rewind.version),
             _ => {}

@@ -67,7 +67,7 @@ impl Dataset {
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;
-        let open = |file| tables::open(&spec.data, files, file, root, Pass { observer, ..Pass::plain() });
+        let open = |file| tables::open(&spec.data, &files, file, root, Pass { observer, ..Pass::plain() });
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 

@@ -55,7 +55,7 @@ pub fn index_observed(
         let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
         schema::label_index(&spec.data, &names).filter(|_| spec.model.loss.wants_classes())
     };
-    let table = tables::open(&spec.data, files, file, root, Pass { observer, collects: &label })?;
+    let table = tables::open(&spec.data, &files, file, root, Pass { observer, collects: &label })?;
     let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table, observer)?;
     let content = table.content(observer)?;

@@ -17,7 +17,8 @@ use crate::remote;
 /// A folder cannot be listed, or no file fits a pattern.
 pub fn without_patterns(data: &DataSpec, root: Option<&Path>) -> Result<DataSpec> {
     let mut replaced = data.clone();
-    for files in [Some(&mut replaced.train), replaced.validation.as_mut()].into_iter().flatten() {
+    let validation = replaced.validation.iter_mut().chain(replaced.validation_sets.values_mut());
+    for files in std::iter::once(&mut replaced.train).chain(validation) {
         replace(files, data, root)?;
     }
     Ok(replaced)

@@ -1004,6 +1004,7 @@ impl Books {
             let unreadable = self.unreadable.get(&id).map(unreadable_status);
             let mut status = unreadable.unwrap_or_else(|| self.listed(now, id));
             status.confusion = None;
+            status.confusions.clear();
             status.skipped.iter_mut().for_each(|skipped| skipped.records.clear());
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.

@@ -485,20 +485,17 @@ impl Job {
     }
 
     fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
-        let evaluations::Measured { epoch, version, metrics, confusion, samples } = measured;
-        self.numbers.final_metrics.clone_from(&metrics);
-        self.numbers.confusion = confusion.as_ref().map(Into::into);
+        let evaluations::Measured { epoch, version, sets } = measured;
+        self.numbers.take_measured(&sets);
         self.measured = Some(version);
         self.changed = true;
         let ends = |facts: &index::Facts| facts.plan.ends_epoch(version);
-        let event = pb::EvaluationEvent {
-            epoch: epoch.get(),
-            step: version.get(),
-            metrics,
-            samples,
-            within_epoch: self.spec.purpose.trains() && !self.phase.facts().is_some_and(ends),
-        };
-        self.log.append(now.unix_ms, Event::Evaluation(event));
+        let within_epoch = self.spec.purpose.trains() && !self.phase.facts().is_some_and(ends);
+        for evaluations::MeasuredSet { name, metrics, samples, .. } in sets {
+            let (epoch, step) = (epoch.get(), version.get());
+            let event = pb::EvaluationEvent { epoch, step, metrics, samples, within_epoch, set: name };
+            self.log.append(now.unix_ms, Event::Evaluation(event));
+        }
         self.effects.push(Effect::Unpin(self.reachable(), self.era, version));
         self.maybe_publish(now);
     }

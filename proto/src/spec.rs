@@ -15,6 +15,7 @@ mod purpose;
 mod records;
 pub mod transform;
 mod validate;
+mod validation;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ pub use self::mixup::MixupSpec;
 pub use self::purpose::{PredictSpec, Purpose};
 pub use self::records::Records;
 pub use self::transform::Transform;
+pub use self::validation::ValidationSet;
 use crate::column::ElementType;
 use crate::duration;
 use crate::error::{Error, Result};
@@ -177,6 +179,9 @@ pub struct DataSpec {
     /// Validation files. Either these or `validation_fraction`, or neither for no evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<FilesSpec>,
+    /// Further validation files, by the name of their set. Each set is measured by itself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_sets: BTreeMap<String, FilesSpec>,
     /// Share of the training records, drawn by the seed, that validate instead; in (0, 1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_fraction: Option<f64>,
@@ -775,6 +780,7 @@ impl DataSpec {
             format,
             train,
             validation: None,
+            validation_sets: BTreeMap::new(),
             validation_fraction: None,
             shuffle: Shuffle::default(),
             window: None,
@@ -801,14 +807,6 @@ impl DataSpec {
     pub fn windows(&self) -> Option<(u64, u32)> {
         let settings = || (self.window.unwrap_or(10_000), self.interleave.unwrap_or(16));
         (self.shuffle == Shuffle::Window).then(settings)
-    }
-
-    /// Returns the files of a data set, if it has files of its own.
-    pub fn files(&self, set: DataSet) -> Option<&FilesSpec> {
-        match set {
-            DataSet::Train => Some(&self.train),
-            DataSet::Validation => self.validation.as_ref(),
-        }
     }
 
     /// Returns the columns that the model takes. `None`: one argument `features` in f32. A model of

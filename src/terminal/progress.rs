@@ -8,7 +8,9 @@ use std::time::Duration;
 use client::{Event, JobState, Kind};
 use proto::pb;
 
-use crate::terminal::report::{count, duration, metrics, rate, state_with_reason, value, workers};
+use crate::terminal::report::{
+    VALIDATION, count, duration, metrics, rate, state_with_reason, value, workers,
+};
 use crate::terminal::screen::Screen;
 
 /// The progress of one job.
@@ -90,6 +92,11 @@ fn training(train: &pb::TrainEvent, left: Option<Duration>) -> String {
     )
 }
 
+/// Returns the name of the validation set that was measured.
+fn set(evaluation: &pb::EvaluationEvent) -> &str {
+    if evaluation.set.is_empty() { VALIDATION } else { &evaluation.set }
+}
+
 /// Returns the line of any other event.
 fn line(kind: &Kind) -> Option<String> {
     Some(match kind {
@@ -98,14 +105,16 @@ fn line(kind: &Kind) -> Option<String> {
         Kind::State(state) => state_with_reason(state.state(), &state.reason),
         // No epoch ends at step 0: the job only evaluates.
         Kind::Evaluation(evaluation) if evaluation.step == 0 => format!(
-            "validation: {} ({})",
+            "{}: {} ({})",
+            set(evaluation),
             metrics(&evaluation.metrics),
             count(evaluation.samples, "record", "records")
         ),
         Kind::Evaluation(evaluation) => format!(
-            "epoch {}{}, validation: {} ({}, step {})",
+            "epoch {}{}, {}: {} ({}, step {})",
             evaluation.epoch + 1,
             if evaluation.within_epoch { "" } else { " done" },
+            set(evaluation),
             metrics(&evaluation.metrics),
             count(evaluation.samples, "record", "records"),
             evaluation.step
@@ -210,6 +219,13 @@ mod tests {
         let Kind::Evaluation(measured) = evaluation(0).kind else { unreachable!() };
         let once = Kind::Evaluation(pb::EvaluationEvent { step: 0, ..measured });
         assert_eq!(line(&once).unwrap(), "validation: loss 0.2500, accuracy 0.7500 (20 records)");
+        let Kind::Evaluation(measured) = evaluation(0).kind else { unreachable!() };
+        let set = "test".to_owned();
+        let within = Kind::Evaluation(pb::EvaluationEvent { within_epoch: true, set, ..measured });
+        assert_eq!(
+            line(&within).unwrap(),
+            "epoch 1, test: loss 0.2500, accuracy 0.7500 (20 records, step 2)"
+        );
         assert_eq!(text(state(1, JobState::Running, "2 workers")).unwrap(), "running: 2 workers");
         let fleet = pb::FleetEvent { generation: 2, workers: 1, ps: 2, reason: "worker `b` died".into() };
         assert_eq!(text(event(1, Kind::Fleet(fleet))).unwrap(), "fleet: 1 worker, 2 ps: worker `b` died");

@@ -76,6 +76,19 @@ pub(crate) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
     parts.join(", ")
 }
 
+/// Metrics of each validation set, by the name that a line gives it.
+fn by_set(all: &BTreeMap<String, f64>) -> BTreeMap<&str, BTreeMap<String, f64>> {
+    let mut sets = BTreeMap::<_, BTreeMap<_, _>>::new();
+    for (name, &number) in all {
+        let (set, metric) = name.split_once('/').unwrap_or((VALIDATION, name));
+        sets.entry(set).or_default().insert(metric.to_owned(), number);
+    }
+    sets
+}
+
+/// Name of the set `data.validation` for people.
+pub(crate) const VALIDATION: &str = "validation";
+
 /// One job, for `ebb status`.
 pub(crate) fn status(status: &JobStatus) -> String {
     let mut text = String::new();
@@ -130,7 +143,9 @@ pub(crate) fn status(status: &JobStatus) -> String {
     line("data", waited.unwrap_or_default());
     line("skipped", status.skipped.as_ref().map(skipped).unwrap_or_default());
     line("loss", status.loss.map(value).unwrap_or_default());
-    line("validation", metrics(&status.final_metrics));
+    for (set, measured) in by_set(&status.final_metrics) {
+        line(set, metrics(&measured));
+    }
     line("predictions", predictions(status).unwrap_or_default().to_owned());
     let saved = status.checkpoint.map(|version| format!("version {version} in {}", status.checkpoints));
     line("checkpoint", saved.unwrap_or_default());
@@ -261,8 +276,12 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
         line("reason", &status.reason);
     }
     line("skipped", &status.skipped.as_ref().map(skipped).unwrap_or_default());
-    let measured = if status.final_metrics.is_empty() { "training" } else { "validation" };
-    line(measured, &metrics(&final_metrics(status)));
+    if status.final_metrics.is_empty() {
+        line("training", &metrics(&final_metrics(status)));
+    }
+    for (set, measured) in by_set(&status.final_metrics) {
+        line(set, &metrics(&measured));
+    }
     if let Some(Written { dir, files, copy }) = written {
         line("results", &format!("{}: {}", dir.display(), files.join(", ")));
         line("copied to", copy.as_deref().unwrap_or_default());

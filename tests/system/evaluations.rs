@@ -63,3 +63,49 @@ fn evaluations_within_epochs_have_the_same_numbers_for_any_fleet_and_after_a_los
     assert!(evaluations(&out) == evaluations(&calm), "other numbers than an undisturbed run");
     assert!(harness::model(&out) == harness::model(&calm), "other bits than an undisturbed run");
 }
+
+/// Returns the files of the example, cut to a range of records.
+fn files(begin: u64, end: u64) -> String {
+    format!(
+        "{{ features = [\"images.idx3.gz\"], labels = [\"labels.idx1.gz\"], records = [{begin}, {end}] }}"
+    )
+}
+
+/// Returns the data section of the example with other validation records.
+fn data(validation: &str) -> String {
+    format!(
+        "data={{ format = \"idx\", train = {}, {validation}, normalize = {{ scale = 16, mean = 0.305, std = 0.376 }} }}",
+        files(0, 1400)
+    )
+}
+
+#[test]
+fn each_validation_set_has_the_numbers_that_it_has_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dev, test) = (files(1400, 1600), files(1600, 1797));
+    let several = data(&format!("validation = {dev}, validation_sets = {{ test = {test} }}"));
+    let both = alone(dir.path(), &["epochs=2", &several]);
+    let of_set = |out: &Path, set: &Value| -> Vec<Value> {
+        let all = events(out, "eval");
+        all.into_iter().filter(|event| event["set"] == *set).map(|event| event["accuracy"].clone()).collect()
+    };
+    let other = tempfile::tempdir().unwrap();
+    let only = alone(other.path(), &["epochs=2", &data(&format!("validation = {test}"))]);
+    assert_eq!(of_set(&both, &"test".into()), of_set(&only, &Value::Null));
+    assert_eq!(of_set(&both, &Value::Null).len(), 2);
+    let last = &summary(&both)["final"];
+    assert_eq!(last["test/accuracy"], summary(&only)["final"]["accuracy"]);
+    assert!(last["accuracy"].is_f64(), "{last}");
+    assert!(harness::model(&both) == harness::model(&only), "what is measured changes no weights");
+
+    let cluster = Cluster::start(2, 3);
+    let (job, model) = (job().display().to_string(), both.display().to_string());
+    let command = ["evaluate", &job, "--model", &model, "--master", &cluster.url, "--set", &several];
+    let said = succeed(command);
+    assert!(said.contains("397 of 397 records evaluated"), "{said}");
+    assert!(said.contains("validation") && said.contains("test"), "{said}");
+    let output = harness::ebb([&command[..], &["--json"]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let together: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(&together["final"], last);
+}

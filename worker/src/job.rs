@@ -96,7 +96,9 @@ impl Job {
             true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
             false => None,
         };
-        if let (Some(data), Some(_)) = (&validation, &spec.data.validation) {
+        if let (Some(data), Some(DataSet::Validation)) =
+            (&validation, spec.data.files_of(DataSet::Validation))
+        {
             data.check(&reply.validation_records, &reply.validation_bytes, &reply.validation_versions)?;
         }
         let files = download(id, &reply.artifacts, &options.scratch, master, progress).await?;

@@ -45,11 +45,14 @@ pub fn line(event: &Event) -> Option<String> {
     Some(value.to_string())
 }
 
-/// Returns the epoch, the step and the metrics of an evaluation.
+/// Returns the epoch, the step and the metrics of an evaluation, with the name of a named set.
 pub(crate) fn evaluation(evaluation: &pb::EvaluationEvent) -> Map<String, Value> {
     let mut values = Map::new();
     values.insert("epoch".to_owned(), evaluation.epoch.into());
     values.insert("step".to_owned(), evaluation.step.into());
+    if !evaluation.set.is_empty() {
+        values.insert("set".to_owned(), evaluation.set.clone().into());
+    }
     // The loss first, whatever the other metrics are called.
     let loss = evaluation.metrics.get_key_value("loss");
     let others = evaluation.metrics.iter().filter(|(name, _)| *name != "loss");
@@ -86,6 +89,14 @@ mod tests {
         assert_eq!(
             line(&evaluation(1)).unwrap(),
             r#"{"event":"eval","epoch":1,"step":4,"loss":0.25,"accuracy":0.75}"#
+        );
+        let mut named = evaluation(1);
+        if let Kind::Evaluation(evaluation) = &mut named.kind {
+            evaluation.set = "test".to_owned();
+        }
+        assert_eq!(
+            line(&named).unwrap(),
+            r#"{"event":"eval","epoch":1,"step":4,"set":"test","loss":0.25,"accuracy":0.75}"#
         );
         let fleet = pb::FleetEvent { generation: 4, workers: 2, ps: 1, reason: "worker `b` left".to_owned() };
         assert_eq!(

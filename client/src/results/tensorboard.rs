@@ -77,8 +77,9 @@ fn scalars(event: &crate::Event) -> Option<(u64, Vec<(String, f64)>)> {
             Some((train.step, scalars.map(|(name, value)| (format!("train/{name}"), value)).into()))
         }
         Kind::Evaluation(evaluation) => {
+            let set = Some(evaluation.set.as_str()).filter(|set| !set.is_empty()).unwrap_or("validation");
             let scalars = evaluation.metrics.iter();
-            let scalars = scalars.map(|(name, &value)| (format!("validation/{name}"), value)).collect();
+            let scalars = scalars.map(|(name, &value)| (format!("{set}/{name}"), value)).collect();
             Some((evaluation.step, scalars))
         }
         _ => None,

@@ -10,6 +10,7 @@ use proto::ids::{Epoch, Step, Version};
 use proto::metrics::{Confusion, Evaluation, Merger, Metric};
 use proto::pb;
 use proto::plan::Occasions;
+use proto::spec::ValidationSet;
 
 use super::work::Shard;
 
@@ -56,8 +57,8 @@ impl When {
 #[derive(Debug)]
 pub(super) struct Evaluations {
     when: When,
-    /// Validation records; 0: nothing is measured.
-    records: u64,
+    /// The validation sets; none: nothing is measured.
+    sets: Vec<ValidationSet>,
     /// Metrics that workers measure. `None`: those that they choose.
     metrics: Option<Vec<Metric>>,
     /// The version that is measured next. `None`: the measurements of all have begun.
@@ -71,15 +72,24 @@ pub(super) struct Evaluations {
 #[derive(Debug)]
 struct Running {
     version: Version,
-    merger: Merger,
+    /// One for each set.
+    mergers: Vec<Merger>,
 }
 
-/// The model was measured.
+/// A version was measured on all validation sets.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Measured {
     /// Epoch of the last step below the version.
     pub(super) epoch: Epoch,
     pub(super) version: Version,
+    pub(super) sets: Vec<MeasuredSet>,
+}
+
+/// A version was measured on a validation set.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MeasuredSet {
+    /// Name of the set; empty for `data.validation`.
+    pub(super) name: String,
     /// Values of the metrics, the loss included.
     pub(super) metrics: BTreeMap<String, f64>,
     pub(super) confusion: Option<Confusion>,
@@ -87,11 +97,11 @@ pub(super) struct Measured {
 }
 
 impl Evaluations {
-    /// Creates the evaluations of a job, which are of `metrics`, or of those that workers choose. All
-    /// versions up to `measured` were measured; `None`: not even version 0.
+    /// Creates the evaluations of a job, which are of `metrics`, or of those that workers choose.
+    /// All versions up to `measured` were measured; `None`: not even version 0.
     pub(super) fn new(
         when: When,
-        records: u64,
+        sets: Vec<ValidationSet>,
         metrics: Option<Vec<Metric>>,
         measured: Option<Version>,
     ) -> Self {
@@ -99,7 +109,7 @@ impl Evaluations {
             Some(measured) => when.after(measured),
             None => when.from(Version(0)),
         };
-        Self { when, records, metrics, next, running: VecDeque::new(), records_done: 0 }
+        Self { when, sets, metrics, next, running: VecDeque::new(), records_done: 0 }
     }
 
     /// Begins unfinished measurements again, because their leases have ended. `rewound`: a step;
@@ -129,18 +139,21 @@ impl Evaluations {
     /// Returns the shards to measure now that every step below `watermark` is complete.
     pub(super) fn begin(&mut self, watermark: Step) -> Vec<Shard> {
         let mut begun = Vec::new();
-        while let Some(version) = self.next.filter(|next| self.records > 0 && next.get() <= watermark.get()) {
+        let may_begin = |next: &Version| !self.sets.is_empty() && next.get() <= watermark.get();
+        while let Some(version) = self.next.filter(may_begin) {
             let epoch = self.when.epoch_of(version);
-            let shard = |begin: u64| Shard {
-                epoch,
-                version,
-                index: (begin / SHARD_RECORDS) as usize,
-                begin,
-                end: self.records.min(begin + SHARD_RECORDS),
-            };
-            let shards: Vec<_> = (0..self.records).step_by(SHARD_RECORDS as usize).map(shard).collect();
-            self.running.push_back(Running { version, merger: Merger::new(shards.len()) });
-            begun.extend(shards);
+            let mut mergers = Vec::with_capacity(self.sets.len());
+            for (set, ValidationSet { records, .. }) in self.sets.iter().enumerate() {
+                let shard = |(index, begin): (usize, u64)| {
+                    let end = records.end.min(begin + SHARD_RECORDS);
+                    Shard { epoch, version, set, index, begin, end }
+                };
+                let starts = records.clone().step_by(SHARD_RECORDS as usize);
+                let before = begun.len();
+                begun.extend(starts.enumerate().map(shard));
+                mergers.push(Merger::new(begun.len() - before));
+            }
+            self.running.push_back(Running { version, mergers });
             self.next = self.when.after(version);
         }
         begun
@@ -176,7 +189,7 @@ impl Evaluations {
             found.tallies.retain(|metric, _| metrics.contains(metric));
         }
         if let Some(running) = self.running.iter().find(|running| running.version == shard.version) {
-            running.merger.check(&found).map_err(wrong)?;
+            running.mergers[shard.set].check(&found).map_err(wrong)?;
         }
         Ok(found)
     }
@@ -190,20 +203,22 @@ impl Evaluations {
         let failed =
             |version: Version, error: proto::Error| format!("the evaluation of version {version}: {error}");
         if let Some(running) = self.running.iter_mut().find(|running| running.version == version) {
-            running.merger.add(shard.index, found).map_err(|error| failed(version, error))?;
+            running.mergers[shard.set].add(shard.index, found).map_err(|error| failed(version, error))?;
             self.records_done += shard.end - shard.begin;
         }
-        while let Some(Running { version, merger }) =
-            self.running.pop_front_if(|running| running.merger.is_complete())
-        {
-            let whole = merger.finish().map_err(|error| failed(version, error))?;
-            measured.push(Measured {
-                epoch: self.when.epoch_of(version),
-                version,
-                metrics: whole.values(),
-                confusion: whole.confusion().cloned(),
-                samples: whole.samples,
-            });
+        let is_whole = |running: &mut Running| running.mergers.iter().all(Merger::is_complete);
+        while let Some(Running { version, mergers }) = self.running.pop_front_if(is_whole) {
+            let mut sets = Vec::with_capacity(mergers.len());
+            for (ValidationSet { name, .. }, merger) in self.sets.iter().zip(mergers) {
+                let whole = merger.finish().map_err(|error| failed(version, error))?;
+                sets.push(MeasuredSet {
+                    name: name.clone(),
+                    metrics: whole.values(),
+                    confusion: whole.confusion().cloned(),
+                    samples: whole.samples,
+                });
+            }
+            measured.push(Measured { epoch: self.when.epoch_of(version), version, sets });
         }
         Ok(measured)
     }
@@ -211,12 +226,12 @@ impl Evaluations {
     /// Returns the first version that is to be measured and is not. `None`: there is none.
     pub(super) fn first_unmeasured(&self) -> Option<Version> {
         let running = self.running.front().map(|running| running.version);
-        running.or(self.next).filter(|_| self.records > 0)
+        running.or(self.next).filter(|_| !self.sets.is_empty())
     }
 
     /// Returns whether all that is to be measured is measured.
     pub(super) fn is_done(&self) -> bool {
-        self.records == 0 || (self.running.is_empty() && self.next.is_none())
+        self.sets.is_empty() || (self.running.is_empty() && self.next.is_none())
     }
 
     /// Returns the number of records whose measurement was reported, over all versions.
@@ -238,6 +253,12 @@ mod tests {
         When::During(Occasions::new(PLAN, None))
     }
 
+    /// One set of so many records.
+    fn of(records: u64) -> Vec<ValidationSet> {
+        let set = ValidationSet { name: String::new(), records: 0..records };
+        Some(set).filter(|_| records > 0).into_iter().collect()
+    }
+
     fn evaluated(shard: &Shard, loss_sum: f64, right: f64) -> pb::Evaluated {
         let samples = shard.end - shard.begin;
         let tally = Tally::Mean { sum: right, count: samples };
@@ -256,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_measured_in_shards_once_its_steps_are_done() {
-        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(1500), Some(vec![Metric::Accuracy]), None);
         assert!(evaluations.begin(Step(1)).is_empty() && !evaluations.is_done());
         let shards = evaluations.begin(Step(2));
         let ranges: Vec<_> =
@@ -265,15 +286,32 @@ mod tests {
         assert!(evaluations.begin(Step(3)).is_empty());
         assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 50.0, 76.0)), []);
         let measured = record(&mut evaluations, &shards[0], evaluated(&shards[0], 100.0, 1024.0));
-        assert_eq!((measured.len(), measured[0].version, measured[0].samples), (1, Version(2), 1500));
-        assert_eq!(measured[0].metrics["loss"], 0.1);
-        assert_eq!(measured[0].metrics["accuracy"], 1100.0 / 1500.0);
+        assert_eq!((measured.len(), measured[0].version, measured[0].sets[0].samples), (1, Version(2), 1500));
+        assert_eq!(measured[0].sets[0].metrics["loss"], 0.1);
+        assert_eq!(measured[0].sets[0].metrics["accuracy"], 1100.0 / 1500.0);
         assert!(!evaluations.is_done());
     }
 
     #[test]
+    fn sets_are_measured_by_themselves_and_told_together() {
+        let set = |name: &str, records| ValidationSet { name: name.to_owned(), records };
+        let sets = vec![set("", 0..1500), set("test", 1500..1510)];
+        let mut evaluations = Evaluations::new(epochs(), sets, Some(vec![Metric::Accuracy]), None);
+        let shards = evaluations.begin(Step(2));
+        let ranges: Vec<_> = shards.iter().map(|shard| (shard.set, shard.begin, shard.end)).collect();
+        assert_eq!(ranges, [(0, 0, 1024), (0, 1024, 1500), (1, 1500, 1510)]);
+        assert_eq!(record(&mut evaluations, &shards[2], evaluated(&shards[2], 5.0, 10.0)), []);
+        assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 150.0, 0.0)), []);
+        let measured = record(&mut evaluations, &shards[0], evaluated(&shards[0], 0.0, 750.0)).remove(0);
+        let found: Vec<_> = measured.sets.iter().map(|set| (set.name.as_str(), set.samples)).collect();
+        assert_eq!(found, [("", 1500), ("test", 10)]);
+        assert_eq!((measured.sets[0].metrics["accuracy"], measured.sets[0].metrics["loss"]), (0.5, 0.1));
+        assert_eq!((measured.sets[1].metrics["accuracy"], measured.sets[1].metrics["loss"]), (1.0, 0.5));
+    }
+
+    #[test]
     fn epochs_are_told_in_order_and_the_last_one_ends_it() {
-        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(10), Some(vec![Metric::Accuracy]), None);
         let shards = evaluations.begin(Step(4));
         assert_eq!(shards.iter().map(|shard| shard.epoch).collect::<Vec<_>>(), [Epoch(0), Epoch(1)]);
         assert_eq!(record(&mut evaluations, &shards[1], evaluated(&shards[1], 1.0, 1.0)), []);
@@ -290,11 +328,11 @@ mod tests {
             shards.iter().map(|shard| (shard.version.get(), shard.epoch.get())).collect()
         };
         let all = |mut evaluations: Evaluations| -> Vec<_> { versions(evaluations.begin(Step(8))) };
-        let of = |measured| Evaluations::new(when(), 10, vec![], measured);
-        assert_eq!(all(of(None)), [(3, 0), (4, 0), (6, 1), (8, 1)]);
-        assert_eq!(all(of(Some(Version(4)))), [(6, 1), (8, 1)]);
-        assert_eq!(all(of(Some(Version(4))).again(Some(Step(3)))), [(4, 0), (6, 1), (8, 1)]);
-        let mut later = of(None);
+        let from = |measured| Evaluations::new(when(), of(10), Some(vec![]), measured);
+        assert_eq!(all(from(None)), [(3, 0), (4, 0), (6, 1), (8, 1)]);
+        assert_eq!(all(from(Some(Version(4)))), [(6, 1), (8, 1)]);
+        assert_eq!(all(from(Some(Version(4))).again(Some(Step(3)))), [(4, 0), (6, 1), (8, 1)]);
+        let mut later = from(None);
         later.skip_to(Version(4));
         assert_eq!(all(later), [(4, 0), (6, 1), (8, 1)], "a restored version is measured");
     }
@@ -302,7 +340,7 @@ mod tests {
     #[test]
     fn after_a_loss_what_was_begun_is_measured_once_its_steps_are_there_again() {
         let begun = || {
-            let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![]), None);
+            let mut evaluations = Evaluations::new(epochs(), of(10), Some(vec![]), None);
             let shards = evaluations.begin(Step(4));
             assert_eq!(record(&mut evaluations, &shards[0], evaluated(&shards[0], 1.0, 1.0)).len(), 1);
             evaluations
@@ -318,7 +356,7 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused() {
-        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(10), Some(vec![Metric::Accuracy]), None);
         let shard = evaluations.begin(Step(2))[0];
         let good = evaluated(&shard, 1.0, 1.0);
         assert!(evaluations.check(&shard, good.clone(), 0).is_ok());
@@ -333,7 +371,7 @@ mod tests {
 
     #[test]
     fn skipped_records_are_not_measured() {
-        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(1500), Some(vec![Metric::Accuracy]), None);
         let shards = evaluations.begin(Step(2));
         let found = |samples: u64, right: f64| {
             let tally = Tally::Mean { sum: right, count: samples };
@@ -346,24 +384,27 @@ mod tests {
         let first = evaluations.check(&shards[0], found(1000, 250.0), 24).unwrap();
         assert_eq!(evaluations.record(&shards[0], first), Ok(vec![]));
         let none = evaluations.check(&shards[1], pb::Evaluated::default(), 476).unwrap();
-        let measured = evaluations.record(&shards[1], none).unwrap().remove(0);
+        let measured = evaluations.record(&shards[1], none).unwrap().remove(0).sets.remove(0);
         assert_eq!((measured.samples, measured.metrics["accuracy"]), (1000, 0.25));
         assert_eq!(measured.metrics["loss"], 1.0);
     }
 
     #[test]
     fn an_answer_of_a_worker_from_before_tallies_counts() {
-        let mut evaluations = Evaluations::new(epochs(), 10, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(10), Some(vec![Metric::Accuracy]), None);
         let shard = evaluations.begin(Step(2))[0];
         let metric_sums = [("accuracy".to_owned(), 4.0)].into();
         let old = pb::Evaluated { loss_sum: 5.0, samples: 10, metric_sums, ..Default::default() };
         let measured = record(&mut evaluations, &shard, old);
-        assert_eq!((measured[0].metrics["accuracy"], measured[0].metrics["loss"]), (0.4, 0.5));
+        assert_eq!(
+            (measured[0].sets[0].metrics["accuracy"], measured[0].sets[0].metrics["loss"]),
+            (0.4, 0.5)
+        );
     }
 
     #[test]
     fn networks_with_different_numbers_of_classes_are_not_one_job() {
-        let mut evaluations = Evaluations::new(epochs(), 1500, Some(vec![Metric::F1]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(1500), Some(vec![Metric::F1]), None);
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, classes| {
             let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
@@ -378,7 +419,7 @@ mod tests {
     #[test]
     fn metrics_are_computed_from_what_all_shards_counted() {
         let metrics = vec![Metric::Rmse, Metric::Auc, Metric::F1, Metric::ConfusionMatrix];
-        let mut evaluations = Evaluations::new(epochs(), 1500, Some(metrics), None);
+        let mut evaluations = Evaluations::new(epochs(), of(1500), Some(metrics), None);
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, sum: f64, scores: &[(f32, bool)], class: usize| {
             let samples = shard.end - shard.begin;
@@ -401,7 +442,7 @@ mod tests {
         let found = answer(&shards[1], 3000.0, &[(0.4, false), (0.8, true)], 1);
         assert_eq!(record(&mut evaluations, &shards[1], found), []);
         let found = answer(&shards[0], 3000.0, &[(0.1, false), (0.35, true)], 0);
-        let measured = record(&mut evaluations, &shards[0], found).remove(0);
+        let measured = record(&mut evaluations, &shards[0], found).remove(0).sets.remove(0);
         assert_eq!((measured.metrics["rmse"], measured.metrics["auc"]), (2.0, 0.75));
         assert_eq!(measured.metrics["f1"], f64::midpoint(2.0 * 1024.0 / 2524.0, 0.0));
         assert!(!measured.metrics.contains_key("confusion_matrix"));
@@ -413,7 +454,7 @@ mod tests {
     fn an_evaluation_with_too_many_scores_fails_and_says_what_to_do() {
         let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
         let records = shards as u64 * SHARD_RECORDS;
-        let mut evaluations = Evaluations::new(epochs(), records, Some(vec![Metric::Auc]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(records), Some(vec![Metric::Auc]), None);
         let mut failed = None;
         for (at, shard) in evaluations.begin(Step(2)).iter().enumerate() {
             let first = at * REPORT_SCORES_MAX;
@@ -432,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_job_that_only_evaluates_is_measured_once_at_version_0() {
-        let mut evaluations = Evaluations::new(When::Once, 1500, Some(vec![Metric::Accuracy]), None);
+        let mut evaluations = Evaluations::new(When::Once, of(1500), Some(vec![Metric::Accuracy]), None);
         assert!(!evaluations.is_done());
         let shards = evaluations.begin(Step(0));
         assert!(shards.iter().all(|shard| (shard.epoch, shard.version) == (Epoch(0), Version(0))));
@@ -449,7 +490,7 @@ mod tests {
 
     #[test]
     fn without_validation_records_nothing_is_measured() {
-        let mut evaluations = Evaluations::new(epochs(), 0, Some(vec![]), None);
+        let mut evaluations = Evaluations::new(epochs(), of(0), Some(vec![]), None);
         assert!(evaluations.begin(Step(4)).is_empty() && evaluations.is_done());
     }
 }

@@ -3,7 +3,7 @@
 use proto::checkpoint::trained_on::{DataFile, FileSet, TrainedOn};
 use proto::pb;
 use proto::plan::Plan;
-use proto::spec::{DataSet, JobSpec};
+use proto::spec::{DataSet, FilesSpec, JobSpec, ValidationSet};
 
 use super::work::Work;
 
@@ -44,6 +44,8 @@ pub(super) struct Facts {
     pub(super) plan: Plan,
     /// Validation records; 0 for none.
     pub(super) validation: u64,
+    /// The validation sets: ranges of these records.
+    pub(super) sets: Vec<ValidationSet>,
     /// Which records are trained in which order; `None` where workers of an older version indexed
     /// the files.
     pub(super) trained_on: Option<TrainedOn>,
@@ -64,7 +66,7 @@ impl Index {
     pub(super) fn new(spec: &JobSpec) -> Self {
         let files = |set| {
             let files = spec.data.files(set).into_iter();
-            let names = files.flat_map(|files| (0..files.len()).map(|file| files.name(file).to_owned()));
+            let names = files.flat_map(|files| (0..files.len()).map(move |file| files.name(file).to_owned()));
             names.map(|path| File { path, found: None }).collect()
         };
         Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
@@ -145,6 +147,7 @@ impl Index {
             .map_err(|error| format!("the job is too large: {error}"))?;
         let label_max = found.iter().filter_map(|(_, found)| found.label_max).max();
         let trained_on = self.trained_on(spec, validation);
+        let sets = spec.data.validation_ranges(&validation_records, validation);
         Ok(Facts {
             train_records,
             validation_records,
@@ -155,6 +158,7 @@ impl Index {
             label_max,
             plan,
             validation,
+            sets,
             trained_on,
         })
     }
@@ -165,18 +169,18 @@ impl Index {
             let (records, bytes, crc32c) = (found.records, found.bytes, found.crc32c?);
             Some(DataFile { path: path.clone(), records, bytes, crc32c })
         };
-        let files = |files: &[File], set| {
+        let files = |files: &[File], of: &FilesSpec| {
             let files: Vec<_> = files.iter().map(file).collect::<Option<_>>()?;
             let all = files.iter().map(|file| file.records).sum();
-            let records = spec.data.files(set).and_then(|files| files.records).unwrap_or((0, all));
-            Some(FileSet::new(files, records))
+            Some(FileSet::new(files, of.records.unwrap_or((0, all))))
         };
+        // Named sets may come and go between the runs of a job.
         let own = match &spec.data.validation {
-            Some(_) => Some(files(&self.validation, DataSet::Validation)?),
+            Some(of) => Some(files(&self.validation[..of.len()], of)?),
             None => None,
         };
         let split = if spec.data.validation_fraction.is_some() { validation } else { 0 };
-        Some(TrainedOn::new(spec, split, files(&self.train, DataSet::Train)?, own))
+        Some(TrainedOn::new(spec, split, files(&self.train, &spec.data.train)?, own))
     }
 }
 

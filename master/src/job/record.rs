@@ -72,7 +72,8 @@ impl Job {
             output: self.output.clone(),
             numerics: self.numerics.iter().map(Into::into).collect(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
-            confusion: self.numbers.confusion.clone(),
+            confusion: self.numbers.confusions.get("").cloned(),
+            confusions: self.numbers.named_confusions(),
             delivery: Delivery::recorded(self.delivery).into(),
             skipped_train: self.skips.record(DataSet::Train),
             skipped_validation: self.skips.record(DataSet::Validation),
@@ -111,7 +112,8 @@ impl Job {
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
         job.numbers.samples_before = record.samples_before;
-        job.numbers.confusion = record.confusion;
+        job.numbers.confusions = record.confusions;
+        job.numbers.confusions.extend(record.confusion.map(|matrix| (String::new(), matrix)));
         job.skips.restore(record.skipped_train, record.skipped_validation);
         job.era = Era(record.era);
         job.measured = record.measured.map(Version);

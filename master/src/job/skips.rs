@@ -208,7 +208,7 @@ impl Job {
             }
             pb::SkippedRecord {
                 validation: set == DataSet::Validation,
-                file: files.map(|files| files.name(file).to_owned()).unwrap_or_default(),
+                file: files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default(),
                 record,
                 reason: reason.clone(),
             }

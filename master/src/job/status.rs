@@ -11,6 +11,7 @@ use proto::pb::event::Kind as Event;
 use proto::predictions::folder_of;
 use proto::spec::{DataSet, Purpose};
 
+use super::evaluations::MeasuredSet;
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
 use super::predictions::Delivery;
 use super::{Effect, Job};
@@ -80,8 +81,8 @@ pub(super) struct Numbers {
     /// master, in microseconds.
     load_us: u64,
     compute_us: u64,
-    /// Confusion matrix of the last evaluation.
-    pub(super) confusion: Option<pb::ConfusionMatrix>,
+    /// Confusion matrices of the last evaluation, by set. The name of `data.validation` is empty.
+    pub(super) confusions: BTreeMap<String, pb::ConfusionMatrix>,
     ledger: Option<Ledger>,
 }
 
@@ -106,9 +107,33 @@ impl Numbers {
         self.final_metrics = final_metrics;
     }
 
+    /// Returns the confusion matrices of named sets.
+    pub(super) fn named_confusions(&self) -> BTreeMap<String, pb::ConfusionMatrix> {
+        self.confusions
+            .iter()
+            .filter(|(set, _)| !set.is_empty())
+            .map(|(set, of)| (set.clone(), of.clone()))
+            .collect()
+    }
+
     /// Returns distinct worker incarnations that held a lease.
     pub(super) fn workers_seen(&self) -> u64 {
         self.workers_seen_before + self.workers_seen.len() as u64
+    }
+
+    /// Takes the metrics of the newest evaluation. Those of named sets have the set's name before
+    /// theirs.
+    pub(super) fn take_measured(&mut self, sets: &[MeasuredSet]) {
+        self.final_metrics.clear();
+        self.confusions.clear();
+        for set in sets {
+            let named = |metric: &String| match set.name.is_empty() {
+                true => metric.clone(),
+                false => format!("{}/{metric}", set.name),
+            };
+            self.final_metrics.extend(set.metrics.iter().map(|(metric, &value)| (named(metric), value)));
+            self.confusions.extend(set.confusion.iter().map(|matrix| (set.name.clone(), matrix.into())));
+        }
     }
 
     /// Adds what a worker says of its time on a lease.
@@ -301,7 +326,8 @@ impl Job {
             numerics: self.numerics.iter().map(Into::into).collect(),
             data_wait: numbers.data_wait(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),
-            confusion: numbers.confusion.clone(),
+            confusion: numbers.confusions.get("").cloned(),
+            confusions: numbers.named_confusions(),
             purpose: pb::JobPurpose::from(self.spec.purpose).into(),
             records,
             records_done,

@@ -68,16 +68,16 @@ impl Training {
         }
         let (plan, watermark, consistency) = (facts.plan, applied.watermark(), spec.consistency.resolve());
         let from_here = || Losses::new(plan, watermark, trained);
-        let (when, validation) = match (spec.purpose, spec.occasions(plan)) {
-            (Purpose::Train, Some(occasions)) => (When::During(occasions), facts.validation),
-            (Purpose::Evaluate, _) => (When::Once, facts.validation),
-            (Purpose::Train, None) | (Purpose::Predict, _) => (When::Once, 0),
+        let (when, sets) = match (spec.purpose, spec.occasions(plan)) {
+            (Purpose::Train, Some(occasions)) => (When::During(occasions), facts.sets.clone()),
+            (Purpose::Evaluate, _) => (When::Once, facts.sets.clone()),
+            (Purpose::Train, None) | (Purpose::Predict, _) => (When::Once, Vec::new()),
         };
         let (losses, evaluations) = match before {
             None => {
                 // A program that drives the model names metrics only when it measures.
                 let metrics = (!spec.is_driven()).then(|| spec.model.metrics.clone());
-                (from_here(), Evaluations::new(when, validation, metrics, measured))
+                (from_here(), Evaluations::new(when, sets, metrics, measured))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),

@@ -46,7 +46,9 @@ pub(crate) struct Shard {
     /// Epoch of the last step below the version.
     pub(crate) epoch: Epoch,
     pub(crate) version: Version,
-    /// Index of the shard in the evaluation of its version.
+    /// Index of the validation set.
+    pub(crate) set: usize,
+    /// Index of the shard in its set.
     pub(crate) index: usize,
     /// Validation records `[begin, end)`.
     pub(crate) begin: u64,

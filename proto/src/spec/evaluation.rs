@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DataSpec, JobSpec};
+use super::JobSpec;
 use crate::plan::{Occasions, Plan};
 
 /// Times of evaluations during training.
@@ -21,13 +21,6 @@ impl EvaluationSpec {
     }
 }
 
-impl DataSpec {
-    /// Returns whether the job has validation records.
-    pub const fn validates(&self) -> bool {
-        self.validation.is_some() || self.validation_fraction.is_some()
-    }
-}
-
 impl JobSpec {
     /// Returns the versions that a training with this plan measures. `None`: the job has no
     /// validation records.
@@ -43,8 +36,7 @@ impl JobSpec {
         );
         check(
             every_steps.is_none() || self.data.validates(),
-            "evaluation.every_steps: the job has no validation records; give `data.validation` or \
-             `data.validation_fraction`, or remove it"
+            "evaluation.every_steps: the job has no validation records; give e.g. `data.validation`, or remove it"
                 .to_owned(),
         );
         check(

@@ -18,7 +18,8 @@ pub enum Purpose {
     /// Train a model.
     #[default]
     Train,
-    /// Evaluate the weights of `model.initial` on the validation records.
+    /// Evaluate the weights of `model.initial` on the validation records, those of each set by
+    /// itself.
     Evaluate,
     /// Write what the model with the weights of `model.initial` says of each record.
     Predict,
@@ -141,6 +142,8 @@ impl JobSpec {
         self.consistency = ConsistencySpec::default();
         self.data.mixup = None;
         if purpose == Purpose::Predict {
+            // A file of predictions has the records of one set.
+            self.data.validation_sets.clear();
             self.data.on_error = OnError::Fail;
             self.data.max_bad = None;
             for missing in self.data.missing.values_mut() {
@@ -228,6 +231,10 @@ impl JobSpec {
             "data.on_error: predictions have each record, so none can be skipped; bad records must be mended or given a \
              value (data.missing)"
                 .to_owned(),
+        );
+        check(
+            self.data.validation_sets.is_empty(),
+            "data.validation_sets: a job that predicts has none; it predicts `data.validation` or `data.train`".to_owned(),
         );
         if predict.on == DataSet::Train {
             for (column, transforms) in &self.data.transforms {

@@ -14,9 +14,9 @@ use crate::plan::RecordOrder;
 /// The records of one data set, numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Records {
-    /// Records cut from the files.
-    cut: Range<u64>,
-    /// Ranks of this set within the cut.
+    /// Records cut from the files, in increasing order. Only one if there is an `order`.
+    cuts: Vec<Range<u64>>,
+    /// Ranks of this set within the cuts.
     ranks: Range<u64>,
     /// Order to which the ranks belong. `None`: the order of the files.
     order: Option<RecordOrder>,
@@ -40,7 +40,15 @@ impl Records {
     pub fn in_files(&self, index: u64) -> u64 {
         assert!(index < self.len(), "record {index} of {}", self.len());
         let rank = self.ranks.start + index;
-        self.cut.start + self.order.map_or(rank, |order| order.record(rank))
+        let mut at = self.order.map_or(rank, |order| order.record(rank));
+        for cut in &self.cuts {
+            let length = cut.end - cut.start;
+            if at < length {
+                return cut.start + at;
+            }
+            at -= length;
+        }
+        unreachable!("record {index} of {} lies in no cut of {:?}", self.len(), self.cuts)
     }
 }
 
@@ -50,8 +58,8 @@ impl DataSpec {
     pub fn files_of(&self, set: DataSet) -> Option<DataSet> {
         match set {
             DataSet::Train => Some(DataSet::Train),
-            DataSet::Validation if self.validation.is_some() => Some(DataSet::Validation),
-            DataSet::Validation => self.validation_fraction.map(|_| DataSet::Train),
+            DataSet::Validation if self.validation_fraction.is_some() => Some(DataSet::Train),
+            DataSet::Validation => self.validates().then_some(DataSet::Validation),
         }
     }
 
@@ -64,31 +72,32 @@ impl DataSpec {
     /// # Errors
     /// The files have no records, or fewer than `records = [begin, end)` or the fraction needs.
     pub fn records(&self, set: DataSet, in_files: &[u64], seed: u64) -> Result<Option<Records>> {
-        let Some(files) = self.files_of(set).and_then(|source| self.files(source)) else { return Ok(None) };
-        let key = if self.files_of(set) == Some(DataSet::Train) { "data.train" } else { "data.validation" };
         let found = in_files.iter().fold(0u64, |sum, &records| sum.saturating_add(records));
-        let (begin, end) = files.records.unwrap_or((0, found));
-        if end > found {
-            return wrong(format!("{key}.records = [{begin}, {end}]: the files have {found} records"));
-        }
-        if begin >= end {
-            return wrong(format!("{key}: the files have no records"));
-        }
-        let all = end - begin;
+        let cuts = match self.files_of(set) {
+            None => return Ok(None),
+            Some(DataSet::Train) => self.train.cut("data.train", found).map(|cut| vec![cut]),
+            Some(DataSet::Validation) => self.validation_cuts(in_files),
+        };
+        let cuts = match cuts {
+            Ok(cuts) => cuts,
+            Err(message) => return wrong(message),
+        };
+        let all: u64 = cuts.iter().map(|cut| cut.end - cut.start).sum();
         let Some(fraction) = self.validation_fraction else {
-            return Ok(Some(Records { cut: begin..end, ranks: 0..all, order: None }));
+            return Ok(Some(Records { cuts, ranks: 0..all, order: None }));
         };
         if all < 2 {
-            return wrong(format!(
-                "data.validation_fraction: {key} has 1 record, which cannot both train and validate; add records"
-            ));
+            return wrong(
+                "data.validation_fraction: data.train has 1 record, which cannot both train and validate; add records"
+                    .to_owned(),
+            );
         }
         let validate = ((all as f64 * fraction).round() as u64).clamp(1, all - 1);
         let ranks = match set {
             DataSet::Train => 0..all - validate,
             DataSet::Validation => all - validate..all,
         };
-        Ok(Some(Records { cut: begin..end, ranks, order: Some(RecordOrder::split(all, seed)) }))
+        Ok(Some(Records { cuts, ranks, order: Some(RecordOrder::split(all, seed)) }))
     }
 }
 
@@ -103,7 +112,8 @@ impl Records {
         let inside = in_files.iter().map(|&records| {
             let file = begin..begin.saturating_add(records);
             begin = file.end;
-            file.end.min(self.cut.end).saturating_sub(file.start.max(self.cut.start))
+            let inside = |cut: &Range<u64>| file.end.min(cut.end).saturating_sub(file.start.max(cut.start));
+            self.cuts.iter().map(inside).sum::<u64>()
         });
         inside.collect()
     }

@@ -7,7 +7,7 @@ use super::transform::CLASSES_MAX;
 use super::{
     BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX, InputSpec,
     InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX,
-    WorkersSpec, data_url, index_records,
+    WorkersSpec, data_url, index_records, validation,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -171,9 +171,10 @@ impl JobSpec {
 impl DataSpec {
     fn validate(&self, needs_labels: impl Fn(DataSet) -> bool, check: &mut impl FnMut(bool, String)) {
         self.train.validate("data.train", self.format, check);
-        if let Some(validation) = &self.validation {
-            validation.validate("data.validation", self.format, check);
+        for (name, files) in self.validation_files() {
+            files.validate(&validation::section(name), self.format, check);
         }
+        self.validate_sets(check);
         check(
             self.validation.is_none() || self.validation_fraction.is_none(),
             "data: give either `validation` (files) or `validation_fraction`, not both".to_owned(),
@@ -184,9 +185,12 @@ impl DataSpec {
                 format!("data.validation_fraction = {fraction}: must be between 0 and 1"),
             );
         }
-        for (key, set) in [("data.train", DataSet::Train), ("data.validation", DataSet::Validation)] {
-            let is_wanted = self.format.has_one_column() && needs_labels(set);
-            let Some(files) = self.files(set).filter(|_| is_wanted) else { continue };
+        let sets = self.validation_files().map(|(name, files)| (DataSet::Validation, name, files));
+        for (set, name, files) in std::iter::once((DataSet::Train, "", &self.train)).chain(sets) {
+            if !self.format.has_one_column() || !needs_labels(set) {
+                continue;
+            }
+            let key = if set == DataSet::Train { "data.train".to_owned() } else { validation::section(name) };
             let label = self.label.as_deref().unwrap_or(LABELS);
             let known = files.lists.keys().map(String::as_str);
             let hint = hint::nearest(label, known.clone()).map(|key| format!("; did you mean `{key}`?"));
