@@ -63,6 +63,10 @@ pub struct Summary {
     /// Metrics of each evaluation, in the order of the steps. Absent where events are not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     evaluations: Vec<Map<String, Value>>,
+    /// The best version by `early_stopping.metric`, and whether training stopped because none got
+    /// better. Absent if the job selects none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best: Option<Value>,
     /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.
     model_sha256: Option<String>,
     /// The numerics classes that computed the job, each with its facts and its first version: one,
@@ -106,6 +110,7 @@ impl Summary {
             confusion_matrix: confusion(status),
             confusion_matrices: confusions(status),
             evaluations: Vec::new(),
+            best: best(status),
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
             purpose: measures(status).map(JobPurpose::name),
@@ -150,6 +155,14 @@ pub fn measures(status: &JobStatus) -> Option<JobPurpose> {
 /// Returns the place of the predictions of a job, once they are whole.
 pub fn predictions(status: &JobStatus) -> Option<&str> {
     Some(status.predictions.as_str()).filter(|place| !place.is_empty())
+}
+
+/// Returns the best version of a job that selects one.
+fn best(status: &JobStatus) -> Option<Value> {
+    let pb::Selection { metric, best, value, last, stopped, .. } = status.selection.as_ref()?;
+    Some(json!({
+        "step": best, "metric": metric, "value": value, "last_step": last, "stopped_early": stopped,
+    }))
 }
 
 /// Returns the rows of the confusion matrix of the last evaluation.
@@ -237,6 +250,7 @@ pub fn json(status: &JobStatus) -> Value {
         "numerics": numerics(status),
     });
     value["confusion_matrices"] = json!(confusions(status));
+    value["best"] = json!(best(status));
     value["purpose"] = json!(status.purpose().name());
     value["records"] = json!(status.records);
     value["records_done"] = json!(status.records_done);
@@ -303,6 +317,30 @@ mod tests {
             ),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_job_with_a_best_version_names_it() {
+        let selection = pb::Selection {
+            metric: "dev/accuracy".to_owned(),
+            larger: true,
+            best: 460,
+            value: 0.5,
+            last: 690,
+            waited: 2,
+            stopped: true,
+            ..Default::default()
+        };
+        let status = JobStatus { selection: Some(selection), ..succeeded() };
+        let line = Summary::new(&status).to_line();
+        assert!(
+            line.contains(
+                r#""best":{"step":460,"metric":"dev/accuracy","value":0.5,"last_step":690,"stopped_early":true}"#
+            ),
+            "{line}"
+        );
+        assert_eq!(json(&status)["best"]["step"], json!(460));
+        assert!(json(&succeeded())["best"].is_null());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use proto::ids::{PartitionId, Version};
 use proto::numerics::Since;
 use proto::pb;
 use proto::plan::Plan;
+use proto::selection::Selection;
 use store::data_file::DataFile;
 use store::found::Found;
 use store::{Folder, Stores};
@@ -75,13 +76,15 @@ pub(crate) struct Candidate {
     pub(crate) ends_epoch: bool,
     /// What it was trained with, where it says so.
     pub(crate) trained_on: Option<TrainedOn>,
+    /// Best version of the job when it was completed.
+    pub(crate) selection: Option<Selection>,
 }
 
 impl From<Manifest> for Candidate {
     fn from(manifest: Manifest) -> Self {
         let ends_epoch = manifest.ends_epoch();
-        let Manifest { version, run, plan, trained_on, .. } = manifest;
-        Self { version, run, plan, ends_epoch, trained_on }
+        let Manifest { version, run, plan, trained_on, selection, .. } = manifest;
+        Self { version, run, plan, ends_epoch, trained_on, selection }
     }
 }
 
@@ -221,7 +224,8 @@ async fn keep_script(
 /// checkpoint.
 async fn prune(folder: &Folder, newest: &Manifest, keep: u32) -> Result<()> {
     let found = Found::look(folder).await?;
-    for version in found.superseded(&newest.run, newest.version, keep) {
+    let best = newest.selection.as_ref().map(|selection| selection.best);
+    for version in found.superseded(&newest.run, newest.version, keep, best) {
         folder.below(&folder_name(version)).remove(MANIFEST).await?;
     }
     Ok(())

@@ -41,6 +41,7 @@ mod phase;
 mod predictions;
 mod record;
 mod recovery;
+mod selection;
 mod skips;
 mod status;
 #[cfg(test)]
@@ -58,6 +59,7 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 use proto::placement::Layout;
+use proto::selection::Selection;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::TensorSpec;
@@ -125,6 +127,8 @@ pub(crate) struct Job {
     effects: Vec<Effect>,
     /// Newest version that was measured, and all before it that are to be.
     measured: Option<Version>,
+    /// Best version so far, of a job that selects one.
+    selection: Option<Selection>,
     /// Why the last request of a worker was refused, of those that hold none of its leases.
     refusals: BTreeMap<IncarnationId, Why>,
     /// Leases whose holders hang, as far as users were told; and when that was last looked at.
@@ -165,8 +169,8 @@ pub(crate) enum Effect {
     /// Ask a ps that came back what it holds and answer with [`Job::on_ps_answer`].
     Verify(PsAddress, IncarnationId),
     /// Tell each ps that the versions of this era up to this one need not be kept for measuring any
-    /// more.
-    Unpin(Vec<PsAddress>, Era, Version),
+    /// more, except the best one.
+    Unpin(Vec<PsAddress>, Era, Version, Option<Version>),
     /// Look which checkpoints there are and answer with [`Job::on_found`].
     Look(Place),
     /// Ask each ps to save a version and answer with [`Job::on_save_answered`].
@@ -244,6 +248,7 @@ impl Job {
             numbers: status::Numbers::default(),
             effects: Vec::new(),
             measured: None,
+            selection: None,
             refusals: BTreeMap::new(),
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
@@ -485,8 +490,15 @@ impl Job {
     }
 
     fn on_measured(&mut self, now: Now, measured: evaluations::Measured) {
+        if self.is_after_the_stop(measured.version) {
+            return;
+        }
+        self.select(&measured);
         let evaluations::Measured { epoch, version, sets } = measured;
-        self.numbers.take_measured(&sets);
+        // The last metrics are those of the model that is exported.
+        if self.best().is_none_or(|best| best == version) {
+            self.numbers.take_measured(&sets);
+        }
         self.measured = Some(version);
         self.changed = true;
         let ends = |facts: &index::Facts| facts.plan.ends_epoch(version);
@@ -496,14 +508,17 @@ impl Job {
             let event = pb::EvaluationEvent { epoch, step, metrics, samples, within_epoch, set: name };
             self.log.append(now.unix_ms, Event::Evaluation(event));
         }
-        self.effects.push(Effect::Unpin(self.reachable(), self.era, version));
+        self.effects.push(Effect::Unpin(self.reachable(), self.era, version, self.best()));
         self.maybe_publish(now);
     }
 
     /// Exports the model once everything is trained and measured. A job that a user holds does not
     /// export: the export would be handed out.
     fn maybe_trained_out(&mut self, now: Now) {
-        if !self.phase.trains().is_some_and(Training::is_done) || self.paused() {
+        if self.phase.trains().is_none() || self.paused() || self.maybe_stopped_early(now) {
+            return;
+        }
+        if !self.phase.trains().is_some_and(Training::is_done) {
             return;
         }
         if !self.spec.purpose.trains() {
@@ -511,8 +526,18 @@ impl Job {
         }
         let final_version = self.phase.facts().map(|facts| facts.plan.final_version());
         let epochs = self.spec.epochs;
-        self.phase.decide(End { state: JobState::Succeeded, reason: format!("trained {epochs} epochs") });
-        self.export(now, final_version);
+        let trained = format!("trained {epochs} epochs");
+        match self.best() {
+            None => {
+                self.phase.decide(End { state: JobState::Succeeded, reason: trained });
+                self.export(now, final_version);
+            }
+            Some(best) => {
+                let reason = format!("{trained}; the model is that of step {best}, the best one");
+                self.phase.decide(End { state: JobState::Succeeded, reason });
+                self.export_exactly(now, Some(best));
+            }
+        }
     }
 
     /// Takes up what follows from one of its parts.

@@ -80,7 +80,7 @@ pub(crate) async fn ledgers(
     Ok(replies.await?.concat())
 }
 
-/// Lets the ps forget versions up to this one that they kept for measuring.
+/// Lets the ps forget versions up to this one that they kept for measuring, except `best`.
 ///
 /// # Errors
 /// The first that does not answer.
@@ -90,8 +90,10 @@ pub(crate) async fn unpin(
     job: JobId,
     era: Era,
     version: Version,
+    best: Option<Version>,
 ) -> Result<(), Failure> {
-    let request = pb::UnpinRequest { job: job.get(), version: version.get(), era: era.get() };
+    let keep = best.map_or(0, Version::get);
+    let request = pb::UnpinRequest { job: job.get(), version: version.get(), era: era.get(), keep };
     let replies = list
         .iter()
         .map(|ps| call(clients, ps, "unpin", move |mut client| async move { client.unpin(request).await }));

@@ -252,8 +252,9 @@ impl Shared {
                     books.job_mut(id).map(|job| job.on_ps_answer(now, &ps, incarnation, ledgers))
                 });
             }
-            Effect::Unpin(ps, era, version) => {
-                if let Err(failure) = ps_client::unpin(&self.ps_clients, &ps, id, era, version).await {
+            Effect::Unpin(ps, era, version, best) => {
+                let unpinned = ps_client::unpin(&self.ps_clients, &ps, id, era, version, best).await;
+                if let Err(failure) = unpinned {
                     tracing::warn!(%version, reason = %failure, "a ps keeps versions that nobody needs");
                 }
             }

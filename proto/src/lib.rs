@@ -33,6 +33,7 @@ pub mod plan;
 pub mod predictions;
 pub mod random;
 pub mod retry;
+pub mod selection;
 pub mod spec;
 pub mod status;
 pub mod tensor;

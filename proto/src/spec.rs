@@ -8,6 +8,7 @@
 mod bad;
 mod checkpoint;
 pub mod data_url;
+mod early_stopping;
 mod evaluation;
 mod file;
 pub mod mixup;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
+pub use self::early_stopping::{Better, EarlyStoppingSpec};
 pub use self::evaluation::EvaluationSpec;
 pub use self::file::{parse, parse_unchecked};
 pub use self::mixup::MixupSpec;
@@ -69,6 +71,10 @@ pub struct JobSpec {
     /// Times and place of checkpoints. Default: no checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointSpec>,
+    /// Selection of the version that is exported, and the end of a training that gets no better.
+    /// Default: the last version is exported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_stopping: Option<EarlyStoppingSpec>,
     /// Times of evaluations. Default: the end of each epoch.
     #[serde(default, skip_serializing_if = "EvaluationSpec::is_default")]
     pub evaluation: EvaluationSpec,

@@ -275,9 +275,9 @@ impl Partition {
         self.others.as_ref().map_or(Ok(()), |others| others.live_at(opening))
     }
 
-    /// Lets go of versions that were kept for evaluation.
-    pub(crate) fn unpin(&self, version: Version) {
-        let gone = self.state().versions.unpin(version);
+    /// Lets go of versions that were kept for evaluation, except the best one.
+    pub(crate) fn unpin(&self, version: Version, best: Version) {
+        let gone = self.state().versions.unpin(version, best);
         drop(gone);
     }
 

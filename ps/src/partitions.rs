@@ -275,15 +275,16 @@ impl Ps {
         self.0.reports.taken(numbers);
     }
 
-    /// Lets go of a job's versions of an era, up to `version`, that were kept for evaluation.
+    /// Lets go of a job's versions of an era, up to `version`, that were kept for evaluation,
+    /// except `best`. Version 0 is no best one.
     ///
     /// # Errors
     /// [`Error::UnknownJob`].
-    pub fn unpin(&self, job: JobId, era: Era, version: Version) -> Result<()> {
+    pub fn unpin(&self, job: JobId, era: Era, version: Version, best: Version) -> Result<()> {
         let partitions = self.find_all(job)?;
         // What was measured before a rewind is measured again after it.
         let of_era = partitions.iter().filter(|partition| partition.opening().address.era == era);
-        of_era.for_each(|partition| partition.unpin(version));
+        of_era.for_each(|partition| partition.unpin(version, best));
         Ok(())
     }
 

@@ -375,8 +375,8 @@ impl pb::parameters_server::Parameters for Service {
     }
 
     async fn unpin(&self, request: Request<pb::UnpinRequest>) -> Result<Response<pb::UnpinReply>, Status> {
-        let pb::UnpinRequest { job, era, version } = request.into_inner();
-        self.ps.unpin(JobId(job), Era(era), Version(version))?;
+        let pb::UnpinRequest { job, era, version, keep } = request.into_inner();
+        self.ps.unpin(JobId(job), Era(era), Version(version), Version(keep))?;
         Ok(Response::new(pb::UnpinReply {}))
     }
 

@@ -17,8 +17,10 @@ pub(crate) struct Versions<T> {
     newest: usize,
     /// Versions to pin, if the job evaluates.
     evaluated: Option<Occasions>,
-    /// Versions up to this one are not pinned any more.
+    /// Versions up to this one are not pinned any more, except `best`.
     unpinned: Version,
+    /// Best version so far, or version 0 if there is none. It is pinned.
+    best: Version,
 }
 
 /// What there is of a version.
@@ -36,7 +38,7 @@ impl<T: Clone> Versions<T> {
     /// Creates a store without versions. It keeps the `newest` newest versions, and every version
     /// that `evaluated` contains until it is unpinned.
     pub(crate) const fn new(newest: usize, evaluated: Option<Occasions>) -> Self {
-        Self { kept: BTreeMap::new(), newest, evaluated, unpinned: Version(0) }
+        Self { kept: BTreeMap::new(), newest, evaluated, unpinned: Version(0), best: Version(0) }
     }
 
     /// Adds the next version; returns what is let go, to be dropped outside the caller's lock.
@@ -50,10 +52,13 @@ impl<T: Clone> Versions<T> {
         self.prune()
     }
 
-    /// Versions up to `version` need not be kept for evaluation any more; returns what is let go.
+    /// Versions up to `version` need not be kept for evaluation any more, except `best`; returns
+    /// what is let go. A call with an older version than before changes nothing.
     #[must_use = "to be dropped outside the lock"]
-    pub(crate) fn unpin(&mut self, version: Version) -> Vec<T> {
-        self.unpinned = self.unpinned.max(version);
+    pub(crate) fn unpin(&mut self, version: Version, best: Version) -> Vec<T> {
+        if version >= self.unpinned {
+            (self.unpinned, self.best) = (version, best);
+        }
         self.prune()
     }
 
@@ -89,9 +94,10 @@ impl<T: Clone> Versions<T> {
 
     fn keep(&mut self, newest: usize) -> Vec<T> {
         let oldest_of_newest = self.kept.keys().rev().nth(newest - 1).copied().unwrap_or_default();
-        let (evaluated, unpinned) = (self.evaluated, self.unpinned);
+        let (evaluated, unpinned, best) = (self.evaluated, self.unpinned, self.best);
         let pinned = |version: Version| {
-            version > unpinned && evaluated.is_some_and(|occasions| occasions.contains(version))
+            version > Version(0) && version == best
+                || version > unpinned && evaluated.is_some_and(|occasions| occasions.contains(version))
         };
         let gone = self.kept.extract_if(..oldest_of_newest, |version, _| !pinned(*version));
         gone.map(|(_, weights)| weights).collect()
@@ -106,6 +112,8 @@ mod tests {
 
     /// Three steps an epoch.
     const PLAN: Plan = Plan { records: 6, micro: 2, microbatches_per_step: 1, epochs: 4 };
+
+    const NONE: Version = Version(0);
 
     fn epochs() -> Occasions {
         Occasions::new(PLAN, None)
@@ -150,9 +158,9 @@ mod tests {
     fn ends_of_epochs_stay_until_they_are_unpinned() {
         let mut versions = filled(2, Some(epochs()), 10);
         assert_eq!(kept(&versions), [3, 6, 9, 10]);
-        assert_eq!(versions.unpin(Version(6)), [3, 6]);
+        assert_eq!(versions.unpin(Version(6), NONE), [3, 6]);
         assert_eq!(kept(&versions), [9, 10]);
-        assert_eq!(versions.unpin(Version(9)), [0; 0], "still among the newest");
+        assert_eq!(versions.unpin(Version(9), NONE), [0; 0], "still among the newest");
         assert_eq!(versions.insert(Version(11), 11), [9]);
     }
 
@@ -163,9 +171,21 @@ mod tests {
     }
 
     #[test]
+    fn the_best_version_stays_until_it_is_beaten() {
+        let mut versions = filled(1, Some(epochs()), 10);
+        assert_eq!(versions.unpin(Version(6), Version(3)), [6]);
+        assert_eq!(kept(&versions), [3, 9, 10]);
+        assert_eq!(versions.unpin(Version(3), NONE), [0; 0], "a late message of before");
+        assert_eq!(versions.unpin(Version(9), Version(9)), [3]);
+        assert_eq!(versions.unpin(Version(12), Version(9)), [0; 0]);
+        assert_eq!(versions.insert(Version(11), 11), [10]);
+        assert_eq!(kept(&versions), [9, 11]);
+    }
+
+    #[test]
     fn what_is_unpinned_before_it_exists_is_not_pinned() {
         let mut versions = filled(1, Some(epochs()), 1);
-        assert_eq!(versions.unpin(Version(3)), [0; 0]);
+        assert_eq!(versions.unpin(Version(3), NONE), [0; 0]);
         (2..5).for_each(|version| drop(versions.insert(Version(version), version)));
         assert_eq!(kept(&versions), [4]);
     }

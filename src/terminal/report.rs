@@ -86,6 +86,13 @@ fn by_set(all: &BTreeMap<String, f64>) -> BTreeMap<&str, BTreeMap<String, f64>> 
     sets
 }
 
+/// Returns the best version of a job that selects one: `step 460, accuracy 0.9889`.
+fn best(status: &JobStatus) -> Option<String> {
+    let pb::Selection { metric, best, value: number, last, stopped, .. } = status.selection.as_ref()?;
+    let stopped = if *stopped { format!("; stopped early at step {last}") } else { String::new() };
+    Some(format!("step {best}, {metric} {}{stopped}", value(*number)))
+}
+
 /// Name of the set `data.validation` for people.
 pub(crate) const VALIDATION: &str = "validation";
 
@@ -146,6 +153,7 @@ pub(crate) fn status(status: &JobStatus) -> String {
     for (set, measured) in by_set(&status.final_metrics) {
         line(set, metrics(&measured));
     }
+    line("best", best(status).unwrap_or_default());
     line("predictions", predictions(status).unwrap_or_default().to_owned());
     let saved = status.checkpoint.map(|version| format!("version {version} in {}", status.checkpoints));
     line("checkpoint", saved.unwrap_or_default());
@@ -282,6 +290,7 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
     for (set, measured) in by_set(&status.final_metrics) {
         line(set, &metrics(&measured));
     }
+    line("best", &best(status).unwrap_or_default());
     if let Some(Written { dir, files, copy }) = written {
         line("results", &format!("{}: {}", dir.display(), files.join(", ")));
         line("copied to", copy.as_deref().unwrap_or_default());

@@ -45,13 +45,19 @@ impl Found {
     }
 
     /// Returns the versions that may be removed once `newest` of a run is complete: older
-    /// checkpoints of that run, except the newest of them (`keep` stay in all), and older
-    /// incomplete folders. It never returns newer versions, other runs or damaged checkpoints. It
-    /// returns no complete checkpoint while `newest` itself cannot be read.
-    pub fn superseded(&self, run: &str, newest: Version, keep: u32) -> Vec<Version> {
+    /// checkpoints of that run, except the newest of them (`keep` stay in all) and the newest up to
+    /// the version `best`, and older incomplete folders. It never returns newer versions, other
+    /// runs or damaged checkpoints. It returns no complete checkpoint while `newest` itself cannot
+    /// be read.
+    pub fn superseded(&self, run: &str, newest: Version, keep: u32, best: Option<Version>) -> Vec<Version> {
         let complete = self.manifests.get(&newest).is_some_and(|manifest| manifest.run == run);
         let older = self.manifests.range(..newest).filter(|(_, manifest)| complete && manifest.run == run);
-        let older = older.map(|(&version, _)| version).rev().skip(keep.saturating_sub(1) as usize);
+        let older = older.map(|(&version, _)| version).rev();
+        // A job that loses its best version comes to it again from here.
+        let best = best.filter(|best| *best < newest);
+        let before_best = older.clone().find(|version| best.is_some_and(|best| *version <= best));
+        let older = older.skip(keep.saturating_sub(1) as usize);
+        let older = older.filter(|version| Some(*version) != before_best);
         let mut superseded: Vec<_> = older.chain(self.incomplete.range(..newest).copied()).collect();
         superseded.sort_unstable();
         superseded
@@ -99,6 +105,7 @@ mod tests {
             script: None,
             numerics: Vec::new(),
             trained_on: None,
+            selection: None,
             created_unix_secs: 0,
         }
     }
@@ -112,16 +119,26 @@ mod tests {
     #[test]
     fn what_is_superseded_is_older_of_the_same_run_and_beyond_those_to_keep() {
         let found = found(&[(1, "a"), (2, "b"), (3, "a"), (4, "a"), (6, "a")], &[0, 5]);
-        let superseded = |newest, keep| found.superseded("a", Version(newest), keep);
+        let superseded = |newest, keep| found.superseded("a", Version(newest), keep, None);
         assert_eq!(superseded(4, 2), [0, 1].map(Version));
         assert_eq!(superseded(4, 1), [0, 1, 3].map(Version));
         assert_eq!(superseded(6, 9), [0, 5].map(Version), "only what never became one");
     }
 
     #[test]
+    fn the_newest_up_to_the_best_version_is_not_superseded() {
+        let found = found(&[(1, "a"), (2, "b"), (3, "a"), (4, "a"), (6, "a")], &[]);
+        let superseded = |best| found.superseded("a", Version(6), 1, Some(Version(best)));
+        assert_eq!(superseded(3), [1, 4].map(Version));
+        assert_eq!(superseded(2), [3, 4].map(Version), "version 2 is of another run");
+        assert_eq!(superseded(0), [1, 3, 4].map(Version));
+        assert_eq!(superseded(6), [1, 3, 4].map(Version), "the one that is complete has it");
+    }
+
+    #[test]
     fn nothing_complete_is_superseded_by_what_cannot_be_read() {
         let found = found(&[(1, "a"), (3, "a"), (4, "b")], &[2]);
-        assert_eq!(found.superseded("a", Version(5), 1), [Version(2)], "it is not there");
-        assert_eq!(found.superseded("a", Version(4), 1), [Version(2)], "it is of another run");
+        assert_eq!(found.superseded("a", Version(5), 1, None), [Version(2)], "it is not there");
+        assert_eq!(found.superseded("a", Version(4), 1, None), [Version(2)], "it is of another run");
     }
 }

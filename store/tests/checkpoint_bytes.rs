@@ -123,6 +123,7 @@ fn checkpoint(values: &[u8]) -> Checkpoint {
         script: None,
         numerics: Vec::new(),
         trained_on: None,
+        selection: None,
         created_unix_secs: 1_700_000_000,
     };
     Checkpoint { manifest, data }

@@ -58,6 +58,8 @@ pub(crate) struct Plan {
     pub(crate) evaluates: bool,
     /// Steps between further evaluations.
     pub(crate) evaluates_every: Option<u64>,
+    /// Selection of the best version, in canonical order.
+    pub(crate) selects: Option<Selects>,
     /// Time-outs of a pull or push, of a second each, after which a worker gives up and its process
     /// ends.
     pub(crate) pull_attempts_max: u64,
@@ -186,6 +188,15 @@ pub(crate) struct Plan {
     pub(crate) store_unheard: f32,
 }
 
+/// Selection of the best version by the loss of the evaluations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selects {
+    /// Whether a larger loss is better.
+    pub(crate) larger: bool,
+    pub(crate) patience: Option<u64>,
+    pub(crate) min_delta: f64,
+}
+
 /// Times of checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Saves {
@@ -234,6 +245,12 @@ impl Plan {
         }
         let mut dice = Dice(Keyed::new(seed, "evaluation", 0));
         plan.evaluates_every = Some(dice.range(1, 9)).filter(|_| plan.evaluates && dice.one_in(2));
+        if plan.evaluates && plan.is_canonical() && dice.one_in(2) {
+            let larger = dice.one_in(2);
+            let patience = if dice.one_in(3) { None } else { Some(dice.range(1, 6)) };
+            let min_delta = if dice.one_in(3) { 0.01 } else { 0.0 };
+            plan.selects = Some(Selects { larger, patience, min_delta });
+        }
         plan
     }
 
@@ -325,6 +342,7 @@ impl Plan {
             dtype: "f32",
             evaluates: dice.one_in(3),
             evaluates_every: None,
+            selects: None,
             lease_secs: dice.range(2, 5),
             death_secs: if dice.one_in(3) { 5 } else { dice.range(10, 30) },
             pull_attempts_max: if dice.one_in(4) { dice.range(1, 4) } else { 1000 },
@@ -488,6 +506,14 @@ impl Plan {
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let evaluation = self.evaluates_every.map(|every| format!("[evaluation]\nevery_steps = {every}"));
         let evaluation = evaluation.unwrap_or_default();
+        let selection = self.selects.map(|Selects { larger, patience, min_delta }| {
+            let mode = if larger { "max" } else { "min" };
+            let patience = patience.map(|patience| format!("patience = {patience}")).unwrap_or_default();
+            format!(
+                "[early_stopping]\nmetric = \"loss\"\nmode = \"{mode}\"\nmin_delta = {min_delta:?}\n{patience}"
+            )
+        });
+        let selection = selection.unwrap_or_default();
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
         let Self { lease_secs, stall_secs, pull_attempts_max, dtype, optimizer, .. } = self;
         let (bits, pull_secs) = (self.bits(), if self.large { 10 } else { 1 });
@@ -544,6 +570,7 @@ pull_timeout = "{pull_secs}s"
 pull_attempts_max = {pull_attempts_max}
 {checkpoint}
 {evaluation}
+{selection}
 "#,
             effective = micro * microbatches_per_step,
         )
@@ -560,6 +587,7 @@ pull_attempts_max = {pull_attempts_max}
             clip_norm: None,
             evaluates: false,
             evaluates_every: None,
+            selects: None,
             ps: 1,
             saves: None,
             ..self.clone()

@@ -11,6 +11,7 @@ use ebbflow::tensor::Values;
 use proto::ids::{MicrobatchId, Step, Version};
 use proto::numerics::Since;
 use proto::pb::event::Kind;
+use proto::selection::Selection;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
@@ -229,9 +230,13 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     let data = Dataset::open(job, DataSet::Train, Some(folder)).expect("the data can be read");
     let numbers = job.plan(data.len());
     let skipped = check_skipped(plan, job, seen);
-    assert_eq!(status.samples_applied, (numbers.records - skipped) * numbers.epochs, "samples_applied");
-    assert_eq!(status.microbatches_applied, numbers.microbatches(), "microbatches_applied");
-    assert_eq!((status.steps_done, status.steps), (numbers.steps(), numbers.steps()), "steps");
+    let stopped = is_stopped_early(status);
+    if !stopped {
+        assert_eq!(status.samples_applied, (numbers.records - skipped) * numbers.epochs, "samples_applied");
+        assert_eq!(status.microbatches_applied, numbers.microbatches(), "microbatches_applied");
+        assert_eq!(status.steps_done, numbers.steps(), "steps");
+    }
+    assert_eq!(status.steps, numbers.steps(), "steps");
 
     let tensors = safetensors::SafeTensors::deserialize(&seen.model).expect("a model file");
     let floats = |name: &str| -> Vec<f32> {
@@ -262,7 +267,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     for (record, (expected, found)) in expected.iter().zip(floats("counts")).enumerate() {
         // Other runs are compared with the serial loop, because they are canonical.
         assert!(
-            !plan.counts() || (expected - f64::from(found)).abs() < 1e-3,
+            !plan.counts() || plan.selects.is_some() || (expected - f64::from(found)).abs() < 1e-3,
             "record {record}: {found} where {expected} belongs"
         );
     }
@@ -321,17 +326,25 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     if plan.evaluates {
         let occasions = job.occasions(numbers).expect("it evaluates");
         let due = (1..=numbers.steps()).filter(|&version| occasions.contains(Version(version)));
+        // Nobody is told of an evaluation after the stop.
+        let last = status.selection.as_ref().filter(|_| stopped).map_or(u64::MAX, |found| found.last);
         // Evaluations before the last submission were reported then.
         let begun = if seen.resumed > 0 { resumed_from(seen) } else { 0 };
         let measured_now: Vec<_> = evaluations.keys().copied().filter(|version| *version > begun).collect();
-        assert_eq!(measured_now, due.filter(|version| *version > begun).collect::<Vec<_>>(), "measured");
+        let due: Vec<_> = due.filter(|version| *version > begun && *version <= last).collect();
+        // A run that goes on after its stop ends as soon as it has the best version again.
+        match stopped && seen.resumed > 0 {
+            true => assert!(measured_now.iter().all(|version| due.contains(version)), "{measured_now:?}"),
+            false => assert_eq!(measured_now, due, "measured"),
+        }
         checks::add("evaluations within epochs", within);
         assert!(measured <= lives * evaluations.len(), "{measured} times measured in {lives} lives");
     }
     if plan.is_canonical() {
         let train = |class: &str| serial::train(job, &data, plan, class);
         let versions = train(class_of(status));
-        check_bits(versions.last().expect("version 0"), &seen.model);
+        let exported = check_selection(plan, job, seen, &versions);
+        check_bits(&versions[exported], &seen.model);
         for Published { manifest, weights } in &seen.published {
             let [Since { numerics, .. }] = manifest.numerics.as_slice() else {
                 panic!("of several classes: {:?}", manifest.numerics);
@@ -350,6 +363,51 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
             assert!((loss - expected).abs() <= 1e-9, "version {version}: loss {loss}, serial {expected}");
         }
     }
+}
+
+fn is_stopped_early(status: &proto::pb::JobStatus) -> bool {
+    status.selection.as_ref().is_some_and(|selection| selection.stopped)
+}
+
+/// Checks that a job has selected the version that the rule selects from the weights of the serial
+/// loop, and stopped where it stops. Returns the version that is to be exported.
+fn check_selection(plan: &Plan, job: &JobSpec, seen: &Seen, versions: &[Vec<Values>]) -> usize {
+    let Some(criterion) = job.criterion() else { return versions.len() - 1 };
+    let status = seen.status.as_ref().expect("the user saw the job's end");
+    let found = status.selection.as_ref().expect("a version was measured");
+    let best = found.best as usize;
+    let begun_anew = warnings(&seen.events).any(|message| message.contains("the selection begins anew"));
+    checks::add("selections that begin anew", u64::from(begun_anew));
+    // Before everything was lost, another class may have begun.
+    if seen.resumed > 0 && (plan.strangers > 0 || begun_anew) {
+        return best;
+    }
+    let loss = |version: Version| {
+        f64::from(versions[version.get() as usize][1].as_f32().expect("bits are floats")[0])
+    };
+    let told = status.final_metrics["loss"];
+    assert!((told - loss(Version(found.best))).abs() <= 1e-9, "the final loss {told} is of another version");
+    let numbers = job.plan(records_of(plan, job, DataSet::Train).expect("training records").len());
+    let occasions = job.occasions(numbers).expect("it evaluates");
+    let mut due = std::iter::successors(occasions.after(Version(0)), |version| occasions.after(*version));
+    let first = due.next().expect("the end of an epoch");
+    let mut expected = Selection::first(criterion, first, loss(first));
+    for version in due {
+        if expected.stops(job.patience()) {
+            break;
+        }
+        expected.observe(version, loss(version));
+    }
+    let stops = expected.stops(job.patience());
+    assert_eq!(
+        (found.best, found.last, found.waited, found.stopped),
+        (expected.best.get(), expected.last.get(), expected.waited, stops),
+        "the best version, the last one, and whether training stopped"
+    );
+    checks::count("best versions");
+    checks::add("early stops", u64::from(stops));
+    checks::add("best versions that are not the last", u64::from(best + 1 < versions.len()));
+    best
 }
 
 /// Returns the records of a data set of a job, or `None` if the job has no such set.
@@ -371,8 +429,9 @@ fn check_skipped(plan: &Plan, job: &JobSpec, seen: &Seen) -> u64 {
         all.filter(|record| plan.bad.contains(record)).collect()
     };
     let (train, validation) = (bad(DataSet::Train), bad(DataSet::Validation));
-    // A run that goes on from a checkpoint may not meet all of them again.
-    let whole = seen.resumed == 0;
+    // A run that goes on from a checkpoint may not meet all of them again. Nor does one that stops
+    // early.
+    let whole = seen.resumed == 0 && !is_stopped_early(status);
     for (what, found, bad) in
         [("training", skipped.train, &train), ("validation", skipped.validation, &validation)]
     {

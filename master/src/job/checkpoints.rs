@@ -24,6 +24,7 @@ use proto::numerics::{Numerics, Since};
 use proto::pb;
 use proto::pb::event::Kind as Event;
 use proto::plan::Plan;
+use proto::selection::Selection;
 use proto::spec::{CheckpointSpec, JobSpec, Order};
 use proto::status::Failure;
 use store::location::Location;
@@ -124,11 +125,17 @@ impl Checkpoints {
     }
 
     /// Returns which version to begin with, by what the store has. `new_run` names the training
-    /// when it is another than those there.
+    /// when it is another than those there. The job must come to the version `best` again, so it
+    /// begins with no newer one.
     ///
     /// # Errors
     /// Why the job cannot begin.
-    fn begin(&mut self, candidates: &Candidates, new_run: String) -> Result<Version, String> {
+    fn begin(
+        &mut self,
+        candidates: &Candidates,
+        new_run: String,
+        best: Option<Version>,
+    ) -> Result<Version, String> {
         let (place, newest) = (&self.place, candidates.intact.last());
         let run = match (&self.run, newest) {
             (Some(run), _) => run.clone(),
@@ -149,7 +156,9 @@ impl Checkpoints {
             }
         };
         let ours = candidates.intact.iter().rev().filter(|of| of.run == run).map(|of| of.version);
-        let begin = ours.clone().find(|version| !self.bad.contains(version)).unwrap_or(Version(0));
+        let may_begin =
+            |version: &Version| !self.bad.contains(version) && best.is_none_or(|best| *version <= best);
+        let begin = ours.clone().find(may_begin).unwrap_or(Version(0));
         if self.resume.is_some() && begin == Version(0) {
             return Err(format!("no checkpoint in {place} can be restored: {}", self.reasons.join("; ")));
         }
@@ -157,6 +166,39 @@ impl Checkpoints {
         self.run = Some(run);
         self.unreadable = false;
         Ok(begin)
+    }
+
+    /// Returns the selection that an earlier run left, if there is one. Each ps keeps its best
+    /// version only if that is measured.
+    ///
+    /// # Errors
+    /// The job does not come to the best version of that run again: why not.
+    fn selection_of(
+        &self,
+        candidates: &Candidates,
+        spec: &JobSpec,
+        plan: Plan,
+    ) -> Result<Option<Selection>, String> {
+        let run = candidates.intact.last().map(|newest| &newest.run);
+        let ours = candidates.intact.iter().filter(|of| Some(&of.run) == run);
+        let good: Vec<_> = ours.filter(|of| !self.bad.contains(&of.version)).collect();
+        let left = good.last().and_then(|of| of.selection.clone());
+        let (Some(left), Some(criterion)) = (left, spec.criterion()) else { return Ok(None) };
+        let (best, metric) = (left.best, left.criterion.metric.clone());
+        let lost = |why: &str| {
+            let of_before = format!("version {best}, the best one of the earlier run by {metric}");
+            Err(format!("{of_before}, does not count any more: {why}; the selection begins anew"))
+        };
+        let Some(selection) = left.under(criterion) else {
+            return lost("[early_stopping] has another metric, set or mode now");
+        };
+        if !spec.occasions(plan).is_some_and(|occasions| occasions.contains(best)) {
+            return lost("[evaluation] does not measure it now");
+        }
+        if good.iter().all(|of| of.version > best) {
+            return lost("every checkpoint is newer");
+        }
+        Ok(Some(selection))
     }
 
     /// Compares what the checkpoint to resume was trained with and what the job trains on; answers
@@ -334,6 +376,7 @@ pub(super) struct Seen<'a> {
     /// Class of the job, `None` before it is decided.
     class: Option<&'a Numerics>,
     measured: Option<Version>,
+    selection: Option<&'a Selection>,
 }
 
 impl Seen<'_> {
@@ -369,6 +412,7 @@ impl Seen<'_> {
             script: spec.model.script.is_some().then(|| script(self.input)).flatten(),
             numerics: self.classes(begun).into_iter().filter(|since| since.version <= version).collect(),
             trained_on: facts.trained_on.clone(),
+            selection: self.selection.cloned(),
             created_unix_secs: now.unix_ms / 1000,
         }
     }
@@ -451,6 +495,7 @@ impl Job {
             numerics: &self.numerics,
             class: self.control.demand.class(),
             measured: self.measured,
+            selection: self.selection.as_ref(),
         };
         Some((self.checkpoints.as_mut()?, seen))
     }
@@ -519,7 +564,15 @@ impl Job {
             Ok(mut candidates) => {
                 let new_run =
                     format!("{:016x}", proto::random::key(now.unix_ms, &self.spec.name, self.id.get()));
-                let begin = checkpoints.begin(&candidates, new_run);
+                if checkpoints.resume.is_some() {
+                    let left = checkpoints.selection_of(&candidates, &self.spec, facts.plan);
+                    self.selection = left.unwrap_or_else(|lost| {
+                        damaged.push(lost);
+                        None
+                    });
+                }
+                let best = self.selection.as_ref().map(|selection| selection.best);
+                let begin = checkpoints.begin(&candidates, new_run, best);
                 let newer =
                     |(version, _): &(Version, String)| begin.as_ref().is_ok_and(|begin| begin < version);
                 damaged.extend(

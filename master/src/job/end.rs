@@ -16,6 +16,8 @@ pub(super) enum Salvage {
     Nothing,
     /// This version is known to be good.
     Version(Version),
+    /// This version is the best one, in every order of updates.
+    Best(Version),
     /// Whatever all its partitions have.
     Newest,
 }

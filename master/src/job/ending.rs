@@ -92,6 +92,7 @@ impl Job {
         match *salvage {
             Salvage::Nothing => self.finish(now),
             Salvage::Version(version) => self.export(now, Some(version)),
+            Salvage::Best(version) => self.export_exactly(now, Some(version)),
             Salvage::Newest => {
                 self.phase.set_end(Stage::Asking);
                 self.ask();
@@ -123,7 +124,12 @@ impl Job {
     /// partition, as these may differ.
     pub(super) fn export(&mut self, now: Now, version: Option<Version>) {
         let canonical = self.spec.consistency.resolve().order == Order::Canonical;
-        self.queue.push(Work::Export(version.filter(|_| canonical)));
+        self.export_exactly(now, version.filter(|_| canonical));
+    }
+
+    /// Hands out the export of `version`, which every partition keeps; `None`: the newest.
+    pub(super) fn export_exactly(&mut self, now: Now, version: Option<Version>) {
+        self.queue.push(Work::Export(version));
         self.phase.set_end(Stage::Exporting);
         self.tell_state(now);
     }

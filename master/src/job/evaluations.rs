@@ -85,6 +85,14 @@ pub(super) struct Measured {
     pub(super) sets: Vec<MeasuredSet>,
 }
 
+impl Measured {
+    /// Returns the value of a metric, as a job's status names it: `loss`, or `test/loss`.
+    pub(super) fn value(&self, metric: &str) -> Option<f64> {
+        let (set, metric) = metric.split_once('/').unwrap_or(("", metric));
+        self.sets.iter().find(|measured| measured.name == set)?.metrics.get(metric).copied()
+    }
+}
+
 /// A version was measured on a validation set.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MeasuredSet {

@@ -51,6 +51,7 @@ impl Job {
             era: self.era.get(),
             epochs_measured: 0,
             measured: self.measured.map(Version::get),
+            selection: self.selection_message(),
             final_metrics: self.numbers.final_metrics.clone(),
             leases_expired: self.numbers.leases_expired,
             workers_seen: self.numbers.workers_seen(),
@@ -117,6 +118,7 @@ impl Job {
         job.skips.restore(record.skipped_train, record.skipped_validation);
         job.era = Era(record.era);
         job.measured = record.measured.map(Version);
+        job.selection = record.selection.map(super::selection::read);
         if let Some(end) = record.ending {
             job.phase.decide(End { state: end.state(), reason: end.reason });
         }

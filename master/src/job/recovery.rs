@@ -85,8 +85,9 @@ impl Job {
             // What was trained is exported already.
             Some(Stage::Saving { .. }) => return self.finish(now),
             _ if self.is_exported() => return self.end_without_ps(now),
-            Some(Stage::Stopping { .. } | Stage::Asking) => true,
-            Some(Stage::Exporting) | None => self.ends_early(),
+            Some(Stage::Asking) => true,
+            // A job that is stopped early comes to its best version again.
+            Some(Stage::Stopping { .. } | Stage::Exporting) | None => self.ends_early(),
         };
         if ends_early {
             let reason = format!("ps {names} lost its part of the model, so nothing can be saved");

@@ -328,6 +328,7 @@ impl Job {
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: numbers.confusions.get("").cloned(),
             confusions: numbers.named_confusions(),
+            selection: self.selection_message(),
             purpose: pb::JobPurpose::from(self.spec.purpose).into(),
             records,
             records_done,

@@ -333,7 +333,7 @@ fn a_job_goes_from_submission_to_success() {
     world.pass(2 * SECOND);
     world.work();
     assert_eq!(world.state(), JobState::Exporting, "{}", world.reason());
-    let unpin = |version| Effect::Unpin(vec![address("p")], Era(0), Version(version));
+    let unpin = |version| Effect::Unpin(vec![address("p")], Era(0), Version(version), None);
     assert_eq!(world.effects(), [unpin(2), unpin(4)]);
     // The lease that `work` found and left was lost on its way; it comes back.
     world.pass(3 * SECOND);
@@ -404,7 +404,7 @@ fn measuring_goes_before_training_and_training_goes_on_meanwhile() {
     assert!(matches!(training.work, Some(pb::lease::Work::Train(_))), "{training:?}");
     assert_eq!(world.effects(), []);
     world.complete(0, &measuring, report(&measuring));
-    assert_eq!(world.effects(), [Effect::Unpin(vec![address("p")], Era(0), Version(2))]);
+    assert_eq!(world.effects(), [Effect::Unpin(vec![address("p")], Era(0), Version(2), None)]);
     assert!(world.events().iter().any(|event| matches!(event, Event::Evaluation(event) if event.step == 2)));
 }
 
@@ -697,4 +697,5 @@ fn what_workers_notice_in_the_records_is_told_once() {
 
 mod losses_of_ps;
 mod restarts;
+mod selection;
 mod skips;

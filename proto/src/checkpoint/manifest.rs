@@ -18,12 +18,13 @@ use crate::ids::{Era, PartitionId, Version};
 use crate::numerics::Since;
 use crate::optimizer::OptimizerKind;
 use crate::plan::Plan;
+use crate::selection::Selection;
 use crate::spec::{Consistency, JobSpec, Order};
 use crate::tensor::TensorSpec;
 
 /// Newest format. Each manifest is written in the oldest format that has all of its fields, so that
 /// older programs can read it.
-pub const FORMAT: u64 = 4;
+pub const FORMAT: u64 = 5;
 
 /// Oldest format.
 const PLAIN: u64 = 1;
@@ -36,6 +37,9 @@ const WITH_ORIGIN: u64 = 3;
 
 /// First format with `samples_skipped`.
 const WITH_SKIPPED: u64 = 4;
+
+/// First format with `selection`.
+const WITH_SELECTION: u64 = 5;
 
 /// Most partitions of a checkpoint, and of a job.
 const FILES_MAX: usize = 1024;
@@ -83,6 +87,9 @@ pub struct Manifest {
     /// Seed, order and records of the training. `None` in a checkpoint of an older program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_on: Option<TrainedOn>,
+    /// Best version of the job when the checkpoint was completed, if the job selects one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<Selection>,
     /// Time of completion, in seconds since 1970.
     pub created_unix_secs: u64,
 }
@@ -146,6 +153,7 @@ impl Manifest {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
         let skips = self.files.iter().any(|file| file.applied.samples_skipped > 0);
         let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
+            _ if self.selection.is_some() => WITH_SELECTION,
             _ if skips => WITH_SKIPPED,
             (false, _) => WITH_ORIGIN,
             (true, Some(_)) => WITH_SCRIPT,
@@ -302,6 +310,8 @@ pub fn digest(spec: &JobSpec) -> String {
     spec.limits = crate::spec::LimitsSpec::default();
     spec.checkpoint = None;
     spec.evaluation = crate::spec::EvaluationSpec::default();
+    spec.early_stopping = None;
+    spec.data.validation_sets.clear();
     spec.numerics = crate::spec::NumericsSpec::default();
     spec.data.base = None;
     crate::artifact::sha256_hex(spec.to_json().as_bytes())
@@ -322,6 +332,7 @@ pub(super) mod tests {
     use super::super::trained_on::tests::{file as data_file, trained_on};
     use super::*;
     use crate::ids::Step;
+    use crate::selection::Criterion;
 
     const SPEC: &str = r#"{
         "name": "digits", "epochs": 4, "model": { "builtin": "linear" },
@@ -359,6 +370,7 @@ pub(super) mod tests {
             script: None,
             numerics: Vec::new(),
             trained_on: Some(trained_on(vec![data_file("x", 7)])),
+            selection: None,
             created_unix_secs: 1_700_000_000,
         }
     }
@@ -402,8 +414,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_later_format_is_named_whatever_else_it_has() {
-        let error = Manifest::decode("m", br#"{"format":5,"rows":[1]}"#).unwrap_err();
-        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 5, known: 4 });
+        let error = Manifest::decode("m", br#"{"format":6,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 6, known: 5 });
     }
 
     #[test]
@@ -425,6 +437,11 @@ pub(super) mod tests {
         manifest.files[0].applied.samples_skipped = 2;
         let text = manifest.encode();
         assert!(text.starts_with("{\"format\":4,"), "{text}");
+        assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
+        let criterion = Criterion { metric: "auc".to_owned(), larger: true, min_delta: 0.1 };
+        manifest.selection = Some(Selection::first(criterion, Version(3), f64::NAN));
+        let text = manifest.encode();
+        assert!(text.starts_with("{\"format\":5,"), "{text}");
         assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
         manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
         let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();
@@ -499,7 +516,13 @@ pub(super) mod tests {
         let fleet =
             JobSpec::from_json(&SPEC.replace("\"batch\"", "\"fleet\": { \"ps\": 3 }, \"batch\"")).unwrap();
         let rate = JobSpec::from_json(&SPEC.replace("0.1", "0.2")).unwrap();
+        let sets =
+            "\"validation_sets\": { \"dev\": { \"features\": [\"x\"], \"labels\": [\"y\"] } }, \"format\"";
+        let measured =
+            "\"evaluation\": { \"every_steps\": 3 }, \"early_stopping\": { \"metric\": \"loss\" }, \"batch\"";
+        let measured = SPEC.replace("\"batch\"", measured).replace("\"format\"", sets);
         assert_eq!(digest(&spec), digest(&fleet));
+        assert_eq!(digest(&spec), digest(&JobSpec::from_json(&measured).unwrap()));
         assert_ne!(digest(&spec), digest(&rate));
     }
 }

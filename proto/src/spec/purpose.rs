@@ -139,6 +139,7 @@ impl JobSpec {
         self.predict = predict;
         self.checkpoint = None;
         self.evaluation = EvaluationSpec::default();
+        self.early_stopping = None;
         self.consistency = ConsistencySpec::default();
         self.data.mixup = None;
         if purpose == Purpose::Predict {

@@ -81,6 +81,7 @@ impl JobSpec {
         self.validate_purpose(&mut check);
         self.data.validate(|set| self.needs_labels(set), &mut check);
         self.validate_evaluation(&mut check);
+        self.validate_early_stopping(&mut check);
         let (micro, effective) = (self.batch.micro, self.batch.effective.unwrap_or(self.batch.micro));
         let microbatches = effective.div_ceil(micro.max(1));
         check(micro > 0, "batch.micro: 0 records make no gradient; set 1 or more".to_owned());

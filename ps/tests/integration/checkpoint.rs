@@ -105,6 +105,7 @@ async fn complete(stores: &Stores, job: &Job, version: u64, saved: &[Saved]) -> 
         script: None,
         numerics: Vec::new(),
         trained_on: None,
+        selection: None,
         created_unix_secs: 0,
     };
     let url = format!(

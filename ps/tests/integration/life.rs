@@ -131,11 +131,11 @@ async fn what_was_measured_before_a_rewind_is_kept_for_measuring_again() {
     ps.push(new.push_initial(PARTITION)).await.unwrap();
     let last = new.plan.version_after(proto::ids::Epoch(0));
     // Late, from before the rewind.
-    ps.unpin(old.id, Era(0), last).unwrap();
+    ps.unpin(old.id, Era(0), last, Version(0)).unwrap();
     for step in 0..last.get() + 4 {
         ps.push(new.push_step(PARTITION, Step(step))).await.unwrap();
     }
     ps.pull(new.pull(PARTITION, Want::Exact(last))).await.unwrap();
-    ps.unpin(new.id, Era(1), last).unwrap();
+    ps.unpin(new.id, Era(1), last, Version(0)).unwrap();
     assert_eq!(ps.pull(new.pull(PARTITION, Want::Exact(last))).await.unwrap_err().kind, Kind::Gone);
 }

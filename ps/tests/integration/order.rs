@@ -116,9 +116,9 @@ async fn ends_of_epochs_are_pinned_until_the_evaluation_is_done() {
     let all = futures::future::join_all((0..=7).map(here)).await;
     let (gone, never) = (Err(Kind::Gone), Err(Kind::Malformed));
     assert_eq!(all, [gone, gone, Ok(2), gone, Ok(4), Ok(5), Ok(6), never]);
-    ps.unpin(job.id, Era(0), Version(2)).unwrap();
+    ps.unpin(job.id, Era(0), Version(2), Version(0)).unwrap();
     assert_eq!((here(2).await, here(4).await), (gone, Ok(4)));
-    ps.unpin(job.id, Era(0), Version(6)).unwrap();
+    ps.unpin(job.id, Era(0), Version(6), Version(0)).unwrap();
     assert_eq!((here(4).await, here(6).await), (gone, Ok(6)));
 }
 

@@ -245,10 +245,10 @@ async fn pins_are_released_over_the_wire() {
     let pull = job.pull(PARTITION, Want::Exact(Version(2)));
     let pulled = served.client.pull(&job, pull).await.unwrap();
     job.assert_pulled(PARTITION, &pulled, &job.reference(Version(2))[2]);
-    let unpin = pb::UnpinRequest { job: job.id.get(), version: 2, era: 0 };
+    let unpin = pb::UnpinRequest { job: job.id.get(), version: 2, era: 0, keep: 0 };
     served.client.0.clone().unpin(unpin).await.unwrap();
     assert_eq!(served.client.pull(&job, pull).await.unwrap_err().kind, Kind::Gone);
-    let unknown = pb::UnpinRequest { job: 99, version: 2, era: 0 };
+    let unknown = pb::UnpinRequest { job: 99, version: 2, era: 0, keep: 0 };
     assert_eq!(served.client.0.clone().unpin(unknown).await.unwrap_err().code(), tonic::Code::NotFound);
 }
 

@@ -15,6 +15,7 @@ fn candidates(intact: &[(u64, &str)]) -> Candidates {
         plan: parse(EVERY_STEP).plan(10),
         ends_epoch: false,
         trained_on: None,
+        selection: None,
     };
     Candidates { intact: intact.iter().map(candidate).collect(), ..Candidates::default() }
 }

@@ -33,7 +33,7 @@ impl World {
     }
 
     /// Does the `Init` task of a recovery; answers its era and which partitions go where.
-    fn initialize_again(&mut self) -> (u64, Vec<String>) {
+    pub(super) fn initialize_again(&mut self) -> (u64, Vec<String>) {
         let lease = self.lease(0).unwrap_or_else(|| panic!("no work: {}", self.reason()));
         let Some(Wire::Init(task)) = lease.work else { panic!("{lease:?}") };
         let open = self.describe(&lease);

@@ -68,7 +68,7 @@ fn a_job_that_evaluates_measures_version_0_once_and_ends() {
     assert_eq!(world.refused(1), Why::AllHandedOut, "nothing is trained");
     world.effects();
     world.complete(0, &lease, report(&lease));
-    assert_eq!(world.effects()[0], Effect::Unpin(vec![address("p")], Era(0), Version(0)));
+    assert_eq!(world.effects()[0], Effect::Unpin(vec![address("p")], Era(0), Version(0), None));
     world.job.on_finished(world.now, Ok(vec![ledger(0)]));
     let status = world.status();
     assert_eq!((status.state(), status.reason.as_str()), (JobState::Succeeded, "evaluated 2 records"));

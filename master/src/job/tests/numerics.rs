@@ -63,6 +63,7 @@ impl World {
             plan: self.job.spec.plan(10),
             ends_epoch: false,
             trained_on: None,
+            selection: None,
         };
         let found = Candidates {
             intact: vec![candidate],
