@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn versions_between_epochs_stay_if_they_are_measured() {
-        let versions = filled(1, Some(Occasions::new(PLAN, Some(4))), 10);
+        let versions = filled(1, Some(Occasions::new(PLAN, None).and_every_steps(Some(4))), 10);
         assert_eq!(kept(&versions), [3, 4, 6, 8, 9, 10]);
     }
 

@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) dtype: &'static str,
     /// Whether a part of the records evaluates the model after each epoch.
     pub(crate) evaluates: bool,
+    /// Epochs between evaluations.
+    pub(crate) evaluates_epochs: Option<u64>,
     /// Steps between further evaluations.
     pub(crate) evaluates_every: Option<u64>,
     /// Selection of the best version, in canonical order.
@@ -251,6 +253,7 @@ impl Plan {
             let min_delta = if dice.one_in(3) { 0.01 } else { 0.0 };
             plan.selects = Some(Selects { larger, patience, min_delta });
         }
+        plan.evaluates_epochs = Some(dice.range(1, 3)).filter(|_| plan.evaluates && dice.one_in(3));
         plan
     }
 
@@ -341,6 +344,7 @@ impl Plan {
             clip_norm: None,
             dtype: "f32",
             evaluates: dice.one_in(3),
+            evaluates_epochs: None,
             evaluates_every: None,
             selects: None,
             lease_secs: dice.range(2, 5),
@@ -504,8 +508,9 @@ impl Plan {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
-        let evaluation = self.evaluates_every.map(|every| format!("[evaluation]\nevery_steps = {every}"));
-        let evaluation = evaluation.unwrap_or_default();
+        let every = [("every_epochs", self.evaluates_epochs), ("every_steps", self.evaluates_every)];
+        let every = every.into_iter().filter_map(|(key, every)| Some(format!("{key} = {}", every?)));
+        let evaluation = every.fold("[evaluation]".to_owned(), |section, line| format!("{section}\n{line}"));
         let selection = self.selects.map(|Selects { larger, patience, min_delta }| {
             let mode = if larger { "max" } else { "min" };
             let patience = patience.map(|patience| format!("patience = {patience}")).unwrap_or_default();
@@ -586,6 +591,7 @@ pull_attempts_max = {pull_attempts_max}
             optimizer: "adam",
             clip_norm: None,
             evaluates: false,
+            evaluates_epochs: None,
             evaluates_every: None,
             selects: None,
             ps: 1,

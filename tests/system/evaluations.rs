@@ -85,9 +85,9 @@ fn data(validation: &str) -> String {
 fn evaluations_have_the_same_numbers_for_any_fleet_and_after_losses() {
     let dir = tempfile::tempdir().unwrap();
     let named = format!("validation_sets = {{ dev = {}, test = {} }}", files(1472, 1600), files(1600, 1797));
-    let sets = ["epochs=60", "evaluation.every_steps=10", &data(&named)];
+    let sets = ["epochs=60", "evaluation.every_epochs=4", "evaluation.every_steps=10", &data(&named)];
     let calm = alone(&dir.path().join("out"), &sets, &[]);
-    let due = |step: &u64| step.is_multiple_of(10) || step.is_multiple_of(EPOCH);
+    let due = |step: &u64| step.is_multiple_of(10) || step.is_multiple_of(4 * EPOCH);
     let due: Vec<_> = (1..=60 * EPOCH).filter(due).collect();
     assert_eq!((steps(&calm, &"dev".into()), steps(&calm, &"test".into())), (due.clone(), due));
     let mut cluster = Cluster::start(2, 3);

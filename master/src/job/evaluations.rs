@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn versions_within_an_epoch_are_measured_too_and_each_only_once() {
         let plan = Plan { microbatches_per_step: 1, ..PLAN };
-        let when = || When::During(Occasions::new(plan, Some(3)));
+        let when = || When::During(Occasions::new(plan, None).and_every_steps(Some(3)));
         let versions = |shards: Vec<Shard>| {
             shards.iter().map(|shard| (shard.version.get(), shard.epoch.get())).collect()
         };
