@@ -19,20 +19,20 @@ mod cache;
 mod compiler;
 #[cfg(feature = "cuda")]
 mod device;
-#[cfg(feature = "cuda")]
-mod error;
 #[cfg(test)]
 mod host;
 mod launch;
 #[cfg(feature = "cuda")]
 pub(crate) mod memory;
+#[cfg(feature = "cuda")]
+mod staging;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "cuda")]
 pub use self::device::Device;
 #[cfg(feature = "cuda")]
-pub use self::error::Error;
+pub use crate::error::Error;
 
 /// The text of all kernels. It includes no header.
 pub const SOURCE: &str = concat!(

@@ -1,12 +1,13 @@
 //! Arithmetic on parameters: optimizer rules, sums of the reduction tree, casts between wire types,
 //! norms.
 //!
-//! A caller works on [`Storage`], and no signature at this level says in which memory values lie.
-//! [`Storage`] is in memory of the host today. [`cpu`] has the kernels for it, as functions on
-//! slices.
+//! A caller works on [`Storage`], and no signature at this level says in which memory values lie: a
+//! [`Device`] makes storage, and operations run where it lies. [`cpu`] has the kernels for memory
+//! of the host, as functions on slices.
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | [`device`] | makes storage: the processor of the host, or a CUDA device |
 //! | [`storage`] | values, whatever memory they lie in |
 //! | [`merge`] | decodes received values; merges two nodes of the reduction tree |
 //! | [`optimizer`] | works out the scalars of a step; its [`Update`] makes the next weights |
@@ -21,6 +22,8 @@
 pub mod cpu;
 #[cfg(any(test, feature = "cuda"))]
 pub mod cuda;
+pub mod device;
+pub mod error;
 pub mod merge;
 pub mod norm;
 pub mod optimizer;
@@ -28,6 +31,8 @@ pub mod parallel;
 pub mod storage;
 mod update;
 
+pub use device::Device;
+pub use error::Error;
 pub use merge::Merge;
 pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};

@@ -94,8 +94,8 @@ impl Storage {
             return buffer.merge(other, merge);
         }
         match merge {
-            Merge::Sum(wire) => cast::add_assign(wire, self.floats_mut(), other.host()),
-            Merge::Max => state::max(self.integers_mut(), other.host()),
+            Merge::Sum(wire) => cast::add_assign(wire, self.floats_mut(), &other.host()),
+            Merge::Max => state::max(self.integers_mut(), &other.host()),
         }
     }
 
@@ -111,9 +111,9 @@ impl Storage {
         }
         match merge {
             Merge::Sum(wire) if wire.rounds() => {
-                cast::add(wire, left.host(), right.host(), self.floats_mut());
+                cast::add(wire, &left.host(), &right.host(), self.floats_mut());
             }
-            Merge::Sum(_) => sum::add(left.host(), right.host(), self.floats_mut()),
+            Merge::Sum(_) => sum::add(&left.host(), &right.host(), self.floats_mut()),
             Merge::Max => {
                 self.write(left);
                 self.merge(right, merge);
@@ -130,6 +130,6 @@ impl Storage {
         if let Some(buffer) = self.elements_on_device(DType::F32) {
             return buffer.mean_of(sum, count);
         }
-        state::mean(sum.host(), count, self.floats_mut());
+        state::mean(&sum.host(), count, self.floats_mut());
     }
 }

@@ -5,8 +5,8 @@
 //! - A caller names storage, payloads and operations, and no memory. A device is a variant of
 //!   `Memory` and an arm in each operation. Only the call that allocates names it.
 //! - An operation chooses its implementation once, outside its loops.
-//! - Storage on the host never meets storage on a device in one operation, except where values are
-//!   copied. On a device, all other operands may be payloads.
+//! - What an operation changes lies in one memory. It reads other values where they lie, or copies
+//!   them there first.
 //! - Storage is aligned for its values. A payload is read as it came, at any alignment.
 
 use std::borrow::Cow;
@@ -18,7 +18,8 @@ use bytes::Bytes;
 use proto::tensor::{DType, ExternalMemory, Values};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{self, Device, memory::Buffer};
+use crate::cuda::{Device, memory::Buffer};
+use crate::error::Error;
 
 /// Values of one element type, in memory that kernels reach.
 pub struct Storage {
@@ -78,9 +79,17 @@ impl Storage {
     /// # Errors
     /// The device has too little free memory.
     #[cfg(feature = "cuda")]
-    pub fn on_device(device: &Arc<Device>, dtype: DType, len: usize) -> Result<Self, cuda::Error> {
+    pub fn on_device(device: &Arc<Device>, dtype: DType, len: usize) -> Result<Self, Error> {
         let buffer = Buffer::zeros(device, len * dtype.size())?;
         Ok(Self { dtype, len, memory: Memory::Device(buffer) })
+    }
+
+    /// Creates storage on a device. If the device has no memory for it, the device has failed: it
+    /// computes nothing any more, and [`Device::settle`] says why.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_device_or_failed(device: &Arc<Device>, dtype: DType, len: usize) -> Self {
+        let buffer = Buffer::zeros_or_failed(device, len * dtype.size());
+        Self { dtype, len, memory: Memory::Device(buffer) }
     }
 
     /// Returns the element type.
@@ -137,6 +146,32 @@ impl Storage {
         match values {
             Operand::Payload(bytes) => self.host_mut().copy_from_slice(bytes),
             Operand::Stored(storage) => self.host_mut().copy_from_slice(&storage.bytes()),
+        }
+    }
+
+    /// Copies the values of storage of the same type to memory of the host. They are there when
+    /// this returns.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than elements, or these lie on a device.
+    ///
+    /// # Errors
+    /// The values lie on a device that failed.
+    pub fn receive(&mut self, from: &Self) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &from.memory {
+            return buffer.read_to(self.host_mut());
+        }
+        self.write(Operand::Stored(from));
+        Ok(())
+    }
+
+    /// Returns whether the elements lie on the host.
+    pub const fn is_on_host(&self) -> bool {
+        match &self.memory {
+            Memory::Heap(_) | Memory::External(_) => true,
+            #[cfg(feature = "cuda")]
+            Memory::Device(_) => false,
         }
     }
 
@@ -264,11 +299,15 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Returns the values as bytes in memory of the host, at any alignment.
-    pub(crate) fn host(self) -> &'a [u8] {
+    /// Returns the values as bytes in memory of the host, at any alignment. They are copied if they
+    /// lie on a device.
+    ///
+    /// # Panics
+    /// If they lie on a device that failed.
+    pub(crate) fn host(self) -> Cow<'a, [u8]> {
         match self {
-            Self::Payload(bytes) => bytes,
-            Self::Stored(storage) => storage.host(),
+            Self::Payload(bytes) => Cow::Borrowed(bytes),
+            Self::Stored(storage) => storage.bytes(),
         }
     }
 }

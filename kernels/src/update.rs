@@ -24,7 +24,7 @@ impl Update {
             return memory::measure(self, weights, gradient, slots);
         }
         let slots: Vec<_> = slots.into_iter().map(Storage::floats).collect();
-        cpu::measure(self, weights.floats(), gradient.host(), &slots)
+        cpu::measure(self, weights.floats(), &gradient.host(), &slots)
     }
 
     /// Applies the step to one chunk, in one pass over memory.
@@ -48,7 +48,7 @@ impl Update {
             return memory::apply(self, weights, (gradient, None), slots, next);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
-        cpu::apply_bytes(self, weights.floats(), gradient.host(), slots, next.floats_mut());
+        cpu::apply_bytes(self, weights.floats(), &gradient.host(), slots, next.floats_mut());
     }
 
     /// Applies the step to one chunk as [`apply`](Self::apply) does, with a gradient that is the
@@ -69,8 +69,8 @@ impl Update {
             return memory::apply(self, weights, (left, Some(right)), slots, next);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
-        let halves = (left.host(), right.host());
-        cpu::apply_halves(self, weights.floats(), halves, slots, next.floats_mut());
+        let (left, right) = (left.host(), right.host());
+        cpu::apply_halves(self, weights.floats(), (&left, &right), slots, next.floats_mut());
     }
 }
 

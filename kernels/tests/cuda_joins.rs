@@ -147,6 +147,12 @@ fn trained(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
         with_payload(factor, |payload| {
             first.merge(Operand::Payload(payload), Merge::Sum(WireType::F16));
         });
+        // More than there are pieces of page-locked memory.
+        for number in 0..6 {
+            with_payload(factor - number as f32, |payload| {
+                first.merge(Operand::Payload(payload), Merge::Sum(WireType::F32));
+            });
+        }
         let mut second = zeros(device);
         with_payload(factor + 0.3, |payload| {
             second.merge_of(Operand::Stored(&first), Operand::Payload(payload), Merge::Sum(WireType::F32));

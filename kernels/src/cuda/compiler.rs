@@ -8,8 +8,8 @@ use std::path::Path;
 
 use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts, sys};
 
-use super::error::Error;
 use super::{SOURCE, cache};
+use crate::error::Error;
 
 /// IEEE arithmetic: no fused multiply-add, division and square root rounded to nearest, and
 /// subnormals kept.

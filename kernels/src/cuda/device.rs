@@ -4,8 +4,9 @@
 //!
 //! - All kernels run on the stream `compute`, in the order in which operations were called. Storage
 //!   is allocated and freed in that order too. So no operation on storage needs an event.
-//! - An upload runs on a stream of its own, into memory that no kernel uses yet. The call returns
-//!   when the upload has ended, so the payload's memory is the caller's again.
+//! - An upload runs on a stream of its own, into memory that no kernel uses yet. The call copies
+//!   the payload to page-locked memory and returns, so the payload's memory is the caller's again.
+//!   Kernels that are queued later wait for the upload on the device, and the host does not.
 //! - A download runs on a third stream, which waits for what `compute` has been told so far. So
 //!   kernels that are queued later do not wait for it.
 //! - The tracking of cudarc's slices is not used: it does not order a second reader, or the first
@@ -19,6 +20,7 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
@@ -26,9 +28,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::compiler;
-use super::error::Error;
 use super::launch::{Address, KERNELS, Queue, Shape};
 use super::memory::Buffer;
+use super::staging::{PIECE_BYTES, Staging};
+use crate::error::Error;
 
 /// The oldest version of CUDA whose driver has every function that is called here, and whose NVRTC
 /// is looked for: 12.0.
@@ -46,6 +49,7 @@ pub struct Device {
     kernels: BTreeMap<&'static str, sys::CUfunction>,
     /// Whether memory is allocated in the order of a stream.
     pooled: bool,
+    staging: Staging,
     failure: Mutex<Option<Error>>,
 }
 
@@ -116,6 +120,15 @@ impl Device {
         failure.clone().map_or(Ok(()), Err)
     }
 
+    /// Returns the bytes that are free, and all bytes of the device.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn memory(&self) -> Result<(usize, usize), Error> {
+        self.bind()?;
+        result::mem_get_info().map_err(|error| self.failed("say its memory", error))
+    }
+
     fn start(ordinal: usize, version: i32, cache: Option<&Path>) -> Result<Self, Error> {
         let failed = |what| move |error| failed(ordinal, what, error);
         let found = match CudaContext::device_count() {
@@ -147,9 +160,20 @@ impl Device {
             error => failed("load the kernels")(error),
         })?;
         let failure = Mutex::default();
-        let kernels = BTreeMap::new();
-        let mut device =
-            Self { ordinal, name, context, compute, uploads, downloads, module, kernels, pooled, failure };
+        let (kernels, staging) = (BTreeMap::new(), Staging::default());
+        let mut device = Self {
+            ordinal,
+            name,
+            context,
+            compute,
+            uploads,
+            downloads,
+            module,
+            kernels,
+            pooled,
+            staging,
+            failure,
+        };
         for kernel in KERNELS {
             let name = CString::new(kernel).unwrap_or_default();
             // SAFETY: the module is loaded, and is unloaded with the device.
@@ -214,7 +238,7 @@ impl Device {
         if bytes == 0 {
             return Ok(Address::NOWHERE);
         }
-        self.bind()?;
+        self.works()?;
         let once = || {
             // SAFETY: the stream lives, and the memory is written before it is read.
             unsafe {
@@ -241,6 +265,39 @@ impl Device {
             let (free, total) = result::mem_get_info().unwrap_or_default();
             Error::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
         })
+    }
+
+    /// Allocates page-locked memory of the host.
+    ///
+    /// # Errors
+    /// The system locks no more memory.
+    pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        if bytes == 0 {
+            return Ok(NonNull::dangling());
+        }
+        self.bind()?;
+        // SAFETY: the caller writes the memory before it reads it.
+        let allocated = unsafe { result::malloc_host(bytes, 0) };
+        let memory = allocated.map_err(|error| self.failed("lock memory of the host", error))?;
+        let nothing = || Error::Failed {
+            ordinal: self.ordinal,
+            what: "lock memory of the host",
+            reason: "it gave no address".to_owned(),
+        };
+        NonNull::new(memory.cast()).ok_or_else(nothing)
+    }
+
+    /// Frees page-locked memory, which no copy uses any more.
+    pub(super) fn free_pinned(&self, memory: NonNull<u8>, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let freed = self.bind().and_then(|()| {
+            // SAFETY: the memory was allocated so, and this is its owner's last call.
+            let freed = unsafe { result::free_host(memory.as_ptr().cast()) };
+            freed.map_err(|error| self.failed("free memory of the host", error))
+        });
+        self.note(freed);
     }
 
     /// Frees memory when all operations so far have run.
@@ -270,7 +327,7 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
-        self.bind()?;
+        self.works()?;
         // SAFETY: the caller's promise.
         let cleared = unsafe { result::memset_d8_async(to, 0, bytes, self.compute.cu_stream()) };
         cleared.map_err(|error| self.failed("clear memory", error))
@@ -289,26 +346,41 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
-        self.bind()?;
+        self.works()?;
         // SAFETY: the caller's promise.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute.cu_stream()) };
         copied.map_err(|error| self.failed("copy values", error))
     }
 
-    /// Copies values to new memory of the device. They are there when this returns.
+    /// Copies values to new memory of the device. Kernels that are queued later find them there.
     pub(super) fn upload(&self, values: &[u8]) -> Result<Address, Error> {
         let to = self.allocate_on(&self.uploads, values.len())?;
-        if values.is_empty() {
-            return Ok(to);
+        let copied = self.copy_in(values, to);
+        copied.map(|()| to).inspect_err(|_| self.free(to))
+    }
+
+    fn copy_in(&self, values: &[u8], Address(mut to): Address) -> Result<(), Error> {
+        let failed = |error| self.failed("receive values", error);
+        let pieces = values.len().div_ceil(PIECE_BYTES);
+        for (number, values) in values.chunks(PIECE_BYTES).enumerate() {
+            let mut piece = self.staging.take(|| self.allocate_pinned(PIECE_BYTES))?;
+            if let Some(copied) = piece.copied.take() {
+                copied.synchronize().map_err(failed)?;
+            }
+            let staged = &mut piece.bytes()[..values.len()];
+            staged.copy_from_slice(values);
+            // SAFETY: the memory has this length, and the piece stays as it is until the copy's
+            // event.
+            unsafe { result::memcpy_htod_async(to, staged, self.uploads.cu_stream()) }.map_err(failed)?;
+            let copied = self.uploads.record_event(None).map_err(failed)?;
+            if number + 1 == pieces {
+                self.compute.wait(&copied).map_err(failed)?;
+            }
+            piece.copied = Some(copied);
+            self.staging.give_back(piece);
+            to += values.len() as u64;
         }
-        // SAFETY: the memory has this length. The host waits for the copy, so the values stay, and
-        // kernels that are queued later find them.
-        let copied = unsafe { result::memcpy_htod_async(to.0, values, self.uploads.cu_stream()) };
-        let copied = copied.and_then(|()| self.uploads.synchronize());
-        copied.map(|()| to).map_err(|error| {
-            self.free(to);
-            self.failed("receive values", error)
-        })
+        Ok(())
     }
 
     /// Copies values to memory of the host, after all operations so far.
@@ -319,7 +391,7 @@ impl Device {
         if to.is_empty() {
             return Ok(());
         }
-        self.bind()?;
+        self.works()?;
         let copied = self.compute.record_event(None).and_then(|written| {
             self.downloads.wait(&written)?;
             // SAFETY: the caller's promise, and the host waits for the copy.
@@ -327,6 +399,15 @@ impl Device {
             self.downloads.synchronize()
         });
         copied.map_err(|error| self.failed("send values", error))
+    }
+
+    /// Makes the device current on this thread. A device that lacked memory for storage does
+    /// nothing any more, because that storage has no address.
+    fn works(&self) -> Result<(), Error> {
+        match self.check() {
+            Err(error @ Error::OutOfMemory { .. }) => Err(error),
+            _ => self.bind(),
+        }
     }
 
     /// Returns the failure of an earlier operation, if there was one.
@@ -345,7 +426,7 @@ impl Queue for Device {
         shape: Shape,
         arguments: &mut [*mut c_void],
     ) -> Result<(), Error> {
-        self.bind()?;
+        self.works()?;
         let Some(&function) = self.kernels.get(kernel) else {
             let reason = format!("there is no kernel `{kernel}`");
             return Err(Error::Failed { ordinal: self.ordinal, what: "compute", reason });
@@ -362,6 +443,9 @@ impl Drop for Device {
     fn drop(&mut self) {
         // Nobody is left who could be told of a failure.
         let _ = self.settle();
+        for memory in self.staging.take_all() {
+            self.free_pinned(memory, PIECE_BYTES);
+        }
         // SAFETY: all kernels have run, and no storage is left that could queue one.
         let _ = unsafe { result::module::unload(self.module) };
     }

@@ -4,15 +4,17 @@
 //! device keeps the failure for [`Device::settle`].
 #![expect(unsafe_code, reason = "kernels work on addresses that no type guards")]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{fmt, slice};
 
-use proto::tensor::DType;
+use proto::tensor::{DType, ExternalMemory};
 use proto::wire::WireType;
 
 use super::device::Device;
-use super::error::Error;
 use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX};
 use crate::cpu;
+use crate::error::Error;
 use crate::merge::Merge;
 use crate::norm::Squares;
 use crate::optimizer::Update;
@@ -24,6 +26,55 @@ pub(crate) struct Buffer {
     device: Arc<Device>,
     address: Address,
     bytes: usize,
+}
+
+/// Page-locked memory of the host: a device copies from and to it without help of the processor.
+pub(crate) struct Pinned {
+    device: Arc<Device>,
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is this value's alone, and any thread may use it.
+unsafe impl Send for Pinned {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Allocates zeros.
+    ///
+    /// # Errors
+    /// The system locks no more memory.
+    pub(crate) fn zeros(device: &Arc<Device>, bytes: usize) -> Result<Self, Error> {
+        let memory = device.allocate_pinned(bytes)?;
+        // SAFETY: there are so many bytes, and nobody else knows of them.
+        unsafe { memory.write_bytes(0, bytes) };
+        Ok(Self { device: device.clone(), memory, bytes })
+    }
+}
+
+impl ExternalMemory for Pinned {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: there are so many bytes, which were written when they were allocated.
+        unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: there are so many bytes, which were written when they were allocated.
+        unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} bytes)", self.bytes)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.device.free_pinned(self.memory, self.bytes);
+    }
 }
 
 /// Values that a kernel reads.
@@ -46,6 +97,14 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// Allocates zeros. If the device has no memory for them, it has failed.
+    pub(crate) fn zeros_or_failed(device: &Arc<Device>, bytes: usize) -> Self {
+        Self::zeros(device, bytes).unwrap_or_else(|error| {
+            device.note(Err(error));
+            Self { device: device.clone(), address: Address::NOWHERE, bytes }
+        })
+    }
+
     /// Copies bytes to the device.
     ///
     /// # Errors
@@ -65,10 +124,22 @@ impl Buffer {
     /// An earlier operation failed, so the bytes mean nothing; or the copy failed.
     pub(crate) fn read(&self) -> Result<Vec<u8>, Error> {
         let mut values = vec![0; self.bytes];
+        self.read_to(&mut values).map(|()| values)
+    }
+
+    /// Copies the bytes to memory of the host.
+    ///
+    /// # Panics
+    /// If there is memory for more or fewer bytes.
+    ///
+    /// # Errors
+    /// The errors of [`read`](Self::read).
+    pub(crate) fn read_to(&self, values: &mut [u8]) -> Result<(), Error> {
+        assert_eq!(values.len(), self.bytes, "memory for other bytes");
         // SAFETY: the buffer has so many bytes, zeros at first.
-        let copied = unsafe { self.device.download(self.address, &mut values) };
+        let copied = unsafe { self.device.download(self.address, values) };
         self.device.note(copied);
-        self.device.check().map(|()| values)
+        self.device.check()
     }
 
     /// Gives every f32 one value.
@@ -188,7 +259,7 @@ impl Buffer {
             }
             return Self::uploaded(&self.device, &buffer.read()?).map(Source::Copied);
         }
-        Self::uploaded(&self.device, values.host()).map(Source::Copied)
+        Self::uploaded(&self.device, &values.host()).map(Source::Copied)
     }
 }
 

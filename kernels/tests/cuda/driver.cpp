@@ -33,7 +33,8 @@ enum Result {
 // An order that the driver forgets. A place where there is nothing to wait for does not count.
 enum Mutation {
     NOTHING,
-    // A wait of the host or of a stream, or the record of an event, does nothing.
+    // A wait of the host or of a stream, or the record of an event, does nothing. A stream that does
+    // not wait runs its next operation at once.
     JOIN,
     // A kernel, a copy or a free runs at once, and not after the operations of its stream that use
     // the same memory.
@@ -83,6 +84,8 @@ struct Stream {
     std::deque<Operation> waiting;
     unsigned long long queued = 0;
     unsigned long long ran = 0;
+    // It was not told to wait, so its next operation runs at once.
+    bool hurries = false;
 
     // Queues a kernel or a copy, unless a mutation is at this place.
     void queue(Operation operation) {
@@ -106,6 +109,10 @@ struct Stream {
     void push(Operation operation) {
         waiting.push_back(std::move(operation));
         ++queued;
+        if (hurries) {
+            hurries = false;
+            run(queued);
+        }
     }
 
     void run(unsigned long long until) {
@@ -151,9 +158,14 @@ static std::deque<std::pair<char*, std::size_t>> FREED;
 static std::size_t FREED_BYTES = 0;
 static const std::size_t FREED_MAX = std::size_t(1) << 27;
 static std::size_t USED = 0;
-static std::size_t TOTAL = std::size_t(1) << 26;
-static int DEVICES = 1;
-static int VERSION = 13000;
+// Programs that load the driver by its name say so through the environment.
+static long said(const char* name, long otherwise) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? otherwise : std::atol(text);
+}
+static std::size_t TOTAL = said("EBB_TEST_DEVICE_BYTES", 1L << 26);
+static int DEVICES = said("EBB_TEST_DEVICES", 1);
+static int VERSION = said("EBB_TEST_DRIVER_VERSION", 13000);
 static int POOLS = 1;
 static thread_local void* CURRENT = nullptr;
 static int CONTEXT;
@@ -315,11 +327,24 @@ DRIVER Result cuEventRecord(Event* event, Stream* stream) {
     return SUCCESS;
 }
 
+DRIVER Result cuEventSynchronize(Event* event) {
+    WORKING;
+    if (event->stream == nullptr || (event->until > event->stream->ran && mutates(JOIN))) {
+        return SUCCESS;
+    }
+    event->stream->run(event->until);
+    return Result(BROKEN);
+}
+
 // A wait for an event that was never recorded waits for nothing.
 DRIVER Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     WORKING;
     const Event recorded = *event;
-    if (recorded.stream == nullptr || (recorded.until > recorded.stream->ran && mutates(JOIN))) {
+    if (recorded.stream == nullptr) {
+        return SUCCESS;
+    }
+    if (recorded.until > recorded.stream->ran && mutates(JOIN)) {
+        stream->hurries = true;
         return SUCCESS;
     }
     stream->push({[recorded] { recorded.stream->run(recorded.until); }, nullptr, {}});
@@ -403,6 +428,19 @@ DRIVER Result cuMemFree_v2(Pointer pointer) {
         operation();
     }
     return result;
+}
+
+// Memory of the host that copies may use late.
+DRIVER Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+    WORKING;
+    *memory = std::malloc(bytes);
+    return *memory == nullptr ? OUT_OF_MEMORY : SUCCESS;
+}
+
+DRIVER Result cuMemFreeHost(void* memory) {
+    LOCKED;
+    std::free(memory);
+    return SUCCESS;
 }
 
 DRIVER Result cuMemsetD8Async(Pointer to, unsigned char value, std::size_t bytes, Stream* stream) {

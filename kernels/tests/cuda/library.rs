@@ -28,7 +28,10 @@ const OPTIONS: [&str; 10] = [
 /// With what the compiler says.
 pub fn build(file: &str, kernels: &str, folder: &Path, name: &str) {
     fs::write(folder.join("kernels.cu"), kernels).expect("a temporary file");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda").join(file);
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let source =
+        crates.map(|folder| folder.join("kernels/tests/cuda").join(file)).find(|source| source.exists());
+    let source = source.unwrap_or_else(|| panic!("no `kernels/tests/cuda/{file}`"));
     let mut compiler = Command::new("c++");
     compiler.args(OPTIONS).arg("-I").arg(folder).arg(format!("-Wl,-soname,{name}"));
     compiler.arg("-o").arg(folder.join(name)).arg(source);

@@ -1,9 +1,15 @@
-//! What fails on a CUDA device.
+//! Failures of a CUDA device.
 
 /// A failure of a device, of its driver, or of the compiler of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// This program was built without CUDA.
+    #[error(
+        "no CUDA in this program: it was built without the feature `cuda`; build it with `--features cuda`, or compute \
+         on the CPU"
+    )]
+    NotBuilt,
     /// The machine has no CUDA driver.
     #[error(
         "no CUDA driver: the loader found no `libcuda.so.1` on this machine; install NVIDIA's driver, or compute on \

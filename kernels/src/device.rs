@@ -1,0 +1,137 @@
+//! What makes storage: the processor of the host, or a CUDA device.
+//!
+//! Always true here: without the feature `cuda` there is only the processor of the host, and
+//! nothing is asked or stored to know that.
+
+use std::fmt;
+use std::path::Path;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+use proto::tensor::DType;
+
+#[cfg(feature = "cuda")]
+use crate::cuda::{self, memory::Pinned};
+use crate::error::Error;
+use crate::storage::Storage;
+
+/// The processor of the host, or an open CUDA device. Clones are the same device.
+///
+/// ```
+/// use kernels::{Device, Error};
+/// use proto::tensor::DType;
+///
+/// let device = Device::default();
+/// assert!(device.is_host());
+/// let weights = device.zeros(DType::F32, 3)?;
+/// assert_eq!(*weights.bytes(), [0; 12]);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    #[cfg(feature = "cuda")]
+    cuda: Option<Arc<cuda::Device>>,
+}
+
+impl Device {
+    /// Opens a CUDA device by its number, and compiles the kernels for it. `cache` is a folder for
+    /// compiled kernels: only this user may write to it, and it is made if it is missing.
+    ///
+    /// # Errors
+    /// What is missing, in one sentence with what to do.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: usize, cache: Option<&Path>) -> Result<Self, Error> {
+        cuda::Device::open(ordinal, cache).map(|device| Self { cuda: Some(device) })
+    }
+
+    /// Opens a CUDA device. This program was built without CUDA.
+    ///
+    /// # Errors
+    /// Always [`Error::NotBuilt`].
+    #[cfg(not(feature = "cuda"))]
+    pub const fn cuda(_: usize, _: Option<&Path>) -> Result<Self, Error> {
+        Err(Error::NotBuilt)
+    }
+
+    /// Returns whether it is the processor of the host.
+    #[must_use]
+    pub const fn is_host(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        {
+            self.cuda.is_none()
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            true
+        }
+    }
+
+    /// Creates `len` zeros.
+    ///
+    /// # Errors
+    /// The device has too little free memory. It goes on with what it has.
+    pub fn zeros(&self, dtype: DType, len: usize) -> Result<Storage, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return Storage::on_device(device, dtype, len);
+        }
+        Ok(Storage::zeros(dtype, len))
+    }
+
+    /// Creates `len` zeros that the caller cannot do without. If there is no memory for them the
+    /// device has failed: operations do nothing any more, and [`settle`](Self::settle) says why.
+    pub fn zeros_or_failed(&self, dtype: DType, len: usize) -> Storage {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return Storage::on_device_or_failed(device, dtype, len);
+        }
+        Storage::zeros(dtype, len)
+    }
+
+    /// Creates `len` zeros in memory of the host from which, and to which, the device copies
+    /// without help of the processor. If the system locks no more memory, it is ordinary memory.
+    pub fn staging(&self, dtype: DType, len: usize) -> Storage {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda
+            && let Ok(memory) = Pinned::zeros(device, len * dtype.size())
+        {
+            return Storage::external(dtype, Box::new(memory));
+        }
+        Storage::zeros(dtype, len)
+    }
+
+    /// Waits until all operations so far have run.
+    ///
+    /// # Errors
+    /// The first failure since the device was opened. Then no value on it means anything.
+    pub fn settle(&self) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return device.settle();
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that are free on a CUDA device, and all bytes that it has. `None`: it is
+    /// the processor of the host.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn memory(&self) -> Result<Option<(u64, u64)>, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return device.memory().map(|(free, total)| Some((free as u64, total as u64)));
+        }
+        Ok(None)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return write!(f, "cuda:{} ({})", device.ordinal(), device.name());
+        }
+        f.write_str("cpu")
+    }
+}
