@@ -33,6 +33,7 @@ use tracing::Instrument as _;
 pub(crate) use self::cut::Cut;
 pub(crate) use self::report::Reports;
 pub use self::report::{Report, Reported, SaveFailed, Saved};
+use crate::device::DeviceMemory;
 use crate::metrics::Metrics;
 use crate::opening::Place;
 
@@ -47,6 +48,8 @@ pub(crate) struct Saver {
     pub(crate) stores: Stores,
     pub(crate) reports: Reports,
     pub(crate) metrics: Arc<Metrics>,
+    /// The device on which the values lie.
+    pub(crate) device: Arc<DeviceMemory>,
     /// Cancelled when the partition is closed: nobody wants the file any more.
     pub(crate) ended: CancellationToken,
     /// See [`Options`](crate::Options).
@@ -107,6 +110,14 @@ impl Saver {
     pub(crate) fn save(self: &Arc<Self>, cut: Cut) {
         let mut wishes = self.wishes();
         if std::mem::replace(&mut wishes.writing, true) {
+            // It may wait for long, and holds no memory of the device meanwhile.
+            let cut = match cut.on_host() {
+                Ok(cut) => cut,
+                Err((version, error)) => {
+                    drop(wishes);
+                    return self.device_failed(version, &error);
+                }
+            };
             let passed = wishes.next.replace(cut);
             drop(wishes);
             passed
@@ -124,6 +135,10 @@ impl Saver {
                     target: timeline::TARGET, parent: None, "checkpoint",
                     job = job.get(), partition = partition.get(), version = version.get()
                 );
+                let cut = match saver.on_host(cut).await {
+                    Ok(cut) => cut,
+                    Err((version, error)) => return saver.device_failed(version, &error),
+                };
                 tokio::select! {
                     biased;
                     () = saver.ended.cancelled() => return,
@@ -139,6 +154,21 @@ impl Saver {
                 turn = this.next();
             }
         });
+    }
+
+    /// Copies a cut from the device to the host, where it is written from.
+    async fn on_host(&self, cut: Cut) -> Result<Cut, (Version, kernels::Error)> {
+        if self.device.device().is_host() || cut.data_bytes() <= self.inline_bytes_max as u64 {
+            return cut.on_host();
+        }
+        let copying = tokio::task::spawn_blocking(|| cut.on_host());
+        copying.await.expect("copies do not panic and are not cancelled")
+    }
+
+    /// Reports that a cut was lost with the device.
+    fn device_failed(&self, version: Version, error: &kernels::Error) {
+        self.device.fails(error);
+        self.failed(version, error);
     }
 
     async fn write(&self, cut: Cut) -> checkpoint::Result<Saved> {
@@ -259,6 +289,7 @@ mod tests {
             reports: Reports::default(),
             metrics: Arc::default(),
             ended: CancellationToken::new(),
+            device: Arc::default(),
             inline_bytes_max: usize::MAX,
             wishes: Mutex::default(),
         };

@@ -37,9 +37,23 @@ impl Sum {
     /// # Panics
     /// If they end within a value.
     pub fn widened(encoded: &[u8], wire: WireType, pool: &Pool) -> Self {
-        let mut values = pool.take(Use::Own, DType::F32, encoded.len() / wire.size());
+        let mut values = pool.take(Use::Sum, DType::F32, encoded.len() / wire.size());
         values.decode(encoded, wire);
         Self::Merged(Arc::new(values))
+    }
+
+    /// Values that were received as they are, in memory of a device if the pool lies there and has
+    /// room.
+    ///
+    /// # Panics
+    /// If they end within a value.
+    pub fn staged(values: Bytes, dtype: DType, pool: &Pool) -> Self {
+        let mut staged = pool.take(Use::Sum, dtype, values.len() / dtype.size());
+        if staged.is_on_host() {
+            return Self::Received(values);
+        }
+        staged.write(Operand::Payload(&values));
+        Self::Merged(Arc::new(staged))
     }
 
     /// Computes `left + right` at a node of the tree, for counters the maximum, in memory of its
@@ -49,7 +63,7 @@ impl Sum {
     /// If the lengths differ.
     pub fn of(left: Operand<'_>, right: Operand<'_>, merge: Merge, pool: &Pool) -> Self {
         let dtype = merge.dtype();
-        let mut sum = pool.take(Use::Own, dtype, left.size() / dtype.size());
+        let mut sum = pool.take(Use::Sum, dtype, left.size() / dtype.size());
         sum.merge_of(left, right, merge);
         Self::Merged(Arc::new(sum))
     }
@@ -129,7 +143,7 @@ impl Slots {
     pub fn new(role: TensorRole, len: usize, optimizer: &Optimizer, pool: &Pool) -> Self {
         let count = if role == TensorRole::Parameter { optimizer.slots() } else { 0 };
         let slot = |number| {
-            let mut slot = pool.take(Use::Own, DType::F32, len);
+            let mut slot = pool.take(Use::Slot, DType::F32, len);
             slot.fill(optimizer.slot_initial(number));
             Arc::new(slot)
         };
@@ -194,7 +208,7 @@ impl Slots {
 /// Returns memory for the next values of a slot, if others hold its current values.
 fn room_beside(slot: &mut Arc<Buffer>, pool: &Pool) -> Option<Buffer> {
     let held = Arc::get_mut(slot).is_none();
-    held.then(|| pool.take(Use::Own, DType::F32, slot.len()))
+    held.then(|| pool.take(Use::Slot, DType::F32, slot.len()))
 }
 
 /// One step as its chunks see it.
@@ -230,7 +244,7 @@ mod tests {
     }
 
     fn buffer_of(values: &[f32], pool: &Pool) -> Buffer {
-        let mut buffer = pool.take(Use::Own, DType::F32, values.len());
+        let mut buffer = pool.take(Use::Sum, DType::F32, values.len());
         buffer.write(Operand::Payload(Values::F32(values.to_vec()).bytes()));
         buffer
     }
@@ -328,7 +342,7 @@ mod tests {
             });
             assert!(next.iter().all(|other| *other == next[0]), "{role:?}: {next:?}");
         }
-        let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
+        let (before, mut next) = (pool.take(Use::Sum, DType::I64, 1), pool.take(Use::Sum, DType::I64, 1));
         let largest = 17i64.to_le_bytes();
         let sum = Sum::Received(Bytes::copy_from_slice(&largest));
         Slots::new(TensorRole::Counter, 1, &optimizer, &pool).advance(
@@ -363,7 +377,7 @@ mod tests {
             assert!(next[0] == next[1], "{role:?}");
         }
         let largest = |value: i64| Sum::Received(Bytes::copy_from_slice(&value.to_le_bytes()));
-        let (before, mut next) = (pool.take(Use::Own, DType::I64, 1), pool.take(Use::Own, DType::I64, 1));
+        let (before, mut next) = (pool.take(Use::Sum, DType::I64, 1), pool.take(Use::Sum, DType::I64, 1));
         let halves = Total::Halves(largest(4), largest(17));
         Slots::new(TensorRole::Counter, 1, &optimizer, &pool).advance(&step, &before, halves, &mut next);
         assert_eq!(*next.bytes(), 17i64.to_le_bytes());

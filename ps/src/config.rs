@@ -38,6 +38,11 @@ pub struct Options {
     /// Bytes of weights of the largest partition it takes. Default 4 GiB. Memory is several times
     /// that: two to three versions, the optimizer's slots, and sums in progress.
     pub partition_bytes_max: u64,
+    /// Bytes of a CUDA device that partitions may take, their sums included. Default: what is free
+    /// when the ps starts, less a small part for copies. Lower it when other processes need the
+    /// device's memory. Without a device it has no meaning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_bytes_max: Option<u64>,
     /// Steps of one partition that may be in progress in arrival order; in canonical order the
     /// job's delay bounds them. Default 1024. Each costs at least one sum of the partition's size.
     pub steps_in_progress_max: usize,
@@ -69,6 +74,7 @@ impl Default for Options {
             push_timeout: Duration::from_secs(60),
             pulled_versions_max: 16,
             partition_bytes_max: 4 << 30,
+            device_bytes_max: None,
             steps_in_progress_max: 1024,
             jobs_max: 64,
             store_patience: store::PATIENCE,

@@ -125,6 +125,54 @@ pub enum Error {
         /// The limit.
         bytes_max: u64,
     },
+    /// The device has too little memory left for the partition.
+    #[error(
+        "open {place}: versions, slots and a checkpoint of it need {bytes} bytes on {device}, which has {} left of {bytes_max} for \
+         partitions; spread the model over more ps (fleet.ps), wait until another job ends, raise device_bytes_max, or \
+         use a ps with --device cpu", bytes_max.saturating_sub(*taken)
+    )]
+    DeviceFull {
+        /// The partition.
+        place: Place,
+        /// The device.
+        device: String,
+        /// Bytes that the partition needs there.
+        bytes: u64,
+        /// Bytes that others have taken.
+        taken: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// The device has less memory than it had when the ps started.
+    #[error("open {place}: {error}")]
+    DeviceShort {
+        /// The partition.
+        place: Place,
+        /// What the device lacks.
+        error: kernels::Error,
+    },
+    /// The device has too little memory for its limit.
+    #[error(
+        "device_bytes_max = {asked}: {device} has {free} of {total} bytes free, of which partitions may take {most}; lower it, \
+         or let other processes on the device take less"
+    )]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// The limit.
+        asked: u64,
+        /// The largest limit.
+        most: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes of the device.
+        total: u64,
+    },
+    /// The device failed, so what it has is not known any more.
+    #[error(
+        "the device of this ps failed, and its partitions are lost: {0}; the job goes on from its last checkpoint"
+    )]
+    Device(#[from] kernels::Error),
     /// The other partitions cannot be reached.
     #[error("open: homes of partitions: {0}")]
     Home(Failure),
@@ -336,9 +384,14 @@ impl Error {
             | Self::StepAhead { .. }
             | Self::NoCheckpoints { .. }
             | Self::BeyondPlan { .. } => Kind::Malformed,
-            Self::Unknown { .. } | Self::UnknownJob { .. } | Self::Broken { .. } => Kind::NotFound,
+            Self::Unknown { .. } | Self::UnknownJob { .. } | Self::Broken { .. } | Self::Device(_) => {
+                Kind::NotFound
+            }
+            Self::DeviceFull { bytes, bytes_max, .. } if bytes > bytes_max => Kind::Malformed,
             Self::Fenced { .. } | Self::OldMaster { .. } | Self::OtherMaster { .. } => Kind::Fenced,
             Self::JobsFull { .. }
+            | Self::DeviceFull { .. }
+            | Self::DeviceShort { .. }
             | Self::PushesFull { .. }
             | Self::PullsFull { .. }
             | Self::StepsFull { .. } => Kind::Full,
@@ -350,6 +403,7 @@ impl Error {
             Self::NotYet { .. } | Self::NotMeasured { .. } => Kind::NotYet,
             Self::Gone { .. } | Self::NormsGone { .. } => Kind::Gone,
             Self::Options(_)
+            | Self::DeviceMemory { .. }
             | Self::Session { .. }
             | Self::Transport(_)
             | Self::Reflection(_)

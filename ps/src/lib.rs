@@ -17,6 +17,7 @@ pub mod checkpoint;
 mod checks;
 pub mod chunk;
 pub mod config;
+mod device;
 pub mod error;
 pub mod ledger;
 pub mod metrics;
@@ -30,6 +31,7 @@ mod versions;
 
 pub use config::Options;
 pub use error::{Error, Result};
+pub use kernels::Device;
 pub use opening::{Applied, Opening, Place};
 pub use partitions::{MasterStart, Ps};
 pub use server::run;

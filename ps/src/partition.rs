@@ -40,13 +40,14 @@ use store::Stores;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::dense::{Dense, Held, Measured, Summed, Totals};
+use self::dense::{Dense, Held, Kept, Measured, Summed, Totals};
 use self::norms::Others;
 use crate::admission::Admission;
 use crate::aggregator::Aggregator;
 use crate::checkpoint::{Reports, Saver};
 use crate::chunk::Weights;
 use crate::config::Options;
+use crate::device::DeviceMemory;
 use crate::error::{Error, Result};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
@@ -71,6 +72,8 @@ pub(crate) struct Partition {
     admission: Admission,
     /// The tensors, with all operations on their values.
     dense: Dense,
+    /// The device on which their values lie.
+    device: Arc<DeviceMemory>,
     state: Mutex<State>,
     /// Something changed: waiting pulls look again, in the order in which they came.
     changed: Notify,
@@ -92,6 +95,8 @@ pub(crate) struct Surroundings {
     pub(crate) memory: Option<Memory>,
     /// The clients of the other ps; without them those are called by TCP, without keys.
     pub(crate) ps_clients: Option<PsClients>,
+    /// Where the values lie.
+    pub(crate) device: Arc<DeviceMemory>,
 }
 
 #[derive(Debug)]
@@ -128,6 +133,8 @@ pub(crate) enum Life {
     Rewound(Era),
     /// Work on it has panicked.
     Broken,
+    /// Its device failed.
+    Failed,
 }
 
 /// Held while the partition is worked on: a panic breaks it. Otherwise the step that was being
@@ -146,6 +153,8 @@ impl Drop for BreaksByPanic<'_> {
 
 impl Partition {
     /// Creates an empty partition. The caller has compared the parts of `opening` with each other.
+    /// On a device it takes over the memory of the partition `before` it, if that one has the same
+    /// values; the caller ends it.
     ///
     /// # Errors
     /// The other partitions have no URLs, the tensors cannot be placed or are too large, or the
@@ -155,10 +164,10 @@ impl Partition {
         master: u64,
         options: &Options,
         surroundings: Surroundings,
+        before: Option<&Self>,
     ) -> Result<Self> {
-        let Surroundings { metrics, stores, reports, memory, ps_clients } = surroundings;
+        let Surroundings { metrics, stores, reports, memory, ps_clients, device } = surroundings;
         let others = Others::of(&opening, ps_clients)?;
-        let dense = Dense::new(&opening, options, memory)?;
         let place = Place::from(opening.address);
         let consistency = opening.spec.consistency.resolve();
         let newest = match consistency {
@@ -169,6 +178,21 @@ impl Partition {
             Consistency { order: Order::Arrival, .. } => 1,
         };
         let evaluated = opening.spec.occasions(opening.plan);
+        let saves = opening.spec.checkpoint.is_some();
+        // An update makes the next version beside those that are kept; a checkpoint holds those
+        // that the next steps need, until they are copied to the host.
+        let saved = if saves { consistency.delay.unwrap_or(0) as usize + 1 } else { 0 };
+        let kept = Kept {
+            versions: newest.max(2) + usize::from(evaluated.is_some()) + saved,
+            slots: 1 + usize::from(saves),
+        };
+        let is_same = |before: &&Self| {
+            let (before, after) = (&before.opening, &opening);
+            (before.partitions, &before.tensors, &before.spec)
+                == (after.partitions, &after.tensors, &after.spec)
+        };
+        let before = before.filter(is_same).map(|before| &before.dense);
+        let dense = Dense::new(&opening, options, memory, &device, kept, before)?;
         let state = State {
             life: Life::Open,
             versions: Versions::new(newest, evaluated),
@@ -194,6 +218,7 @@ impl Partition {
                 reports,
                 metrics: metrics.clone(),
                 ended: ended.clone(),
+                device: device.clone(),
                 inline_bytes_max: options.inline_bytes_max,
                 wishes: Mutex::default(),
             })
@@ -210,6 +235,7 @@ impl Partition {
             admission: Admission::new(metrics.clone(), options.push_bytes_max),
             metrics,
             dense,
+            device,
             state: Mutex::new(state),
             changed: Notify::new(),
             saver,
@@ -253,9 +279,27 @@ impl Partition {
         self.dense.bytes() <= self.inline_bytes_max
     }
 
-    /// Returns whether work on it has panicked: nothing of it is held any more.
+    /// Returns whether work on it has panicked or its device failed: nothing of it is held any
+    /// more.
     pub(crate) fn is_broken(&self) -> bool {
-        matches!(self.state().life, Life::Broken)
+        matches!(self.state().life, Life::Broken | Life::Failed)
+    }
+
+    /// Waits until everything is computed. If the device failed, the partition is lost.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn settle(&self) -> Result<()> {
+        self.device.settle().map_err(|error| self.fails(error))
+    }
+
+    /// Drops the partition because its device failed; the ps will end.
+    fn fails(&self, error: kernels::Error) -> Error {
+        let place = self.place;
+        tracing::error!(%place, %error, "the device failed, so the partition is dropped");
+        self.device.fails(&error);
+        self.end(Life::Failed);
+        Error::Device(error)
     }
 
     /// Returns the version and the ledger, at one moment.
@@ -286,9 +330,25 @@ impl Partition {
         let mut state = self.state();
         state.life = life;
         self.metrics.push_bytes_held.sub(std::mem::take(&mut state.held_bytes));
+        let over = self.dense.is_on_device().then(|| {
+            (state.versions.clear(), std::mem::take(&mut state.aggregator), std::mem::take(&mut state.ready))
+        });
+        let updating = state.updating;
         drop(state);
         self.ended.cancel();
         self.changed.notify_waiters();
+        drop(over);
+        if !updating {
+            self.release();
+        }
+    }
+
+    /// Gives the slots of a partition that has ended back to its device, which the next partition
+    /// may need at once. No update is under way.
+    fn release(&self) {
+        if self.dense.is_on_device() {
+            self.dense.replace_slots(Vec::new());
+        }
     }
 
     /// Loses slots, so that the next update panics.
@@ -312,6 +372,8 @@ impl Partition {
         let (place, here) = (self.place, self.opening.address.era);
         match state.life {
             Life::Closed => Err(Error::Unknown { place }),
+            // The log has more, and the process ends.
+            Life::Failed => Err(Error::Unknown { place }),
             Life::Broken => Err(Error::Broken { place }),
             Life::Rewound(here) => Err(Error::Fenced { place, sender, here }),
             Life::Open if sender < here => Err(Error::Fenced { place, sender, here }),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use kernels::Squares;
+use kernels::{Device, Squares};
 use net::channel::Dialer;
 use net::memory::Memory;
 use net::ps_client::PsClients;
@@ -26,6 +26,7 @@ use crate::attached::Attachments;
 use crate::checkpoint::{Reported, Reports};
 use crate::checks;
 use crate::config::Options;
+use crate::device::DeviceMemory;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Applied, Opening, Place};
@@ -44,6 +45,8 @@ struct Inner {
     reports: Reports,
     /// Where the weights lie, for workers of this host; without it they are sent.
     memory: Option<Memory>,
+    /// Where the values of all partitions lie.
+    device: Arc<DeviceMemory>,
     attachments: Attachments,
     /// Few and seldom changed: written by open and close, read by everything else.
     partitions: RwLock<BTreeMap<Place, Arc<Partition>>>,
@@ -85,13 +88,24 @@ impl Ps {
     /// # Errors
     /// The errors of [`new`](Self::new).
     pub fn with(options: Options, stores: Stores, memory: Option<Memory>) -> Result<Self> {
+        Self::on(Device::default(), options, stores, memory)
+    }
+
+    /// Creates a ps without partitions whose weights, slots and sums lie on a device. Workers read
+    /// copies of the weights on the host: in `memory`, as far as it has room.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new), and a device that has less memory than the options say.
+    pub fn on(device: Device, options: Options, stores: Stores, memory: Option<Memory>) -> Result<Self> {
         options.validate()?;
+        let device = Arc::new(DeviceMemory::new(device, options.device_bytes_max)?);
         Ok(Self(Arc::new(Inner {
             stores: stores.patient_for(options.store_patience),
             options,
             metrics: Arc::default(),
             reports: Reports::default(),
             memory,
+            device,
             attachments: Attachments::default(),
             partitions: RwLock::default(),
             master: Mutex::default(),
@@ -172,15 +186,17 @@ impl Ps {
         if jobs.len() >= jobs_max && !jobs.contains(&job) {
             return Err(Error::JobsFull { job, jobs_max });
         }
-        let Inner { options, metrics, stores, reports, memory, ps_clients, .. } = &*self.0;
+        let Inner { options, metrics, stores, reports, memory, ps_clients, device, .. } = &*self.0;
         let surroundings = Surroundings {
             metrics: metrics.clone(),
             stores: stores.clone(),
             reports: reports.clone(),
             memory: memory.clone(),
             ps_clients: ps_clients.get().cloned(),
+            device: device.clone(),
         };
-        let opened = Arc::new(Partition::new(opening, master, options, surroundings)?);
+        let before = partitions.get(&place).map(AsRef::as_ref);
+        let opened = Arc::new(Partition::new(opening, master, options, surroundings, before)?);
         checks::opened(address);
         tracing::info!(%job, %partition, %era, bytes = opened.bytes(), "partition opened");
         if let Some(checkpoint) = opened.opening().restore.clone() {
@@ -334,6 +350,11 @@ impl Ps {
     /// Returns whether it holds anything that a checkpoint could keep.
     pub(crate) fn has_something_to_save(&self) -> bool {
         self.partitions().values().any(|partition| partition.can_be_saved())
+    }
+
+    /// Returns the first failure of the device, when there is one. A caller may drop the future.
+    pub(crate) async fn device_failure(&self) -> kernels::Error {
+        self.0.device.failure().await
     }
 
     /// Sets the dialer for connections to other ps. Only the first call counts. Without a call they

@@ -95,6 +95,8 @@ where
         biased;
         served = serving(ps.clone(), health.clone(), stopping.clone()) => served,
         failure = driver => Err(refused(failure)),
+        // What it holds is lost. Its successor loads a checkpoint, as after any loss of a ps.
+        failure = ps.device_failure() => Err(Error::Device(failure)),
         never = net::health::follow(&health, &session) => match never {},
         never = leave(&ps, &session, &shutdown, &stopping) => match never {},
         never = close_ended_jobs(&ps, &session) => match never {},

@@ -62,6 +62,27 @@ impl<T: Clone> Versions<T> {
         self.prune()
     }
 
+    /// Returns the versions that are kept for evaluation alone, once
+    /// [`make_room`](Self::make_room) was called.
+    pub(crate) fn pinned(&self) -> Vec<(Version, T)> {
+        let newest = self.newest.saturating_sub(1).max(1);
+        let pinned = self.kept.iter().rev().skip(newest);
+        pinned.map(|(version, weights)| (*version, weights.clone())).collect()
+    }
+
+    /// Puts equal weights in the place of a version, if it is kept; returns what is let go.
+    #[must_use = "to be dropped outside the lock"]
+    pub(crate) fn replace(&mut self, version: Version, weights: T) -> Option<T> {
+        let kept = self.kept.get_mut(&version)?;
+        Some(std::mem::replace(kept, weights))
+    }
+
+    /// Lets go of all versions.
+    #[must_use = "to be dropped outside the lock"]
+    pub(crate) fn clear(&mut self) -> Vec<T> {
+        std::mem::take(&mut self.kept).into_values().collect()
+    }
+
     /// Looks a version up.
     pub(crate) fn get(&self, version: Version) -> Kept<T> {
         match (self.kept.get(&version), self.newest()) {
@@ -180,6 +201,17 @@ mod tests {
         assert_eq!(versions.unpin(Version(12), Version(9)), [0; 0]);
         assert_eq!(versions.insert(Version(11), 11), [10]);
         assert_eq!(kept(&versions), [9, 11]);
+    }
+
+    #[test]
+    fn versions_that_only_an_evaluation_needs_may_be_replaced() {
+        let mut versions = filled(2, Some(epochs()), 8);
+        assert_eq!(versions.make_room(), [7]);
+        assert_eq!(versions.pinned(), [(Version(6), 6), (Version(3), 3)]);
+        assert_eq!(versions.replace(Version(3), 33), Some(3));
+        assert_eq!(versions.replace(Version(4), 44), None, "it is not kept");
+        assert_eq!(versions.get(Version(3)), Kept::Here(33));
+        assert_eq!((versions.clear(), versions.len()), (vec![33, 6, 8], 0));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kernels::Storage;
 use proto::checkpoint::data::{Entry, Partition, Section};
 use proto::checkpoint::{ALIGNED, AppliedSteps, file_name, file_stem};
 use proto::ids::{PartitionId, Version};
@@ -75,9 +76,26 @@ impl Cut {
         self.header.version
     }
 
-    /// Returns the values after the header, in order; no copy.
+    /// Returns the cut with all values on the host. Those that lie on a device are copied.
+    ///
+    /// # Errors
+    /// The device failed, with the version that was to be saved.
+    pub(crate) fn on_host(self) -> Result<Self, (Version, kernels::Error)> {
+        let version = self.version();
+        // Each reference to the device's memory goes as soon as there is a copy.
+        let values = self.values.into_iter().map(|buffer| buffer.on_host());
+        let values = values.collect::<Result<_, _>>().map_err(|error| (version, error))?;
+        Ok(Self { values, ..self })
+    }
+
+    /// Bytes of all values.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.header.data_bytes()
+    }
+
+    /// Returns the values after the header, in order; no copy. They lie on the host.
     pub(crate) fn values(&self) -> impl Iterator<Item = Bytes> {
-        self.values.iter().map(Buffer::view)
+        self.values.iter().map(|buffer| Storage::share(buffer.clone()))
     }
 
     /// Bytes of the header.

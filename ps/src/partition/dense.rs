@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::checkpoint::Cut;
 use crate::chunk::{Advance, Slots, Sum, Total, Weights};
 use crate::config::Options;
+use crate::device::{DeviceMemory, Taken};
 use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
 use crate::pool::{Buffer, Pool, Use};
@@ -74,12 +75,20 @@ pub(super) struct Dense {
 
 impl Dense {
     /// Returns the chunks of a partition, without weights. Those that workers of this host may read
-    /// will lie in `memory`.
+    /// will lie in `memory`. Those of a device lie there: in the memory of an equal partition
+    /// `before`, or in new memory for what is `kept`.
     ///
     /// # Errors
-    /// The tensors cannot be placed, the partition is larger than `options` allow, or the optimizer
-    /// is no valid one.
-    pub(super) fn new(opening: &Opening, options: &Options, memory: Option<Memory>) -> Result<Self> {
+    /// The tensors cannot be placed, the partition is larger than `options` allow, the optimizer is
+    /// no valid one, or the device has too little memory.
+    pub(super) fn new(
+        opening: &Opening,
+        options: &Options,
+        memory: Option<Memory>,
+        device: &Arc<DeviceMemory>,
+        kept: Kept,
+        before: Option<&Self>,
+    ) -> Result<Self> {
         let (place, partition) = (Place::from(opening.address), opening.address.partition);
         let layout = Layout::new(opening.tensors.clone(), opening.partitions)?;
         let bytes = layout.partition_bytes(partition);
@@ -90,6 +99,24 @@ impl Dense {
         let optimizer = Optimizer::new(&opening.spec.optimizer, opening.plan.steps())
             .map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
         let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
+        // The next version, a few sums in progress, and what a checkpoint holds.
+        let free_bytes_max = (4 + slots_saved) * bytes;
+        let pool = if device.device().is_host() {
+            Pool::new(free_bytes_max, memory)
+        } else if let Some(before) = before {
+            before.pool.clone()
+        } else {
+            let buffers = kept.buffers(&layout, partition, &optimizer);
+            let promised =
+                buffers.iter().map(|(dtype, len, count)| (dtype.size() * len * count) as u64).sum();
+            let taken = Taken::promised(device.clone(), place, promised)?;
+            let pool = Pool::with(free_bytes_max, memory, Some(taken));
+            for (dtype, len, count) in buffers {
+                let reserved = pool.reserve_on_device(dtype, len, count);
+                reserved.map_err(|error| Error::DeviceShort { place, error })?;
+            }
+            pool
+        };
         Ok(Self {
             partition,
             layout,
@@ -97,10 +124,14 @@ impl Dense {
             wire: opening.spec.exchange.dtype,
             optimizer,
             threads: parallel::threads_for(bytes, options.threads),
-            // The next version, a few sums in progress, and what a checkpoint holds.
-            pool: Pool::new((4 + slots_saved) * bytes, memory),
+            pool,
             slots: Mutex::default(),
         })
+    }
+
+    /// Returns whether the values lie on a device.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.pool.is_on_device()
     }
 
     /// Bytes of the weights, and in memory of each push.
@@ -143,6 +174,7 @@ impl Dense {
         let wire = wire.of(role);
         let mut sum = match wire.rounds() {
             true => Sum::widened(&values, wire, &self.pool),
+            false if self.is_on_device() => Sum::staged(values, role.dtype(), &self.pool),
             false => Sum::Received(values),
         };
         if let Some((parent, sibling)) = sibling {
@@ -196,12 +228,14 @@ impl Dense {
         self.pool.take(use_of, self.layout.tensor_of(chunk).dtype(), self.layout.chunk(chunk).len)
     }
 
-    /// Returns the chunks of a version as a pull answers them: they share its memory.
-    pub(super) fn share(&self, weights: &Weights) -> Vec<Chunk> {
-        let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| Chunk {
-            id,
-            role: self.layout.tensor_of(id).role,
-            values: buffer.view(),
+    /// Returns the chunks of a version as a pull answers them: they share its memory, or that of
+    /// its copy on the host.
+    ///
+    /// # Errors
+    /// The version lies on a device that failed.
+    pub(super) fn share(&self, weights: &Weights) -> Result<Vec<Chunk>, kernels::Error> {
+        let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| {
+            Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: buffer.view()? })
         };
         self.members().iter().zip(weights.iter()).map(chunk).collect()
     }
@@ -270,6 +304,14 @@ impl Dense {
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
     }
 
+    /// Returns a version with its values on the host. Those that lie on a device are copied.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn on_host(weights: &Weights) -> Result<Weights, kernels::Error> {
+        weights.iter().map(Buffer::on_host).collect()
+    }
+
     /// Returns weights of the next version that are equal to those of one version: the step has no
     /// records. Slots stay as they are.
     pub(super) fn unchanged(&self, weights: &Weights) -> Weights {
@@ -303,7 +345,7 @@ impl Dense {
                     return;
                 }
                 pool.reserve(Use::Weights, dtype, len);
-                (0..slots).for_each(|_| pool.reserve(Use::Own, dtype, len));
+                (0..slots).for_each(|_| pool.reserve(Use::Slot, dtype, len));
             }
         }
     }
@@ -316,6 +358,32 @@ impl Dense {
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slots>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often the values of a partition are there at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// Versions of the weights, and further ones that a checkpoint holds.
+    pub(super) versions: usize,
+    /// Copies of the slots: one, and one that a checkpoint holds.
+    pub(super) slots: usize,
+}
+
+impl Kept {
+    /// Returns element types, lengths and numbers of the buffers of a partition.
+    fn buffers(
+        self,
+        layout: &Layout,
+        partition: PartitionId,
+        optimizer: &Optimizer,
+    ) -> Vec<(DType, usize, usize)> {
+        let of = |&id: &ChunkId| {
+            let (tensor, len) = (layout.tensor_of(id), layout.chunk(id).len);
+            let slots = if tensor.role == TensorRole::Parameter { optimizer.slots() } else { 0 };
+            (tensor.dtype(), len, self.versions + self.slots * slots)
+        };
+        layout.members(partition).iter().map(of).collect()
     }
 }
 
@@ -332,7 +400,7 @@ pub(super) struct Held(Weak<Buffer>);
 impl Held {
     /// Watches a version. `None`: the partition has no chunks, so nothing can be held.
     pub(super) fn of(weights: &Weights) -> Option<Self> {
-        weights.first().map(|first| Self(Arc::downgrade(first)))
+        weights.first().map(|first| Self(first.held_by_readers()))
     }
 
     /// Returns whether anybody holds it.

@@ -2,10 +2,12 @@
 //! are there.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::ids::{Era, Step, Version};
 use proto::parameters::{Pulled, Want};
+use proto::tensor::Chunk;
 use tokio::time::{Instant, timeout_at};
 
 use super::dense::{Held, Measured};
@@ -23,7 +25,7 @@ impl Partition {
     /// # Errors
     /// [`Error::NotYet`] after `wait`, [`Error::Gone`] or [`Error::BeyondPlan`] for a version that
     /// will not come, [`Error::PullsFull`], or the worker's era is another one.
-    pub(crate) async fn pull(&self, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
+    pub(crate) async fn pull(self: &Arc<Self>, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
         let last = self.opening.plan.final_version();
         let (Want::Exact(version) | Want::AtLeast(version)) = want;
         if version > last {
@@ -36,13 +38,31 @@ impl Partition {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             if let Some((version, weights)) = self.find(era, want)? {
-                return Ok(Pulled { version, chunks: self.dense.share(&weights) });
+                let chunks = self.share(version, weights).await?;
+                return Ok(Pulled { version, chunks });
             }
             if timeout_at(deadline, changed).await.is_err() {
                 let version = self.state().version();
                 return Err(Error::NotYet { place: self.place, want, waited: wait, version });
             }
         }
+    }
+
+    /// Returns the chunks of a version, on the host. A copy from a device takes a thread that may
+    /// block.
+    async fn share(self: &Arc<Self>, version: Version, weights: Weights) -> Result<Vec<Chunk>> {
+        if !self.dense.is_on_device() {
+            return self.dense.share(&weights).map_err(|error| self.fails(error));
+        }
+        let partition = self.clone();
+        let copy = move || {
+            let chunks = partition.dense.share(&weights).map_err(|error| partition.fails(error))?;
+            // From now on readers hold the copy, and the device's memory is free for other
+            // versions.
+            partition.state().pulled.extend(Held::of(&weights).map(|held| (version, held)));
+            Ok(chunks)
+        };
+        if self.is_inline() { copy() } else { tokio::task::spawn_blocking(copy).await? }
     }
 
     fn find(&self, era: Era, want: Want) -> Result<Option<(Version, Weights)>> {

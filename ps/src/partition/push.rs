@@ -114,7 +114,7 @@ impl Partition {
         self.check(era, target, wire)?;
         let reserved = self.admission.reserve(self.place, self.bytes(), || self.is_needed_first(target))?;
         let mut arrived = Arrived { mark, ..self.arriving(target, wire, carrier) };
-        let chunks = if arrived.is_worked_on() && !self.is_inline() {
+        let chunks = if (arrived.is_worked_on() || self.dense.is_on_device()) && !self.is_inline() {
             let (partition, (values, received)) = (self.clone(), mpsc::channel());
             let adding = tokio::task::spawn_blocking(move || {
                 received.into_iter().for_each(|values| partition.arrive(&mut arrived, values));
@@ -214,6 +214,7 @@ impl Partition {
             return Ok(repeated);
         }
         let (weights, slots) = self.dense.initial(values);
+        self.settle()?;
         let mut state = self.state();
         // Another one may have been faster. It brought the same values.
         if let Some(repeated) = self.initial_repeated(era, &mut state)? {

@@ -57,6 +57,7 @@ impl Partition {
             loaded = loading => loaded,
         };
         match loaded {
+            Ok(_) if self.settle().is_err() => {}
             Ok(restored) => {
                 tracing::info!(%place, version = %restore.version, "partition restored");
                 self.take_over(restored);
@@ -126,7 +127,7 @@ async fn load(opening: &Opening, dense: &Dense, folder: &Folder, manifest: &Mani
                     let sections: Vec<Section> = sections.chain(slots).collect();
                     let read = source.read(dense.layout(), chunk, &sections).await?;
                     let buffer = |(number, bytes): (usize, Bytes)| {
-                        let use_of = if number < versions.len() { Use::Weights } else { Use::Own };
+                        let use_of = if number < versions.len() { Use::Weights } else { Use::Slot };
                         let mut buffer = dense.take(use_of, chunk);
                         buffer.write(Operand::Payload(&bytes));
                         Arc::new(buffer)

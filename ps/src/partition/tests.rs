@@ -38,7 +38,7 @@ fn partition_of(consistency: &str, optimizer: &str, on_error: &str) -> Arc<Parti
         homes: vec![],
         placement: 0,
     };
-    Arc::new(Partition::new(opening, 0, &Options::default(), Surroundings::default()).unwrap())
+    Arc::new(Partition::new(opening, 0, &Options::default(), Surroundings::default(), None).unwrap())
 }
 
 /// Values of the chunks that begin one byte off alignment, as from the wire.

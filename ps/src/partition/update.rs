@@ -9,7 +9,7 @@ use proto::parameters::Address;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::dense::{Measured, Totals, Updates};
+use super::dense::{Dense, Measured, Totals, Updates};
 use super::norms::KEPT;
 use super::{BreaksByPanic, Life, Partition};
 use crate::checks;
@@ -67,6 +67,11 @@ impl Partition {
         let may_apply = |step: &Step| matches!(state.life, Life::Open) && state.ledger.may_apply(*step);
         let Some(step) = state.ready.keys().copied().find(may_apply) else {
             state.updating = false;
+            let is_over = !matches!(state.life, Life::Open);
+            drop(state);
+            if is_over {
+                self.release();
+            }
             return None;
         };
         let (samples, totals) = state.ready.remove(&step).expect("found just now");
@@ -77,9 +82,27 @@ impl Partition {
         drop(state);
         // Their buffers become those of the next version.
         drop(gone);
+        self.move_pinned();
         let span = self.apply_span(step, version);
         timeline::join(&span, marks);
         Some(Begun { step, version, weights, samples, totals, span })
+    }
+
+    /// Moves the versions that only an evaluation needs from the device to the host.
+    fn move_pinned(&self) {
+        if !self.dense.is_on_device() {
+            return;
+        }
+        let pinned = self.state().versions.pinned();
+        for (version, weights) in pinned {
+            if weights.iter().all(|weights| weights.is_on_host()) {
+                continue;
+            }
+            match Dense::on_host(&weights) {
+                Ok(copied) => drop(self.state().versions.replace(version, copied)),
+                Err(error) => drop(self.fails(error)),
+            }
+        }
     }
 
     /// Tells the other partitions what this one contributes, learns what they do, and then goes on
@@ -97,7 +120,7 @@ impl Partition {
             let others = partition.others.as_ref().expect("the caller has looked");
             let measured = tokio::select! {
                 biased;
-                () = partition.ended.cancelled() => return,
+                () = partition.ended.cancelled() => return partition.release(),
                 measured = others.ask_all(&partition.dense, begun.step, own) => measured,
             };
             let inline = partition.is_inline();
@@ -121,6 +144,9 @@ impl Partition {
         let (step, version, samples) = (begun.step, begun.version, begun.samples);
         let span = begun.span.clone();
         let next = span.in_scope(|| self.advance(begun, updates));
+        if self.settle().is_err() {
+            return;
+        }
 
         let mut state = self.state();
         if !matches!(state.life, Life::Open) {

@@ -17,7 +17,7 @@ use serde_json::json;
 use store::Stores;
 
 use crate::faulty::Faulty;
-use crate::harness::{Job, Shape, options, soon};
+use crate::harness::{self, Job, Shape, options, soon};
 
 const URL: &str = "memory://ck";
 const PARTITION: PartitionId = PartitionId(0);
@@ -33,7 +33,7 @@ fn job(era: u64, shape: Shape) -> Job {
 
 /// Returns a ps with all partitions of a job at version 0.
 async fn started(job: &Job, stores: Stores) -> Ps {
-    let ps = Ps::with_stores(options(), stores).expect("as the test arranged");
+    let ps = harness::ps_with(options(), stores).expect("as the test arranged");
     for partition in job.partitions() {
         ps.open(job.opening(partition)).expect("as the test arranged");
         ps.push(job.push_initial(partition)).await.expect("as the test arranged");
@@ -188,7 +188,7 @@ async fn training_goes_on_from_a_checkpoint_as_if_nothing_had_happened_with_any_
             let checkpoint = complete(&stores, &old, 3, &saved(&ps, before as usize).await).await;
 
             let new = job(1, shape(after));
-            let ps = Ps::with_stores(options(), stores).unwrap();
+            let ps = harness::ps_with(options(), stores).unwrap();
             restore(&ps, &new, &checkpoint).await.unwrap();
             let reference = new.reference(new.plan.final_version());
             let delay = consistency["delay"].as_u64().unwrap_or(0);
@@ -249,7 +249,7 @@ async fn in_arrival_order_each_partition_comes_back_with_its_own_ledger() {
         }
     }
     let checkpoint = complete(&stores, &old, 2, &saved(&ps, 2).await).await;
-    let ps = Ps::with_stores(options(), stores.clone()).unwrap();
+    let ps = harness::ps_with(options(), stores.clone()).unwrap();
     restore(&ps, &old, &checkpoint).await.unwrap();
     let ledgers: Vec<_> =
         ps.ledger(old.id).unwrap().iter().map(|applied| applied.ledger.applied_steps()).collect();
@@ -261,7 +261,7 @@ async fn in_arrival_order_each_partition_comes_back_with_its_own_ledger() {
     };
     assert_eq!((outcome(0, 4).await, outcome(1, 4).await), (Outcome::Duplicate, Outcome::Completed));
 
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     let error = restore(&ps, &job(0, shape(1)), &checkpoint).await.unwrap_err();
     assert!(error.contains("restore it with fleet.ps = 2"), "{error}");
 }
@@ -306,7 +306,7 @@ async fn what_is_wrong_with_a_checkpoint_is_named_and_the_next_one_can_be_tried(
         store.spoil(file, change).await;
         let spoilt = store.files().await;
         let new = job(1, shape());
-        let ps = Ps::with_stores(options(), stores.clone()).unwrap();
+        let ps = harness::ps_with(options(), stores.clone()).unwrap();
         let error = restore(&ps, &new, &second).await.unwrap_err();
         assert!(error.contains(expected) && error.contains("v0000000002/"), "{expected}: {error}");
         assert!(store.files().await == spoilt, "nothing is removed or mended");
@@ -329,7 +329,7 @@ async fn what_is_wrong_with_a_checkpoint_is_named_and_the_next_one_can_be_tried(
             );
         }
     }
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     let other = job(1, Shape { tensors: small()[..3].to_vec(), ..shape() });
     let error = restore(&ps, &other, &second).await.unwrap_err();
     assert!(
@@ -345,7 +345,7 @@ async fn a_partition_that_has_its_checkpoint_is_not_opened_with_another() {
     let ps = started(&job, stores.clone()).await;
     train(&ps, &job, 0..1).await;
     let checkpoint = complete(&stores, &job, 1, &saved(&ps, 1).await).await;
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     restore(&ps, &job, &checkpoint).await.unwrap();
     assert_eq!(ps.open(restoring(&job, PARTITION, &checkpoint)).unwrap(), Some(Version(1)));
     let other = Restore { version: Version(2), ..checkpoint };
@@ -375,7 +375,7 @@ async fn a_store_that_fails_for_a_while_is_tried_again() {
     store.fail_writes(3);
     train(&ps, &job, 0..2).await;
     let checkpoint = complete(&stores, &job, 2, &saved(&ps, 1).await).await;
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     store.fail_reads(3);
     ps.open(restoring(&job, PARTITION, &checkpoint)).unwrap();
     let pull = proto::parameters::Pull {
@@ -423,7 +423,7 @@ async fn while_one_is_written_training_goes_on_and_the_next_is_skipped() {
     let Report::Saved(first) = reports(&ps, 4).await.pop().unwrap() else { panic!("not saved") };
     // What was cut is what was written, whatever came after.
     let checkpoint = complete(&stores, &job, 1, &[first]).await;
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     let new = Job { era: Era(1), ..job };
     restore(&ps, &new, &checkpoint).await.unwrap();
     let reference = new.reference(Version(2));
@@ -488,7 +488,7 @@ async fn a_folder_on_disk_holds_a_checkpoint() {
     train(&ps, &job, 0..2).await;
     let checkpoint = complete(&stores, &job, 2, &saved(&ps, 1).await).await;
     let new = Job { era: Era(1), ..job };
-    let ps = Ps::with_stores(options(), stores).unwrap();
+    let ps = harness::ps_with(options(), stores).unwrap();
     restore(&ps, &new, &checkpoint).await.unwrap();
     assert_version(&ps, &new, &new.reference(Version(2)), 2).await;
     assert_eq!(new.layout, Layout::new(large(), 1).unwrap());

@@ -19,6 +19,7 @@ use proto::tree::{Node, StepNode, cover};
 use proto::wire::WireType;
 use ps::{Opening, Options, Ps};
 use serde_json::json;
+use store::Stores;
 
 /// Far more than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -338,9 +339,19 @@ pub(crate) fn options() -> Options {
     Options { threads: 2, ..Options::default() }
 }
 
+/// Creates a ps on the device that this program tests.
+pub(crate) fn ps(options: Options) -> ps::Result<Ps> {
+    ps_with(options, Stores::default())
+}
+
+/// Creates a ps on the device that this program tests, whose checkpoints lie in these stores.
+pub(crate) fn ps_with(options: Options, stores: Stores) -> ps::Result<Ps> {
+    Ps::on(crate::device(), options, stores, None)
+}
+
 /// Returns a ps that holds all partitions of a job, empty.
 pub(crate) fn opened(job: &Job, options: Options) -> Ps {
-    let ps = Ps::new(options).expect("valid options");
+    let ps = ps(options).expect("valid options");
     for partition in job.partitions() {
         assert_eq!(ps.open(job.opening(partition)).expect("a valid opening"), None);
     }

@@ -6,9 +6,9 @@ use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Outcome, Parameters, Pull, Want};
 use proto::status::{Failure, Kind};
 
-use ps::{MasterStart, Ps};
+use ps::MasterStart;
 
-use crate::harness::{Job, Shape, opened, options, soon, until};
+use crate::harness::{self, Job, Shape, opened, options, soon, until};
 
 const PARTITION: PartitionId = PartitionId(0);
 
@@ -71,7 +71,7 @@ async fn a_closed_job_is_forgotten_and_its_waiting_pulls_learn_it() {
 #[tokio::test]
 async fn a_close_of_an_earlier_era_master_or_start_is_refused_and_drops_nothing() {
     let job = Job { era: Era(2), ..Job::new(Shape::default()) };
-    let ps = Ps::new(options()).unwrap();
+    let ps = harness::ps(options()).unwrap();
     let sender = |master, starts| MasterStart { master, starts };
     ps.registered_with(sender(70, 3));
     ps.open(job.opening(PARTITION)).unwrap();

@@ -14,7 +14,7 @@ use ps::Options;
 use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::harness::{Job, Shape, opened, options, until};
+use crate::harness::{self, Job, Shape, opened, options, until};
 use crate::served::Served;
 
 const PARTITION: PartitionId = PartitionId(0);
@@ -100,7 +100,7 @@ async fn a_job_too_many_and_a_partition_too_large_are_refused() {
     ps.close(job.id);
     assert_eq!(ps.open(other.opening(PARTITION)).unwrap(), None);
 
-    let small = ps::Ps::new(Options { partition_bytes_max: bytes - 1, ..options() }).unwrap();
+    let small = harness::ps(Options { partition_bytes_max: bytes - 1, ..options() }).unwrap();
     let failure = Failure::from(small.open(job.opening(PARTITION)).unwrap_err());
     assert_eq!(failure.kind, Kind::Malformed);
     assert!(failure.message.contains(&format!("{bytes} bytes of weights")), "{failure}");

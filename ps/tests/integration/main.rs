@@ -13,3 +13,8 @@ mod refusals;
 mod served;
 mod session;
 mod wire;
+
+/// Returns the device of the next ps that a test starts.
+fn device() -> ps::Device {
+    ps::Device::default()
+}

@@ -14,7 +14,7 @@ use proto::tree::Node;
 use ps::Options;
 use serde_json::{Value, json};
 
-use crate::harness::{Job, Shape, covers, opened, options, soon, until};
+use crate::harness::{self, Job, Shape, covers, opened, options, soon, until};
 use crate::served::Served;
 
 /// Updates that measure: of the whole gradient, with and without being clipped, and of each tensor.
@@ -232,7 +232,7 @@ async fn an_update_that_waits_for_others_ends_with_the_era() {
 #[test]
 fn a_job_of_several_ps_is_not_opened_without_their_addresses() {
     let job = Job::new(clipped(2));
-    let ps = ps::Ps::new(options()).expect("valid options");
+    let ps = harness::ps(options()).expect("valid options");
     let refused = ps.open(job.opening(PartitionId(0))).unwrap_err().to_string();
     assert!(refused.contains("homes of partitions: expected 2, found 0"), "{refused}");
     opened(&Job::new(clipped(1)), options());

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::harness::{Job, until};
+use crate::harness::{self, Job, until};
 
 /// A ps on a socket of this machine; it ends with the value.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Drop for Served {
 
 impl Served {
     pub(crate) async fn new(options: Options) -> Self {
-        let ps = Ps::new(options).expect("valid options");
+        let ps = harness::ps(options).expect("valid options");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let stop = CancellationToken::new();

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::harness::{Job, Shape, options, soon, until};
+use crate::harness::{self, Job, Shape, options, soon, until};
 use crate::served::Client;
 
 const PARTITION: PartitionId = PartitionId(0);
@@ -144,7 +144,7 @@ async fn cluster_with(name: &str, drain: Duration) -> Cluster {
         net::channel::server().add_service(service).serve_with_incoming(net::channel::accept(master));
     tokio::spawn(serving);
     let options = Options { name, master: master_url, url: own_url, drain, ..options() };
-    let ps = Ps::new(options).expect("valid options");
+    let ps = harness::ps(options).expect("valid options");
     let stop = CancellationToken::new();
     let running = ps::run(ps.clone(), net::channel::accept(listener), Dialer::tcp(), stop.clone());
     Cluster {
@@ -268,6 +268,6 @@ async fn a_ps_that_the_master_refuses_stops_and_says_why() {
 
 #[tokio::test]
 async fn options_without_a_usable_master_are_refused_before_anything_starts() {
-    let error = Ps::new(Options { master: "localhost".to_owned(), ..options() }).unwrap_err().to_string();
+    let error = harness::ps(Options { master: "localhost".to_owned(), ..options() }).unwrap_err().to_string();
     assert!(error.contains("master: `localhost` is no URL"), "{error}");
 }
