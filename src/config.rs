@@ -42,6 +42,9 @@ pub(crate) struct Environment {
     pub(crate) program: String,
     /// The name of this machine, for default names.
     host: String,
+    /// The folder for what this user's processes may make again: `XDG_CACHE_HOME`, else
+    /// `HOME/.cache`.
+    cache: Option<PathBuf>,
     /// Object stores with their settings: `AWS_...`, `GOOGLE_...`, `AZURE_...`.
     pub(crate) stores: Stores,
 }
@@ -123,6 +126,7 @@ impl Environment {
                 || get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some()
                 || get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some(),
             batches: batches(get),
+            cache: file("XDG_CACHE_HOME").or_else(|| file("HOME").map(|home| home.join(".cache"))),
             program: program.unwrap_or_else(|| "ebb".to_owned()),
             stores: Stores::new(
                 std::env::vars_os()
@@ -140,6 +144,11 @@ impl Environment {
     /// becomes an https:// or http:// URL, as `keys` say.
     pub(crate) fn master(&self, flag: Option<&str>, keys: &Keys) -> String {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
+    }
+
+    /// Returns the folder for compiled kernels of CUDA devices, if there is a place for it.
+    pub(crate) fn kernels(&self) -> Option<PathBuf> {
+        self.cache.as_ref().map(|folder| folder.join("ebbflow/kernels"))
     }
 
     /// Returns the value of a variable that begins with `EBB_`.

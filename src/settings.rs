@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Count,
     /// `true` or `false`. The flag alone is `true`.
     Switch,
-    /// A device that a worker computes on.
+    /// The device of a worker or a ps.
     Device,
 }
 

@@ -1,11 +1,14 @@
 //! `ebb ps`: binds, says where it listens, runs the role until it is told to stop.
 
-use anyhow::{Result, anyhow};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, anyhow};
+use model::device::{Choice, Device};
 
 use crate::app::App;
 use crate::config;
 use crate::locks;
-use crate::settings::roles::{Ps, key_files};
+use crate::settings::roles::{Ps, device, key_files};
 use crate::settings::{Flags, Settings};
 
 /// # Errors
@@ -23,7 +26,8 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
         master: config::urls(settings.text("master").unwrap_or_default(), keys.scheme()),
         ..settings.options().map_err(|why| anyhow!(why))?
     };
-    let ps = ps::Ps::with(options, app.environment.stores.clone(), app.environment.memory()?)?;
+    let device = opened(device(&settings)?, app.environment.kernels().as_deref())?;
+    let ps = ps::Ps::on(device, options, app.environment.stores.clone(), app.environment.memory()?)?;
     let counting = ps.clone();
     app.numbers.board().show(move || counting.metrics().readings());
     app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
@@ -32,4 +36,27 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
     let dialer = app.dialer.clone().with(keys);
     ps::server::run_on_threads(ps, listener, dialer, app.stop.token().clone()).await?;
     Ok(())
+}
+
+/// Opens the device that the user asked for.
+///
+/// # Errors
+/// The user named a CUDA device that cannot be used.
+fn opened(choice: Choice, cache: Option<&Path>) -> Result<ps::Device> {
+    let (ordinal, is_asked) = match choice {
+        Choice::Fixed(Device::Cpu) => return Ok(ps::Device::default()),
+        Choice::Fixed(Device::Cuda(ordinal)) => (ordinal, true),
+        Choice::Auto => (0, false),
+    };
+    match ps::Device::cuda(ordinal, cache) {
+        Ok(device) => {
+            tracing::info!(%device, "partitions lie on a device");
+            Ok(device)
+        }
+        Err(error) if is_asked => Err(error).with_context(|| format!("--device cuda:{ordinal}")),
+        Err(reason) => {
+            tracing::warn!(%reason, "--device auto: partitions lie in memory of the host");
+            Ok(ps::Device::default())
+        }
+    }
 }

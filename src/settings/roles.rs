@@ -277,6 +277,14 @@ impl Role for Ps {
                 "URL where workers and other ps reach this ps. Without it http:// or https:// and the listening address",
             ),
             metrics(),
+            of_process(
+                "device",
+                Kind::Device,
+                "DEVICE",
+                Some("cpu"),
+                "Device that keeps and updates the partitions: cpu, cuda:N, or auto (the first CUDA device, otherwise the \
+                 CPU). The trained bits do not depend on it",
+            ),
             option("threads", Kind::Count, "N", GENERAL, "Number of threads that apply updates, 1 to 1024"),
             option(
                 "push_timeout",
@@ -307,6 +315,14 @@ impl Role for Ps {
                 "BYTES",
                 LIMITS,
                 "Largest size of the weights of a partition, in bytes. Its memory is several times as large",
+            ),
+            option(
+                "device_bytes_max",
+                Kind::Bytes,
+                "BYTES",
+                LIMITS,
+                "Memory of a CUDA device that partitions may take, in bytes. Without it what is free at the start. Lower \
+                 it if other processes need the device",
             ),
             option(
                 "steps_in_progress_max",
@@ -465,7 +481,7 @@ impl Role for Worker {
     }
 }
 
-/// Returns the device that a worker computes on.
+/// Returns the device of a worker or a ps.
 ///
 /// # Errors
 /// The setting names no device.

@@ -19,6 +19,7 @@ pub mod tmpfs;
 pub mod watchdog;
 pub mod web;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -228,6 +229,8 @@ pub struct Cluster {
     /// Data folder of the master.
     data: PathBuf,
     environment: Vec<(String, String)>,
+    /// Devices of the ps that were added with one, by the ps's number.
+    devices: BTreeMap<usize, String>,
     /// Address of the master, reserved while the master does not run.
     address: Option<Reserved>,
 }
@@ -304,6 +307,7 @@ impl Cluster {
             dir,
             program: program.to_owned(),
             environment: Vec::new(),
+            devices: BTreeMap::new(),
             address: None,
         }
     }
@@ -320,10 +324,18 @@ impl Cluster {
     fn start_ps(&self, index: usize) -> Process {
         let log = self.dir.path().join(format!("ps-{index}.log"));
         let name = format!("ps-{index}");
-        let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
+        let mut args = vec!["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
+        args.extend(self.devices.get(&index).into_iter().flat_map(|device| ["--device", device]));
         let mut process = self.start_role(log, &args);
         process.url();
         process
+    }
+
+    /// Adds a ps that keeps its partitions on a device, also after a restart.
+    pub fn add_ps_on(&mut self, device: &str) {
+        let index = self.ps.len();
+        self.devices.insert(index, device.to_owned());
+        self.ps.push(self.start_ps(index));
     }
 
     fn start_role(&self, log: PathBuf, args: &[&str]) -> Process {

@@ -28,6 +28,8 @@ mod matches_pytorch;
 mod mnist;
 mod numerics;
 mod observed;
+#[cfg(feature = "cuda")]
+mod on_device;
 mod predict;
 mod ps_loss;
 mod restore;

@@ -51,7 +51,7 @@ const STAGES: [(&str, &str); 13] = [
     ("format", "fmt --all --check"),
     ("dependencies", ""),
     ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
-    ("lint-cuda", "clippy --package ebbflow-kernels --features cuda --all-targets -- -D warnings"),
+    ("lint-cuda", "clippy --workspace --no-default-features --features cuda --all-targets -- -D warnings"),
     ("build-without-torch", ""),
     ("python", ""),
     ("lint", "clippy --workspace --features ebbflow-python/extension --all-targets -- -D warnings"),
@@ -73,7 +73,7 @@ const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 /// Libraries and tests that run in both halves, because they do something else without libtorch.
 const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
 
-/// What tells cargo to build the tests of the kernels for CUDA devices. They need no device.
+/// What tells cargo to build the tests of the kernels for CUDA devices alone. They need no device.
 pub(crate) const CUDA: &str =
     "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_joins";
 
@@ -206,10 +206,6 @@ fn build_without_torch(built: &mut Built) -> Result<()> {
         bail!("there is no test program `{lost}`");
     }
     built.extend(programs.into_iter().filter_map(|program| Some((stage_without_torch(&program)?, program))));
-    for program in programs::build(CUDA)? {
-        let label = format!("{} with cuda", program.label);
-        built.push(("test-without-torch", Program { label, ..program }));
-    }
     // The programs that these tests start have to outlive the next build, which makes others in
     // their place.
     run_cargo(&format!("build {WITHOUT_TORCH} --example oracle"))?;

@@ -15,7 +15,7 @@ pub(crate) const WHOLE: &str = "--workspace";
 
 /// What tells cargo to build without libtorch. With the object stores, so that all crates that
 /// never see libtorch are compiled once for both halves.
-pub(crate) const WITHOUT_TORCH: &str = "--workspace --no-default-features --features cloud";
+pub(crate) const WITHOUT_TORCH: &str = "--workspace --no-default-features --features cloud,cuda";
 
 /// The test program of the root package that runs in parts: cargo links it once, and each of its
 /// modules runs as a process of its own.
