@@ -26,7 +26,7 @@ pub use self::norm::measure;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use self::norm::squares_of;
 use crate::optimizer::{Prepared, Update};
-use crate::storage::Slot;
+use crate::slot::Slot;
 
 /// Applies a step to slices of host memory; see [`Update::apply`]. Slots change in place.
 ///

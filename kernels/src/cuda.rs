@@ -28,6 +28,8 @@ pub(crate) mod memory;
 mod staging;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "cuda")]
+pub(crate) mod update;
 
 #[cfg(feature = "cuda")]
 pub use self::device::Device;

@@ -28,6 +28,7 @@ pub mod merge;
 pub mod norm;
 pub mod optimizer;
 pub mod parallel;
+mod slot;
 pub mod storage;
 mod update;
 

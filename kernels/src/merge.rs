@@ -91,7 +91,10 @@ impl Storage {
     pub fn merge(&mut self, other: Operand<'_>, merge: Merge) {
         #[cfg(feature = "cuda")]
         if let Some(buffer) = self.elements_on_device(merge.dtype()) {
-            return buffer.merge(other, merge);
+            return match merge {
+                Merge::Sum(wire) => buffer.add(other.source(), wire),
+                Merge::Max => buffer.max(other.source()),
+            };
         }
         match merge {
             Merge::Sum(wire) => cast::add_assign(wire, self.floats_mut(), &other.host()),
@@ -107,7 +110,10 @@ impl Storage {
     pub fn merge_of(&mut self, left: Operand<'_>, right: Operand<'_>, merge: Merge) {
         #[cfg(feature = "cuda")]
         if let Some(buffer) = self.elements_on_device(merge.dtype()) {
-            return buffer.merge_of(left, right, merge);
+            return match merge {
+                Merge::Sum(wire) => buffer.sum_of(left.source(), right.source(), wire),
+                Merge::Max => buffer.max_of(left.source(), right.source()),
+            };
         }
         match merge {
             Merge::Sum(wire) if wire.rounds() => {
@@ -128,7 +134,7 @@ impl Storage {
     pub fn mean_of(&mut self, sum: Operand<'_>, count: u64) {
         #[cfg(feature = "cuda")]
         if let Some(buffer) = self.elements_on_device(DType::F32) {
-            return buffer.mean_of(sum, count);
+            return buffer.mean_of(sum.source(), count);
         }
         state::mean(&sum.host(), count, self.floats_mut());
     }

@@ -18,8 +18,11 @@ use bytes::Bytes;
 use proto::tensor::{DType, ExternalMemory, Values};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{Device, memory::Buffer};
+use crate::cuda::Device;
+#[cfg(feature = "cuda")]
+use crate::cuda::memory::{Buffer, Source};
 use crate::error::Error;
+use crate::slot;
 
 /// Values of one element type, in memory that kernels reach.
 pub struct Storage {
@@ -49,19 +52,7 @@ pub enum Operand<'a> {
 }
 
 /// One slot of the elements that an update changes, in storage or in a slice of host memory.
-#[derive(Debug)]
-pub enum Slot<'a, S: ?Sized = Storage> {
-    /// The slot changes where it lies.
-    InPlace(&'a mut S),
-    /// The slot is read in one place and written to another, because a checkpoint needs it as it
-    /// is. What `to` holds before does not matter.
-    Moved {
-        /// The slot before the update.
-        from: &'a S,
-        /// The slot after the update.
-        to: &'a mut S,
-    },
-}
+pub type Slot<'a, S = Storage> = slot::Slot<'a, S>;
 
 impl Storage {
     /// Creates `len` zeros.
@@ -141,7 +132,7 @@ impl Storage {
     pub fn write(&mut self, values: Operand<'_>) {
         #[cfg(feature = "cuda")]
         if let Memory::Device(buffer) = &mut self.memory {
-            return buffer.write(values);
+            return buffer.write(values.source());
         }
         match values {
             Operand::Payload(bytes) => self.host_mut().copy_from_slice(bytes),
@@ -299,6 +290,18 @@ impl<'a> Operand<'a> {
         }
     }
 
+    /// Returns the values for an operation on a device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn source(self) -> Source<'a> {
+        match self {
+            Self::Payload(bytes) => Source::Host(bytes.into()),
+            Self::Stored(storage) => match storage.on_any_device() {
+                Some(buffer) => Source::Device(buffer),
+                None => Source::Host(storage.host().into()),
+            },
+        }
+    }
+
     /// Returns the values as bytes in memory of the host, at any alignment. They are copied if they
     /// lie on a device.
     ///
@@ -312,12 +315,12 @@ impl<'a> Operand<'a> {
     }
 }
 
-impl<'a> Slot<'a> {
+impl<'a> slot::Slot<'a, Storage> {
     /// Returns the slot as slices of host memory.
-    pub(crate) fn host(self) -> Slot<'a, [f32]> {
+    pub(crate) fn host(self) -> slot::Slot<'a, [f32]> {
         match self {
-            Self::InPlace(slot) => Slot::InPlace(slot.floats_mut()),
-            Self::Moved { from, to } => Slot::Moved { from: from.floats(), to: to.floats_mut() },
+            Self::InPlace(slot) => slot::Slot::InPlace(slot.floats_mut()),
+            Self::Moved { from, to } => slot::Slot::Moved { from: from.floats(), to: to.floats_mut() },
         }
     }
 }

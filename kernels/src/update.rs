@@ -2,7 +2,7 @@
 
 use crate::cpu;
 #[cfg(feature = "cuda")]
-use crate::cuda::memory;
+use crate::cuda::update;
 use crate::norm::Squares;
 use crate::optimizer::Update;
 use crate::storage::{Operand, Slot, Storage};
@@ -21,7 +21,7 @@ impl Update {
     ) -> Squares {
         #[cfg(feature = "cuda")]
         if weights.on_any_device().is_some() {
-            return memory::measure(self, weights, gradient, slots);
+            return update::measure(self, weights, gradient, slots);
         }
         let slots: Vec<_> = slots.into_iter().map(Storage::floats).collect();
         cpu::measure(self, weights.floats(), &gradient.host(), &slots)
@@ -45,7 +45,7 @@ impl Update {
     ) {
         #[cfg(feature = "cuda")]
         if next.on_any_device().is_some() {
-            return memory::apply(self, weights, (gradient, None), slots, next);
+            return update::apply(self, weights, (gradient, None), slots, next);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
         cpu::apply_bytes(self, weights.floats(), &gradient.host(), slots, next.floats_mut());
@@ -66,7 +66,7 @@ impl Update {
     ) {
         #[cfg(feature = "cuda")]
         if next.on_any_device().is_some() {
-            return memory::apply(self, weights, (left, Some(right)), slots, next);
+            return update::apply(self, weights, (left, Some(right)), slots, next);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
         let (left, right) = (left.host(), right.host());

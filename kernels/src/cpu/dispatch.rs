@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 use super::lanes::Lanes;
 use super::mean::Mean;
-use crate::storage::Slot;
+use crate::slot::Slot;
 
 /// An update rule with `SLOTS` values of state beside each weight, and the scalars of one step.
 pub(crate) trait Kernel<const SLOTS: usize>: Copy {

@@ -7,7 +7,7 @@ use super::dispatch::{SUMS, Write, add_squares, apply};
 use super::lamb::{Direction, Lamb};
 use crate::norm::Squares;
 use crate::optimizer::{Prepared, Update};
-use crate::storage::Slot;
+use crate::slot::Slot;
 
 /// Elements of which a direction is made at a time: the slots after it, which nobody needs, stay in
 /// the first cache.

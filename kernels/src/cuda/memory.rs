@@ -1,9 +1,10 @@
-//! Memory on a device, and what operations on storage do there.
+//! Memory on a device, and the operations on one piece of it.
 //!
 //! Always true here: an operation returns as soon as it is queued. If it cannot be queued, the
 //! device keeps the failure for [`Device::settle`].
 #![expect(unsafe_code, reason = "kernels work on addresses that no type guards")]
 
+use std::borrow::Cow;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{fmt, slice};
@@ -12,13 +13,8 @@ use proto::tensor::{DType, ExternalMemory};
 use proto::wire::WireType;
 
 use super::device::Device;
-use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX};
-use crate::cpu;
+use super::launch::{self, Address, Cast};
 use crate::error::Error;
-use crate::merge::Merge;
-use crate::norm::Squares;
-use crate::optimizer::Update;
-use crate::storage::{Operand, Slot, Storage};
 
 /// Bytes on a device.
 #[derive(Debug)]
@@ -77,10 +73,18 @@ impl Drop for Pinned {
     }
 }
 
-/// Values that a kernel reads.
-enum Source<'a> {
-    /// Storage on the device.
-    Stored(&'a Buffer),
+/// Values that an operation reads.
+pub(crate) enum Source<'a> {
+    /// Bytes of the host.
+    Host(Cow<'a, [u8]>),
+    /// Bytes on this device or another one.
+    Device(&'a Buffer),
+}
+
+/// Values where a kernel reads them.
+pub(super) enum Near<'a> {
+    /// They lie on the device.
+    Here(&'a Buffer),
     /// A copy of what lay elsewhere. It is freed when the kernel has run.
     Copied(Buffer),
 }
@@ -150,10 +154,10 @@ impl Buffer {
     }
 
     /// Copies values over all bytes.
-    pub(crate) fn write(&mut self, values: Operand<'_>) {
+    pub(crate) fn write(&mut self, values: Source<'_>) {
         assert_eq!(values.size(), self.bytes, "bytes for other storage");
         self.queue(|this| {
-            let source = this.source(values)?;
+            let source = this.near(values)?;
             // SAFETY: both have so many bytes, and these are borrowed alone.
             unsafe { this.device.copy(source.address(), this.address, this.bytes) }
         });
@@ -164,10 +168,10 @@ impl Buffer {
         let length = self.len(DType::F32);
         assert_eq!(payload.len(), length as usize * wire.size(), "values for another number of values");
         if !wire.rounds() {
-            return self.write(Operand::Payload(payload));
+            return self.write(Source::Host(payload.into()));
         }
         self.queue(|this| {
-            let source = this.source(Operand::Payload(payload))?;
+            let source = this.near(Source::Host(payload.into()))?;
             // SAFETY: both have so many values, and these are borrowed alone.
             unsafe { launch::cast(&*this.device, Cast::Decode, wire, source.address(), this.address, length) }
         });
@@ -199,42 +203,66 @@ impl Buffer {
         encoded.read()
     }
 
-    /// Merges the values of another node into these.
-    pub(crate) fn merge(&mut self, other: Operand<'_>, merge: Merge) {
+    /// Adds the f32 values of another node to these, and rounds the sums to `wire`.
+    pub(crate) fn add(&mut self, other: Source<'_>, wire: WireType) {
+        self.merge(other, |this, operands| {
+            // SAFETY: both have as many values as these, which are borrowed alone.
+            unsafe { launch::sum(&*this.device, wire, operands, this.address, this.len(DType::F32)) }
+        });
+    }
+
+    /// Writes the sums of two nodes' f32 values over these, rounded to `wire`.
+    pub(crate) fn sum_of(&mut self, left: Source<'_>, right: Source<'_>, wire: WireType) {
+        self.merge_of(left, right, |this, operands| {
+            // SAFETY: both have as many values as these, which are borrowed alone.
+            unsafe { launch::sum(&*this.device, wire, operands, this.address, this.len(DType::F32)) }
+        });
+    }
+
+    /// Keeps the larger ones of another node's i64 values and of these.
+    pub(crate) fn max(&mut self, other: Source<'_>) {
+        self.merge(other, |this, operands| {
+            // SAFETY: both have as many values as these, which are borrowed alone.
+            unsafe { launch::largest(&*this.device, operands, this.address, this.len(DType::I64)) }
+        });
+    }
+
+    /// Writes the larger ones of two nodes' i64 values over these.
+    pub(crate) fn max_of(&mut self, left: Source<'_>, right: Source<'_>) {
+        self.merge_of(left, right, |this, operands| {
+            // SAFETY: both have as many values as these, which are borrowed alone.
+            unsafe { launch::largest(&*this.device, operands, this.address, this.len(DType::I64)) }
+        });
+    }
+
+    fn merge(&self, other: Source<'_>, merge: impl FnOnce(&Self, [Address; 2]) -> Result<(), Error>) {
         assert_eq!(other.size(), self.bytes, "sum of different lengths");
         self.queue(|this| {
-            let other = this.source(other)?;
-            this.merged([this.address, other.address()], merge)
+            let other = this.near(other)?;
+            merge(this, [this.address, other.address()])
         });
     }
 
-    /// Merges two nodes into these values, whatever they were.
-    pub(crate) fn merge_of(&mut self, left: Operand<'_>, right: Operand<'_>, merge: Merge) {
+    fn merge_of(
+        &self,
+        left: Source<'_>,
+        right: Source<'_>,
+        merge: impl FnOnce(&Self, [Address; 2]) -> Result<(), Error>,
+    ) {
         assert_eq!([left.size(), right.size()], [self.bytes; 2], "sum of different lengths");
         self.queue(|this| {
-            let (left, right) = (this.source(left)?, this.source(right)?);
-            this.merged([left.address(), right.address()], merge)
+            let (left, right) = (this.near(left)?, this.near(right)?);
+            merge(this, [left.address(), right.address()])
         });
-    }
-
-    fn merged(&self, operands: [Address; 2], merge: Merge) -> Result<(), Error> {
-        let length = self.len(merge.dtype());
-        // SAFETY: all three have so many values, and these are borrowed alone.
-        unsafe {
-            match merge {
-                Merge::Sum(wire) => launch::sum(&*self.device, wire, operands, self.address, length),
-                Merge::Max => launch::largest(&*self.device, operands, self.address, length),
-            }
-        }
     }
 
     /// Writes the mean of the `count` values that were summed.
-    pub(crate) fn mean_of(&mut self, sum: Operand<'_>, count: u64) {
+    pub(crate) fn mean_of(&mut self, sum: Source<'_>, count: u64) {
         assert_eq!(sum.size(), self.bytes, "the mean has other values than the sum");
         assert!((1..=1 << 24).contains(&count), "mean of {count} values, expected 1 to 2^24");
         let length = self.len(DType::F32);
         self.queue(|this| {
-            let sum = this.source(sum)?;
+            let sum = this.near(sum)?;
             // SAFETY: both have so many values, and these are borrowed alone.
             unsafe { launch::mean(&*this.device, sum.address(), count as f32, this.address, length) }
         });
@@ -245,28 +273,39 @@ impl Buffer {
         (self.bytes / dtype.size()) as u64
     }
 
-    fn queue(&self, action: impl FnOnce(&Self) -> Result<(), Error>) {
+    /// Returns the device.
+    pub(super) const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Queues operations. If they cannot be queued, the device has failed.
+    pub(super) fn queue(&self, action: impl FnOnce(&Self) -> Result<(), Error>) {
         self.device.note(action(self));
     }
 
-    /// Returns values where this device's kernels read them.
-    fn source<'a>(&self, values: Operand<'a>) -> Result<Source<'a>, Error> {
-        if let Operand::Stored(storage) = values
-            && let Some(buffer) = storage.on_any_device()
-        {
-            if Arc::ptr_eq(&buffer.device, &self.device) {
-                return Ok(Source::Stored(buffer));
-            }
-            return Self::uploaded(&self.device, &buffer.read()?).map(Source::Copied);
+    /// Returns values where kernels of this buffer's device read them.
+    pub(super) fn near<'a>(&self, values: Source<'a>) -> Result<Near<'a>, Error> {
+        match values {
+            Source::Device(buffer) if Arc::ptr_eq(&buffer.device, &self.device) => Ok(Near::Here(buffer)),
+            Source::Device(buffer) => Self::uploaded(&self.device, &buffer.read()?).map(Near::Copied),
+            Source::Host(bytes) => Self::uploaded(&self.device, &bytes).map(Near::Copied),
         }
-        Self::uploaded(&self.device, &values.host()).map(Source::Copied)
     }
 }
 
 impl Source<'_> {
-    const fn address(&self) -> Address {
+    fn size(&self) -> usize {
         match self {
-            Self::Stored(buffer) => buffer.address,
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(buffer) => buffer.bytes,
+        }
+    }
+}
+
+impl Near<'_> {
+    pub(super) const fn address(&self) -> Address {
+        match self {
+            Self::Here(buffer) => buffer.address,
             Self::Copied(buffer) => buffer.address,
         }
     }
@@ -275,100 +314,5 @@ impl Source<'_> {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.device.free(self.address);
-    }
-}
-
-/// Applies a step to one chunk on a device. The gradient is one operand, or the sum of two.
-///
-/// # Panics
-/// The panics of [`Update::apply`], and if a slot or the weights lie on no device or another one.
-pub(crate) fn apply<'a>(
-    update: &Update,
-    weights: &Storage,
-    (left, right): (Operand<'_>, Option<Operand<'_>>),
-    slots: impl IntoIterator<Item = Slot<'a>>,
-    next: &mut Storage,
-) {
-    assert!(!update.needs_norms(), "an update without the norms that it needs: {update:?}");
-    let (size, length) = (next.size(), next.len() as u64);
-    let check = |what: &str, found: usize| {
-        assert_eq!(found, size, "{what} has {found} bytes, the next weights have {size}");
-    };
-    check("the weights", weights.size());
-    check("the gradient", left.size());
-    right.into_iter().for_each(|right| check("the gradient", right.size()));
-    let next = next.on_any_device().unwrap_or_else(|| panic!("the next weights lie on no device"));
-    let here = |storage: &Storage, what: &str| {
-        check(what, storage.size());
-        let buffer = storage.on_any_device().filter(|buffer| Arc::ptr_eq(&buffer.device, &next.device));
-        buffer.unwrap_or_else(|| panic!("{what} lies elsewhere than the next weights")).address
-    };
-    let (mut from, mut to, mut count) = ([Address::NOWHERE; SLOTS_MAX], [Address::NOWHERE; SLOTS_MAX], 0);
-    for slot in slots {
-        assert!(count < SLOTS_MAX, "more than {SLOTS_MAX} slots given");
-        (from[count], to[count]) = match slot {
-            Slot::InPlace(slot) => (here(slot, "a slot"), here(slot, "a slot")),
-            Slot::Moved { from, to } => (here(from, "a slot"), here(to, "a slot")),
-        };
-        count += 1;
-    }
-    let (_, slots, _) = update.rule.kernel();
-    assert_eq!(count, slots, "{count} slots given, the update rule has {slots}");
-    let weights = here(weights, "the chunk of weights");
-    next.queue(|next| {
-        let (left, right) = (next.source(left)?, right.map(|right| next.source(right)).transpose()?);
-        let right_address = right.as_ref().map_or(Address::NOWHERE, Source::address);
-        let (left, next_weights) = (left.address(), next.address);
-        // SAFETY: all have one length, checked above, and what is written is borrowed alone.
-        unsafe {
-            let pass = Pass { length, weights, left, right: right_address, from, to, next: next_weights };
-            launch::apply(&*next.device, update, &pass)
-        }
-    });
-}
-
-/// Returns what one chunk on a device contributes to the norms, or NaN if the device failed.
-///
-/// # Panics
-/// The panics of [`Update::measure`], and if a slot lies on no device or another one.
-pub(crate) fn measure<'a>(
-    update: &Update,
-    weights: &Storage,
-    gradient: Operand<'_>,
-    slots: impl IntoIterator<Item = &'a Storage>,
-) -> Squares {
-    let (size, length) = (weights.size(), weights.len() as u64);
-    assert_eq!(gradient.size(), size, "bytes of the gradient");
-    let weights = weights.on_any_device().unwrap_or_else(|| panic!("the weights lie on no device"));
-    let (mut from, mut count) = ([Address::NOWHERE; SLOTS_MAX], 0);
-    for slot in slots {
-        assert!(count < SLOTS_MAX && slot.size() == size, "a slot of another length than the weights");
-        let buffer = slot.on_any_device().filter(|buffer| Arc::ptr_eq(&buffer.device, &weights.device));
-        from[count] = buffer.unwrap_or_else(|| panic!("a slot lies elsewhere than the weights")).address;
-        count += 1;
-    }
-    let (_, slots, _) = update.rule.kernel();
-    assert_eq!(count, slots, "{count} slots given, the update rule has {slots}");
-    let measured = weights.source(gradient).and_then(|gradient| {
-        let sums = Buffer::zeros(&weights.device, SUMS_MAX * size_of::<f64>())?;
-        let (to, right, next) = ([Address::NOWHERE; SLOTS_MAX], Address::NOWHERE, Address::NOWHERE);
-        let (left, weights_address) = (gradient.address(), weights.address);
-        let pass = Pass { length, weights: weights_address, left, right, from, to, next };
-        // SAFETY: all have one length, checked above, and nobody else knows of the sums.
-        unsafe { launch::measure(&*weights.device, update, &pass, sums.address) }?;
-        sums.read()
-    });
-    match measured {
-        Ok(sums) => {
-            let mut values = [0.0; SUMS_MAX];
-            for (value, raw) in values.iter_mut().zip(sums.as_chunks().0) {
-                *value = f64::from_le_bytes(*raw);
-            }
-            cpu::squares_of(update, &values)
-        }
-        Err(error) => {
-            weights.device.note(Err(error));
-            Squares([f64::NAN; 2])
-        }
     }
 }

@@ -10,7 +10,7 @@ use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX};
 use crate::cpu::{self, cast, state, sum};
 use crate::optimizer::tests::{bits, optimizers};
 use crate::optimizer::{Norms, Update};
-use crate::storage::Slot;
+use crate::slot::Slot;
 
 /// Any bits, and often zeros, subnormals, infinities, what is no number, and ties of roundings.
 fn value() -> impl Strategy<Value = f32> {
