@@ -1,4 +1,5 @@
-//! What is checked and filled in before a job is sent: to a master, or to a cluster in this process.
+//! What is checked and filled in before a job is sent: to a master, or to a cluster in this
+//! process.
 
 use std::path::{Path, PathBuf};
 

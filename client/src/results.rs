@@ -95,7 +95,7 @@ impl Folder {
         })
     }
 
-    /// Also copies the results, once they are complete.
+    /// Sets the place to which the results are copied too, once they are complete.
     #[must_use]
     pub fn with_copy(self, copy: Option<Copy>) -> Self {
         Self { copy, ..self }

@@ -5,8 +5,8 @@
 //!   fleet                  NotSeen, NotAsked, Drains, Hangs, WorksFor
 //!   scheduler              StandsBy, OtherClass, OtherProgram, NoClass
 //!   phase of the job       Paused, JobWaits, Indexing, Initializing, Surveying, Ending
-//!   dispatcher             NothingLeft, AllHandedOut, Closing, Measuring, HoldsEnough, TooFarAhead,
-//!                          TooSlow
+//!   dispatcher             NothingLeft, AllHandedOut, Closing, Measuring, HoldsEnough,
+//!                          TooFarAhead, TooSlow
 //! ```
 
 use std::sync::Arc;

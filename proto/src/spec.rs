@@ -162,8 +162,8 @@ pub enum Loss {
     /// Sigmoid and binary cross-entropy, mean over the outputs. Labels are in `[0, 1]` and have the
     /// outputs' shape.
     BceWithLogits,
-    /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`. With
-    /// `format = "index"` the loss of the program that drives the model.
+    /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`.
+    /// With `format = "index"` the loss of the program that drives the model.
     Module,
 }
 

@@ -1,4 +1,4 @@
-//! From errors of the client to exceptions of `ebbflow.errors`.
+//! Exceptions of `ebbflow.errors`, made of errors of the client.
 
 use pyo3::prelude::*;
 

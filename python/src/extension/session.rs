@@ -102,8 +102,8 @@ impl Session {
         }
     }
 
-    /// Leaves the job, and waits for this process's part to end. What the loop was asked and has not
-    /// answered goes back to the job.
+    /// Leaves the job, and waits for this process's part to end. What the loop was asked and has
+    /// not answered goes back to the job.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| {
             self.stop.cancel();

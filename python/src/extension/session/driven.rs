@@ -91,8 +91,8 @@ pub(super) struct Driven {
 }
 
 impl Driven {
-    /// Creates the model of a job of this plan. Notes in `exported` that this process wrote the files
-    /// of the job.
+    /// Creates the model of a job of this plan. Notes in `exported` that this process wrote the
+    /// files of the job.
     pub(super) fn new(
         what: Arc<Description>,
         plan: Plan,

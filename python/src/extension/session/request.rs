@@ -98,8 +98,8 @@ impl Train {
         Region::of_weights(&self.weights)
     }
 
-    /// Memory for the answer of each tensor: gradients of parameters, new values of state. Its first
-    /// content is arbitrary.
+    /// Memory for the answer of each tensor: gradients of parameters, new values of state. Its
+    /// first content is arbitrary.
     fn buffers(&self) -> PyResult<Vec<Region>> {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let buffers = buffers.as_ref().ok_or_else(answered)?;
@@ -164,7 +164,8 @@ impl Evaluate {
         Region::of_weights(&self.weights)
     }
 
-    /// Answers with the sum of the records' losses, and with sum and number of terms of each metric.
+    /// Answers with the sum of the records' losses, and with sum and number of terms of each
+    /// metric.
     fn answer(&self, loss_sum: f64, metrics: Vec<(String, f64, u64)>) -> PyResult<()> {
         let samples = self.records.len() as u64;
         let mut evaluation = Evaluation { samples, loss_sum, ..Evaluation::default() };
