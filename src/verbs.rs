@@ -21,16 +21,31 @@ pub(crate) mod status;
 pub(crate) mod submit;
 pub(crate) mod watch;
 
-use anyhow::{Result, bail};
-use client::results::{Copy, Folder};
+use std::path::Path;
 
-/// Returns the folder of results with their copy at `--upload`.
+use anyhow::{Result, bail};
+use client::results::Folder;
+
+use crate::app::App;
+use crate::args;
+
+/// Returns the folder of `--out`, whose files go to `--upload` too. `resumes`: the job goes on from
+/// an earlier run.
 ///
 /// # Errors
-/// There is a copy and no folder.
-fn copied(out: Option<Folder>, upload: Option<Copy>) -> Result<Option<Folder>> {
-    if out.is_none() && upload.is_some() {
-        bail!("--upload: what is copied are the files of --out DIR; set it too");
-    }
-    Ok(out.map(|out| out.with_copy(upload)))
+/// There is a copy and no folder, or one of them cannot be written.
+async fn results(
+    out: Option<&Path>,
+    upload: &args::Upload,
+    resumes: bool,
+    app: &App,
+) -> Result<Option<Folder>> {
+    let Some(dir) = out else {
+        if upload.url.is_some() {
+            bail!("--upload: what is copied are the files of --out DIR; set it too");
+        }
+        return Ok(None);
+    };
+    let copy = app.upload(upload.url.as_deref(), resumes).await?;
+    Ok(Some(app.out(dir, resumes)?.with_copy(copy)))
 }

@@ -18,9 +18,7 @@ pub(crate) async fn run(args: args::Evaluate, app: &App) -> Result<bool> {
             dir.display()
         );
     }
-    let upload = app.upload(args.upload.url.as_deref(), false).await?;
-    let out = args.out.as_deref().map(|dir| app.out(dir, false)).transpose()?;
-    let out = super::copied(out, upload)?;
+    let out = super::results(args.out.as_deref(), &args.upload, false, app).await?;
     measure(args.measure, Purpose::Evaluate, None, out, app).await
 }
 

@@ -37,9 +37,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let root = args.compute.data_root.as_deref();
     submission.ready_for_here(&app.environment.stores, &app.registry, root).await?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
-    let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
-    let out = app.out(&folder, args.resume.is_asked())?.with_copy(upload);
-    here(submission, args.workers, args.ps, args.compute, Some(out), args.json, app).await
+    let out = super::results(Some(&folder), &args.upload, args.resume.is_asked(), app).await?;
+    here(submission, args.workers, args.ps, args.compute, out, args.json, app).await
 }
 
 /// Runs a job in this process to its end, and shows its result. Its files go to `out`.

@@ -17,9 +17,7 @@ pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
     submission.start = args.resume.start();
     submission.ready_for_master(&app.environment.stores).await?;
-    let upload = app.upload(args.upload.url.as_deref(), args.resume.is_asked()).await?;
-    let out = args.out.as_deref().map(|dir| app.out(dir, args.resume.is_asked())).transpose()?;
-    let out = super::copied(out, upload)?;
+    let out = super::results(args.out.as_deref(), &args.upload, args.resume.is_asked(), app).await?;
     let client = app.client(&args.reach)?;
     let reply = client.submit(submission).await?;
     if !args.follow {
