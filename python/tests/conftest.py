@@ -15,6 +15,10 @@ from typing import Any
 import ebbflow
 import pytest
 
+# Whoever starts the tests in the background makes them ignore Ctrl-C. The processes of the tests
+# would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 #: The script that pip or maturin made for the interpreter of the tests.
 EBB = Path(sys.executable).parent / "ebb"
 
