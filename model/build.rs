@@ -4,9 +4,10 @@
 //! Binaries, tests, examples and benches get an rpath to the real folder. Doctests take no link
 //! arguments from a build script, but cargo puts link-search folders that lie inside the target
 //! directory on the library path of everything it runs, doctests included; so the folder is also
-//! linked into `OUT_DIR`. The root package, the worker and the client read `DEP_LIBTORCH_LIB`
-//! (Cargo's `links` mechanism) and repeat the rpath for their own programs. The C++ shim of the
-//! libtorch engine is compiled here too. Nothing happens without the feature `torch`.
+//! linked into `OUT_DIR`. The root package, the worker, the client and the Python package read
+//! `DEP_LIBTORCH_LIB` (Cargo's `links` mechanism) and repeat the rpath for their own programs. The
+//! C++ shim of the libtorch engine is compiled here too. Nothing happens without the feature
+//! `torch`.
 #![expect(clippy::disallowed_methods, reason = "cargo talks to build scripts through the environment")]
 
 use std::{

@@ -31,6 +31,8 @@ pub(crate) fn class(error: &Error) -> &'static str {
         | Error::NotOurs { .. }
         | Error::Unwritable { .. }
         | Error::InUse { .. }
+        | Error::HasResults { .. }
+        | Error::NotCopied { .. }
         | Error::File { .. }
         | Error::SetAside { .. }
         | Error::EventsMissing { .. }
@@ -102,6 +104,7 @@ mod tests {
         let source = std::io::Error::other("gone");
         assert_eq!(class(&Error::JobFile { path: "j.toml".into(), source }), "InvalidJobError");
         assert_eq!(class(&Error::InUse { dir: "out".into() }), "OutputError");
+        assert_eq!(class(&Error::HasResults { file: "s3://b/summary.json".to_owned() }), "OutputError");
         assert_eq!(class(&Error::Panicked("x".to_owned())), "ClusterError");
         assert_eq!(class(&Error::Io(std::io::Error::other("x"))), "Error");
     }

@@ -2,8 +2,8 @@
 //! check, and tested with real processes. Style and types of the Python code are checked first.
 //! PyTorch is the copy that other tests have.
 //!
-//! Cargo builds the wheel's library for itself: it has other features than the programs of the
-//! workspace. Nothing is built that has not changed.
+//! Cargo builds the wheel's library for itself, because it links no libtorch. Its feature
+//! `like-workspace` gives it the third-party crates that the programs without libtorch are built of.
 
 use crate::{
     install::run,
@@ -51,7 +51,7 @@ fn packages(python: &Path) -> Result<PathBuf> {
 /// Builds the wheel, unoptimised, in the folder where cargo builds the rest.
 fn wheel(maturin: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
     let mut build = Command::new(maturin);
-    build.args(["build", "--quiet", "--locked", "--interpreter"]).arg(python).arg("--out").arg(out);
+    build.args(["build", "--quiet", "--locked", "--features", "extension,like-workspace", "--interpreter"]).arg(python).arg("--out").arg(out);
     succeed(build.env("CARGO_TARGET_DIR", target_dir()))?;
     let mut files = fs::read_dir(out).context("the folder of the wheel")?.filter_map(Result::ok);
     match (files.next(), files.next()) {
