@@ -24,6 +24,7 @@
 //! when its holder hangs or has died and all others wait for room. To take their leases back would
 //! not do: they would compute the same ones again.
 
+mod lanes;
 mod pace;
 
 use std::cmp::Reverse;
@@ -36,6 +37,7 @@ use proto::pb;
 use proto::plan::Plan;
 use proto::tree;
 
+use self::lanes::Lanes;
 use crate::applied::Applied;
 use crate::lease::{Asker, Attempts, Ending, Exhausted, Grant, HELD_MAX, LeaseIds, Limits, Lost};
 use crate::speeds::Speeds;
@@ -65,7 +67,8 @@ pub(crate) struct Dispatcher {
     end: u64,
     /// No microbatch at or past it is handed out for now.
     held_back: u64,
-    /// Handed out and come back undone, by the first microbatch; disjoint.
+    /// Handed out and come back undone, or passed over for other lanes, by the first microbatch;
+    /// disjoint.
     returned: BTreeMap<u64, Returned>,
     /// Handed out, by the first microbatch; disjoint, each with a holder.
     runs: BTreeMap<u64, Run>,
@@ -79,6 +82,7 @@ pub(crate) struct Dispatcher {
     leases: BTreeMap<LeaseId, u64>,
     /// The speeds of the workers, which outlive these books.
     pub(crate) speeds: Speeds,
+    lanes: Lanes,
 }
 
 #[derive(Debug)]
@@ -147,7 +151,14 @@ impl Dispatcher {
             no_copies: None,
             leases: BTreeMap::new(),
             speeds: Speeds::default(),
+            lanes: Lanes::default(),
         }
+    }
+
+    /// Returns the books of an order of so many lanes. A worker is given the lanes that it had.
+    pub(crate) fn with_lanes(mut self, lanes: usize) -> Self {
+        self.lanes = Lanes::new(lanes);
+        self
     }
 
     /// Returns the books with the applied steps done. Steps between them are handed out first.
@@ -177,8 +188,9 @@ impl Dispatcher {
         self.speeds.follow(now, crew);
         let candidate = self.candidate(asker)?;
         self.speeds.asked(now, asker.worker, self.held_by(asker.worker).is_empty());
-        let run = self.choose(now, asker.worker, crew.len() as u64, &candidate)?;
+        let run = self.choose(now, asker.worker, crew, candidate)?;
         self.begin(&run);
+        self.lanes.given(&self.plan, asker.worker, &run);
         self.ready(now);
         Ok(self.grant(now, ids, asker.worker, run.start))
     }
@@ -207,14 +219,14 @@ impl Dispatcher {
         self.held_back = first.get();
     }
 
-    /// Returns how much of `candidate`, from its first microbatch on, falls to a worker. `crew`:
-    /// how many workers share a step.
+    /// Returns what of `candidate`, or of the rest of its step, falls to a worker. `crew`: the
+    /// workers that share a step.
     fn choose(
         &self,
         now: Duration,
         worker: IncarnationId,
-        crew: u64,
-        candidate: &Range<u64>,
+        crew: &[IncarnationId],
+        candidate: Range<u64>,
     ) -> Result<Range<u64>, Why> {
         let (step, undone) = (self.step_at(candidate.start), self.step_at(self.lowest_without(worker)));
         let ahead_max = self.delay.map_or(LOOK_AHEAD, |delay| u64::from(delay) + 1);
@@ -222,26 +234,60 @@ impl Dispatcher {
             return Err(Why::TooFarAhead { step, undone });
         }
         let of = u64::from(self.plan.microbatch(MicrobatchId(candidate.start)).of);
-        let share = match crew {
-            1 => self.share(of, crew),
-            _ => self.part(now, worker, step, self.share(of, crew)),
+        let share = match crew.len() as u64 {
+            1 => self.share(of, 1),
+            workers => self.part(now, worker, step, self.share(of, workers)),
         };
         if share == 0 {
             return Err(Why::TooSlow { step, slow: self.speeds.slow(worker) });
         }
-        Ok(candidate.start..candidate.start + self.cut(worker, candidate, share))
+        let candidate = self.of_own_lanes(worker, crew, candidate, share);
+        Ok(candidate.start..candidate.start + self.cut(worker, &candidate, share))
+    }
+
+    /// Returns the part of the candidate's step from which a worker is given `share`: one that
+    /// begins with a lane that it had, if there is one.
+    fn of_own_lanes(
+        &self,
+        worker: IncarnationId,
+        crew: &[IncarnationId],
+        candidate: Range<u64>,
+        share: u64,
+    ) -> Range<u64> {
+        let first = self.plan.microbatch(MicrobatchId(candidate.start));
+        let end = candidate.start - u64::from(first.index) + u64::from(first.of);
+        let has_no_choice = candidate.start + share >= end || crew.len() < 2;
+        // Whoever waits for room is given what comes first, for that is what a ps has room for.
+        if !self.lanes.exist() || has_no_choice || self.waits_for_room(worker).is_some() {
+            return candidate;
+        }
+        let returned = self.returned.range(..end).map(|(&first, returned)| first..returned.end.min(end));
+        let frontier = self.next..end.min(self.end).min(self.held_back);
+        let free: Vec<_> = returned.chain([frontier]).filter(|range| !range.is_empty()).collect();
+        let start = self.lanes.choose(&self.plan, &free, share, worker, crew);
+        let within = free.into_iter().find(|range| range.contains(&start));
+        within.map_or(candidate, |range| start..range.end)
     }
 
     /// Moves a run from the returned ones or the frontier to those that are held.
     fn begin(&mut self, run: &Range<u64>) {
         let mut attempts = Attempts::default();
-        if let Some(rest) = self.returned.remove(&run.start) {
+        let before = self.returned.range(..=run.start).next_back().map(|(&first, _)| first);
+        if run.start >= self.next {
+            if self.next < run.start {
+                let passed_over = Returned { end: run.start, attempts: Attempts::default() };
+                self.returned.insert(self.next, passed_over);
+            }
+            self.next = run.end;
+        } else if let Some(first) = before {
+            let rest = self.returned.remove(&first).expect("just seen");
             attempts = rest.attempts.clone();
+            if first < run.start {
+                self.returned.insert(first, Returned { end: run.start, attempts: attempts.clone() });
+            }
             if run.end < rest.end {
                 self.returned.insert(run.end, rest);
             }
-        } else {
-            self.next = run.end;
         }
         self.runs.insert(run.start, Run { end: run.end, attempts, ready: None, holders: Vec::new() });
         self.waiting.insert(run.start);

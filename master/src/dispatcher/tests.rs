@@ -258,6 +258,10 @@ impl Fleet {
         }
     }
 
+    fn with_lanes(self, lanes: usize) -> Self {
+        Self { books: self.books.with_lanes(lanes), ..self }
+    }
+
     fn act(&mut self, action: &Action) {
         let worker = |w: u8| IncarnationId(u64::from(w) + 1);
         let pick = |fleet: &Self, w: u8, p: u8| {
@@ -348,8 +352,12 @@ impl Fleet {
 
 proptest! {
     #[test]
-    fn any_order_of_events_finishes_each_microbatch_once((plan, delay) in jobs(), actions in actions()) {
-        let mut fleet = Fleet::new(plan, delay);
+    fn any_order_of_events_finishes_each_microbatch_once(
+        (plan, delay) in jobs(),
+        lanes in 0usize..6,
+        actions in actions(),
+    ) {
+        let mut fleet = Fleet::new(plan, delay).with_lanes(lanes);
         for action in &actions {
             fleet.act(action);
             fleet.check_progress();
@@ -411,11 +419,12 @@ proptest! {
     #[test]
     fn workers_that_compute_in_order_never_wait_in_a_circle(
         (plan, delay) in jobs(),
+        lanes in 0usize..6,
         schedule in proptest::collection::vec((0u64..4, 0u8..20), 10..400),
     ) {
         // Each worker asks as often as it may and works on its lowest lease only, as real ones do;
         // some die.
-        let mut fleet = Fleet::new(plan, delay);
+        let mut fleet = Fleet::new(plan, delay).with_lanes(lanes);
         let mut turns = schedule.into_iter().chain((0..4).cycle().map(|worker| (worker, 1)).take(100_000));
         while !fleet.books.is_done() {
             let (worker, dice) = turns.next().expect("the job ends");
@@ -649,4 +658,35 @@ fn microbatches_that_are_held_back_are_handed_out_later() {
     books.hold_back(MicrobatchId(16));
     assert_eq!(lease(&mut books).unwrap().1, MicrobatchId(8)..MicrobatchId(16));
     assert_eq!(lease(&mut books), Err(Why::NothingLeft { epochs: 2 }));
+}
+
+#[test]
+fn a_worker_is_given_the_lanes_that_it_had_whoever_asks_first() {
+    let plan = Plan { records: 80, micro: 1, microbatches_per_step: 4, epochs: 1 };
+    let (mut books, mut ids) =
+        (Dispatcher::new(plan, Some(0), limits()).with_lanes(8), LeaseIds::starting_at(1));
+    let (crew, mut lanes) = (&CREW[..2], BTreeMap::<u64, BTreeSet<IncarnationId>>::new());
+    for step in 0..20u64 {
+        // Both ask until nothing is left of the step, in another order in each step.
+        let mut leases = Vec::new();
+        for turn in 0..8 {
+            let worker = crew[((turn + step / 3) % 2) as usize];
+            let asker = idle_elsewhere(worker);
+            let Ok(grant) = books.lease(Duration::from_secs(step), &mut ids, asker, crew) else { continue };
+            assert_eq!(plan.microbatch(grant.run.start).step, Step(step), "another step for its lanes");
+            for microbatch in grant.run.start.get()..grant.run.end.get() {
+                lanes.entry(microbatch % 8).or_default().insert(worker);
+            }
+            leases.push((worker, grant.lease));
+            if books.next == plan.first_of(Step(step + 1)).get() && books.returned.is_empty() {
+                break;
+            }
+        }
+        for (worker, lease) in leases {
+            books.complete(Duration::from_secs(step + 1), worker, lease, None).expect("a good lease");
+        }
+        assert_eq!(books.watermark(), plan.first_of(Step(step + 1)), "step {step} is not whole");
+    }
+    assert_eq!(lanes.len(), 8);
+    assert!(lanes.values().all(|workers| workers.len() == 1), "{lanes:?}");
 }

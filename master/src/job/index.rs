@@ -52,6 +52,12 @@ pub(super) struct Facts {
 }
 
 impl Facts {
+    /// Returns the number of lanes of the order `window`; 0 for another order.
+    pub(super) fn lanes(&self, spec: &JobSpec) -> usize {
+        let files = self.train_records.iter().filter(|&&records| records > 0).count();
+        spec.data.windows().map_or(0, |(_, interleave)| files.min(interleave as usize))
+    }
+
     /// Returns the number of records that a job which does not train goes over; 0 if it trains.
     pub(super) fn measured(&self, spec: &JobSpec) -> u64 {
         match spec.measured_set() {

@@ -58,7 +58,9 @@ impl Training {
         mut before: Option<Self>,
         measured: Option<Version>,
     ) -> Self {
-        let mut books = Dispatcher::new(facts.plan, spec.consistency.resolve().delay, limits).after(applied);
+        let mut books = Dispatcher::new(facts.plan, spec.consistency.resolve().delay, limits)
+            .with_lanes(facts.lanes(spec))
+            .after(applied);
         // Workers are as fast as before.
         books.speeds =
             before.as_mut().map(|before| std::mem::take(&mut before.books.speeds)).unwrap_or_default();
