@@ -3,10 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::harness::{fail, model, root, succeed};
+use crate::harness::tmpfs::Tmpfs;
+use crate::harness::{ebb, fail, model, root, succeed};
 
 /// A job on the table of an example, without its section `[data]`.
 const JOB: &str = r#"
@@ -151,4 +154,65 @@ fn a_bench_of_the_data_shows_each_step_with_its_time() {
     assert!(found["steps"].as_array().unwrap().iter().all(is_time), "{found}");
     assert!(found["records_per_second"].as_f64().unwrap() > 0.0, "{found}");
     assert_eq!((&found["records"], &found["threads"]), (&json!(4), &json!(2)));
+}
+
+/// Returns the names and the bytes of a folder's files, sorted.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    let mut files: Vec<_> = entries.map(|path| (name(&path), fs::read(&path).unwrap())).collect();
+    files.sort();
+    files
+}
+
+/// Returns the shards of a conversion. Their description has the path of the folder.
+fn shards(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    files(folder).into_iter().filter(|(name, _)| name.starts_with("part-")).collect()
+}
+
+/// Returns the arguments of a conversion of an example's table into 1,200 shards.
+fn conversion(out: &Path) -> Vec<String> {
+    let table = root().join("examples/tabular/clicks.parquet").display().to_string();
+    let out = out.display().to_string();
+    let words = ["data", "convert", &table, "--to", "arrow", "--out", &out, "--records-per-shard", "10"];
+    words.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn a_conversion_that_is_killed_leaves_whole_shards_and_no_description() {
+    let dir = tempfile::tempdir().unwrap();
+    let (killed, whole) = (dir.path().join("killed"), dir.path().join("whole"));
+    succeed(conversion(&whole));
+    let expected = shards(&whole);
+    assert_eq!(expected.len(), 1200);
+    let mut child = ebb(conversion(&killed)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !killed.join("part-00001.arrow").exists() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    let _ = child.wait();
+    let left = shards(&killed);
+    assert!(left.iter().all(|shard| expected.contains(shard)), "a shard that is not whole");
+    let is_complete = killed.join("data.toml").exists();
+    assert!(!is_complete || left.len() == expected.len(), "{} shards and a description", left.len());
+    let said = fail(conversion(&killed));
+    assert!(said.contains("files of an earlier conversion are there"), "{said}");
+    succeed(conversion(&killed).into_iter().chain(["--overwrite".to_owned()]));
+    assert!(shards(&killed) == expected, "other shards after the kill");
+    assert_eq!(files(&killed).len(), 1201, "partial files are left");
+}
+
+#[test]
+fn a_conversion_onto_a_full_disk_says_so_and_goes_well_with_room() {
+    let Some(mut disk) = Tmpfs::mount("8m") else { return };
+    let whole = tempfile::tempdir().unwrap();
+    succeed(conversion(whole.path()));
+    let out = disk.path().join("out");
+    disk.fill();
+    let said = fail(conversion(&out));
+    assert!(said.contains("No space left on device"), "{said}");
+    assert!(!out.join("data.toml").exists());
+    disk.free();
+    succeed(conversion(&out).into_iter().chain(["--overwrite".to_owned()]));
+    assert!(shards(&out) == shards(whole.path()), "other shards after the full disk");
 }

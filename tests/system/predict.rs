@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::harness::tmpfs::Tmpfs;
 use crate::harness::{self, Cluster, example, fail, root, succeed, summary, text};
 
 /// Records of the example, and those of three times its files.
@@ -149,6 +150,83 @@ fn predictions_are_the_same_bytes_when_a_worker_is_killed_and_absent_before_the_
     for out in [&calm, &out] {
         assert!(!parts(out).exists(), "parts are left of {}", out.display());
     }
+}
+
+/// Copies of the example's files with more than 100,000 records, and how many records they have.
+const MANY_TIMES: usize = 56;
+const MANY: u64 = MANY_TIMES as u64 * RECORDS;
+
+/// The network of [`PACED`] that takes 4 ms for each microbatch.
+const QUICK: &str = "model={ builtin = \"paced\", options = { of = \"mlp\", millis = 4, hidden = [128] } }";
+
+#[test]
+fn a_hundred_thousand_records_are_predicted_once_while_workers_and_the_master_die() {
+    const { assert!(MANY > 100_000) };
+    let dir = tempfile::tempdir().unwrap();
+    let model = trained(dir.path());
+    let once = dir.path().join("once.jsonl");
+    alone(&model, &once, 1, &[]);
+    let once = fs::read_to_string(&once).unwrap();
+    let once: Vec<Value> = once.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+
+    let mut cluster = Cluster::of(&example("oracle"), 1, 3);
+    let out = dir.path().join("many.jsonl");
+    let (job, data) = (job(), data(MANY_TIMES));
+    let (weights, out_path) = (model.display().to_string(), out.display().to_string());
+    let command =
+        ["predict", &job, "--model", &weights, "--out", &out_path, "--on", "train", "--master", &cluster.url];
+    let mut command =
+        harness::ebb([&command[..], &sets(&[&data, QUICK, "fleet.ps=1"]), &["--json"]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let all = MANY.div_ceil(256) as usize;
+    // The last kill meets the task that joins the parts, if it has not ended.
+    for (strike, wanted) in [all / 8, all / 4, all / 2, all].into_iter().enumerate() {
+        while written(&out).len() < wanted && !out.exists() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before the parts were written");
+            std::thread::park_timeout(Duration::from_millis(2));
+        }
+        let victims = if wanted == all { strike..strike + 3 } else { strike..strike + 1 };
+        if wanted == all / 2 {
+            cluster.restart_master();
+        }
+        for victim in victims {
+            cluster.workers[victim].signal("KILL");
+            cluster.add_worker();
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let lines = fs::read_to_string(&out).unwrap();
+    let mut records = 0;
+    for (record, line) in lines.lines().enumerate() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let expected = &once[record % once.len()]["prediction"];
+        assert_eq!((&line["record"], &line["prediction"]), (&record.into(), expected));
+        records += 1;
+    }
+    assert_eq!(records, MANY);
+    assert!(!parts(&out).exists(), "parts are left");
+}
+
+#[test]
+fn predictions_for_a_full_disk_fail_with_the_cause_and_leave_no_file() {
+    let Some(mut disk) = Tmpfs::mount("4m") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let model = trained(dir.path());
+    let (calm, out) = (dir.path().join("calm.npy"), disk.path().join("full.npy"));
+    alone(&model, &calm, 1, &[]);
+    disk.fill();
+    let (job, data, out_path) = (job(), data(1), out.display().to_string());
+    let weights = model.display().to_string();
+    let command =
+        ["predict", &job, "--model", &weights, "--out", &out_path, "--on", "train", "--workers", "1"];
+    let command = [&command[..], &sets(&[&data, MLP, "fleet.ps=1"])].concat();
+    let said = fail(&command);
+    assert!(said.contains("No space left on device") && said.contains("full.npy"), "{said}");
+    assert!(!out.exists());
+    disk.free();
+    succeed(&command);
+    assert!(fs::read(&calm).unwrap() == fs::read(&out).unwrap(), "other bytes after the full disk");
 }
 
 #[test]
