@@ -97,16 +97,20 @@ pub(crate) fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the cargo that runs this program, without the variables that describe this package.
-/// Build scripts of dependencies look at them, and would run again after each build that a user
-/// began without xtask.
+/// Returns the cargo that runs this program, for a build as a user begins it.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    without_package(&mut command);
+    command
+}
+
+/// Takes the variables that describe this package from a command that builds. Build scripts of
+/// dependencies look at them, and would run again after each build that a user began without xtask.
+pub(crate) fn without_package(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
             command.env_remove(&name);
         }
     }
-    command
 }

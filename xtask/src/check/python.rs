@@ -8,7 +8,7 @@
 use crate::{
     install::run,
     needs,
-    workspace::{requires_all, root, succeed, target_dir},
+    workspace::{requires_all, root, succeed, target_dir, without_package},
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::{
@@ -51,7 +51,12 @@ fn packages(python: &Path) -> Result<PathBuf> {
 /// Builds the wheel, unoptimised, in the folder where cargo builds the rest.
 fn wheel(maturin: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
     let mut build = Command::new(maturin);
-    build.args(["build", "--quiet", "--locked", "--features", "extension,like-workspace", "--interpreter"]).arg(python).arg("--out").arg(out);
+    without_package(&mut build);
+    build
+        .args(["build", "--quiet", "--locked", "--features", "extension,like-workspace", "--interpreter"])
+        .arg(python)
+        .arg("--out")
+        .arg(out);
     succeed(build.env("CARGO_TARGET_DIR", target_dir()))?;
     let mut files = fs::read_dir(out).context("the folder of the wheel")?.filter_map(Result::ok);
     match (files.next(), files.next()) {
