@@ -6,7 +6,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -116,6 +116,8 @@ struct Faults {
     met: AtomicUsize,
     /// Methods and paths of requests without a body.
     requests: Mutex<Vec<String>>,
+    /// Bytes of the server's answers that reached clients.
+    forwarded: AtomicU64,
 }
 
 impl Faults {
@@ -176,6 +178,11 @@ impl Proxy {
         std::mem::take(&mut *self.faults.requests.lock().expect("no panic"))
     }
 
+    /// Returns the bytes of the server's answers that were forwarded.
+    pub fn forwarded(&self) -> u64 {
+        self.faults.forwarded.load(Ordering::SeqCst)
+    }
+
     /// Returns how many connections, or messages that stand still, have met a fault since it was
     /// set.
     pub fn met(&self) -> usize {
@@ -202,15 +209,25 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     let (answers, back, watched) = (server.try_clone()?, client.try_clone()?, faults.clone());
     let other = std::thread::spawn(move || {
         // A dropped answer may have begun.
-        hand_on(answers, back, &watched, &[Fault::Nothing, Fault::Stalls])
+        hand_on(answers, back, &watched, &[Fault::Nothing, Fault::Stalls], |bytes| {
+            watched.forwarded.fetch_add(bytes, Ordering::SeqCst);
+        })
     });
-    let handed = hand_on(client, server, faults, &[Fault::Nothing, Fault::Stalls, Fault::Drops]);
+    let may = [Fault::Nothing, Fault::Stalls, Fault::Drops];
+    let handed = hand_on(client, server, faults, &may, |_| {});
     let _ = other.join();
     handed
 }
 
-/// Copies bytes while the fault is one of `may`. Otherwise it closes both ends.
-fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault]) -> std::io::Result<()> {
+/// Copies bytes while the fault is one of `may`, and tells `copied` how many. Otherwise it closes
+/// both ends.
+fn hand_on(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    faults: &Faults,
+    may: &[Fault],
+    copied: impl Fn(u64),
+) -> std::io::Result<()> {
     from.set_read_timeout(Some(LOOK))?;
     let mut buffer = vec![0; 64 << 10];
     let ended = loop {
@@ -225,6 +242,7 @@ fn hand_on(mut from: TcpStream, mut to: TcpStream, faults: &Faults, may: &[Fault
                 if let Err(error) = to.write_all(&buffer[..count]) {
                     break Err(error);
                 }
+                copied(count as u64);
             }
             Err(error)
                 if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>

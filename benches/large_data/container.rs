@@ -1,0 +1,127 @@
+//! Workers in Docker containers with a limit of memory, and what the system counts of them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::harness;
+
+/// Name of the empty image in which workers run. Programs and libraries are the host's.
+const IMAGE: &str = "ebbflow-bench-empty";
+
+/// Folders of the host that a container sees.
+const LIBRARIES: [&str; 3] = ["/lib", "/lib64", "/usr/lib"];
+
+/// Anonymous and shared memory of a container, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Memory {
+    pub(crate) most: u64,
+}
+
+/// A worker in a container. The container is removed with its handle.
+pub(crate) struct Worker {
+    id: String,
+    memory: Memory,
+    /// Bytes that the container has read from the disk.
+    read: Option<u64>,
+}
+
+impl Worker {
+    /// Starts a worker that sees the folder of the data, with so many bytes of memory and no swap.
+    pub(crate) fn start(master: &str, data: &Path, limit: u64, environment: &[(&str, &str)]) -> Self {
+        make_image();
+        let mut command = Command::new("docker");
+        command.args(["run", "--detach", "--network", "host", "--log-driver", "json-file"]);
+        command.args([format!("--memory={limit}"), format!("--memory-swap={limit}")]);
+        for folder in LIBRARIES.iter().filter(|folder| Path::new(folder).exists()) {
+            command.arg(format!("--volume={folder}:{folder}:ro"));
+        }
+        let data = data.display();
+        command.arg(format!("--volume={}:/ebb:ro", harness::ebb_path().display()));
+        command.arg(format!("--volume={data}:{data}:ro"));
+        command.args(environment.iter().map(|(name, value)| format!("--env={name}={value}")));
+        command.args(["--tmpfs=/tmp", IMAGE, "/ebb", "worker", "--device", "cpu", "--master", master]);
+        let id = output(&mut command).trim().to_owned();
+        Self { id, memory: Memory::default(), read: None }
+    }
+
+    /// Notes how much memory the container uses now, and how much it has read.
+    pub(crate) fn look(&mut self) {
+        if let Some(now) = self.memory_now() {
+            self.memory.most = self.memory.most.max(now);
+        }
+        if let Some(read) = self.read_now() {
+            self.read = Some(read);
+        }
+    }
+
+    /// Returns the most memory that was seen.
+    pub(crate) fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Returns the bytes that were read when the container was last seen.
+    pub(crate) fn read(&self) -> Option<u64> {
+        self.read
+    }
+
+    /// Kills the worker without warning.
+    pub(crate) fn kill(&self) {
+        output(Command::new("docker").args(["kill", &self.id]));
+    }
+
+    /// Returns what the worker has logged.
+    pub(crate) fn log(&self) -> String {
+        let output = Command::new("docker").args(["logs", &self.id]).output().expect("docker runs");
+        harness::text(&output)
+    }
+
+    /// `memory.stat` of the first or of the second version of control groups.
+    fn memory_now(&self) -> Option<u64> {
+        let (first, second) = (self.group("memory"), self.group(""));
+        let text = [first, second]
+            .iter()
+            .find_map(|group| std::fs::read_to_string(group.join("memory.stat")).ok())?;
+        let value = |name: &str| -> Option<u64> {
+            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+        };
+        Some(value("rss").or_else(|| value("anon"))? + value("shmem").unwrap_or(0))
+    }
+
+    fn read_now(&self) -> Option<u64> {
+        let first = std::fs::read_to_string(self.group("blkio").join("blkio.throttle.io_service_bytes"));
+        if let Ok(text) = first {
+            let read = |line: &str| line.split_once(" Read ")?.1.parse::<u64>().ok();
+            return Some(text.lines().filter_map(read).sum());
+        }
+        let text = std::fs::read_to_string(self.group("").join("io.stat")).ok()?;
+        let words = text.split_whitespace();
+        Some(words.filter_map(|word| word.strip_prefix("rbytes=")?.parse::<u64>().ok()).sum())
+    }
+
+    /// Folder of the container's control group.
+    fn group(&self, controller: &str) -> PathBuf {
+        Path::new("/sys/fs/cgroup").join(controller).join("docker").join(&self.id)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = Command::new("docker").args(["rm", "--force", &self.id]).output();
+    }
+}
+
+/// Makes the empty image if it is missing.
+fn make_image() {
+    let known = Command::new("docker").args(["image", "inspect", IMAGE]).output().expect("docker runs");
+    if !known.status.success() {
+        let made = "tar --create --files-from /dev/null | docker import - ";
+        output(Command::new("sh").args(["-c", &format!("{made}{IMAGE}")]));
+    }
+}
+
+/// Runs a command to its end, and returns what it prints.
+fn output(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{command:?}: {}", harness::text(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
