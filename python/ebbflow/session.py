@@ -28,6 +28,9 @@ _LOG = logging.getLogger("ebbflow")
 # Longest time that a debugger may hold the only process of a job.
 _PATIENT = "24h"
 
+# Names of the jobs that this process has joined in a run of `ebb run`.
+_JOINED: set[str] = set()
+
 _MODES = ("sync", "pipelined", "bounded", "async")
 
 
@@ -415,7 +418,8 @@ def join(
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
         threads: Threads of torch for the loop. Another number gives other bits.
-        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``.
+        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py``
+            each job of a script needs a name of its own.
         master: URL of the cluster's master. Default: the variable ``EBBFLOW_MASTER``, where a
             launcher has set it.
 
@@ -465,7 +469,15 @@ def join(
         "consistency": {"mode": mode, "delay": delay},
         "limits": {"stall": _PATIENT},
     }
-    master = master if master is not None else os.environ.get("EBBFLOW_MASTER")
+    worker = None
+    if master is None:
+        master = os.environ.get("EBBFLOW_MASTER")
+        worker = os.environ.get("EBBFLOW_WORKER") if master is not None else None
+    if worker is not None and name in _JOINED:
+        raise ValueError(
+            f"name = {name!r}: this process has joined a job of that name already; in `ebb run` "
+            "each job of a script needs a name of its own"
+        )
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
     before = torch.get_num_threads()
@@ -478,10 +490,13 @@ def join(
             threads,
             None if master is None else numerics(threads),
             master,
+            worker,
         )
     except BaseException:
         torch.set_num_threads(before)
         raise
+    if worker is not None:
+        _JOINED.add(name)
     return Session(session, tensors, model, train, evaluation, seed, before)
 
 
