@@ -158,8 +158,8 @@ pub(crate) struct CertsInit {
     /// Host name or IP address of a master or ps, besides localhost. May be repeated
     #[arg(long = "host", value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
-    /// A user, and the role of the user's token: read, submit or operate. May be repeated [default:
-    /// user=operate]
+    /// A user, and the role of the user's token: read, submit, operate, or script for programs with
+    /// ebbflow.join. May be repeated [default: user=operate]
     #[arg(long = "user", value_name = "NAME=ROLE")]
     pub(crate) users: Vec<String>,
     /// Days until the certificates expire. The authority's own certificate lasts ten years
@@ -199,7 +199,7 @@ pub(crate) struct CertsToken {
     /// Name of the holder, for logs and limits: 1 to 64 letters, digits, `.`, `_`, `-`, `@`
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
-    /// What the token permits: read, submit, operate, worker, ps, or master
+    /// What the token permits: read, submit, operate, worker, ps, master, or script
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: TokenRole,
     /// File for the token. An existing file is not overwritten
