@@ -3,6 +3,7 @@
 //! This file reads neither the environment nor the disk. [`config`](crate::config) fills in what
 //! the user left out.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,12 +13,14 @@ use model::device::Choice;
 use net::security::{self, TokenRole};
 use proto::spec::{BLOCK_MAX, DataSet, WORKERS_MAX};
 
+use crate::launch::variables::variable;
 use crate::settings::{Flags, Role, roles};
 
 /// Train deep-learning models on parameter servers with workers that may join, leave or die at any
 /// moment.
 ///
-/// `ebb run JOB.toml` trains in this one process. For a cluster, start `ebb master`, any number of
+/// `ebb run JOB.toml` trains in this one process, and `ebb run SCRIPT.py` trains a PyTorch loop in
+/// processes of this host. For a cluster, start `ebb master`, any number of
 /// `ebb ps` and `ebb worker`, and then run `ebb submit JOB.toml`. Exit code: 0 on success, 1 after
 /// a failure, 2 for a wrong command line, 130 after Ctrl-C, 143 after SIGTERM. `ebb master`, `ebb
 /// ps` and `ebb worker` exit with 0 after Ctrl-C and SIGTERM.
@@ -54,7 +57,8 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a job with a master, ps and workers in this process
+    /// Train a job with a master, ps and workers in this process. The workers of a Python script are
+    /// processes of their own
     Run(Run),
     /// Measure a trained model on the validation records of its job. Without --master this process
     /// does it
@@ -154,8 +158,8 @@ pub(crate) struct CertsInit {
     /// Host name or IP address of a master or ps, besides localhost. May be repeated
     #[arg(long = "host", value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
-    /// A user, and the role of the user's token: read, submit or operate. May be repeated [default:
-    /// user=operate]
+    /// A user, and the role of the user's token: read, submit, operate, or script for programs with
+    /// ebbflow.join. May be repeated [default: user=operate]
     #[arg(long = "user", value_name = "NAME=ROLE")]
     pub(crate) users: Vec<String>,
     /// Days until the certificates expire. The authority's own certificate lasts ten years
@@ -195,7 +199,7 @@ pub(crate) struct CertsToken {
     /// Name of the holder, for logs and limits: 1 to 64 letters, digits, `.`, `_`, `-`, `@`
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
-    /// What the token permits: read, submit, operate, worker, ps, or master
+    /// What the token permits: read, submit, operate, worker, ps, master, or script
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: TokenRole,
     /// File for the token. An existing file is not overwritten
@@ -503,18 +507,23 @@ pub(crate) struct Upload {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
-    #[command(flatten)]
-    pub(crate) file: JobFile,
-    /// Number of workers, 1 to 256. It changes the speed, never the trained bits [default:
-    /// fleet.workers.min of the job file]
+    /// Job file, see docs/job.md, or a Python script (.py) that calls `ebbflow.join`
+    #[arg(value_name = "JOB.toml|SCRIPT.py")]
+    pub(crate) job: PathBuf,
+    /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`. May be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Number of workers, 1 to 256. It changes the speed, never the trained bits. Each worker of a
+    /// script is a process [default: fleet.workers.min of the job file, 1 for a script]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: Option<u32>,
     /// Number of parameter servers, 1 to 256, each with a part of the model [default: fleet.ps of
-    /// the job file]
+    /// the job file, 1 for a script]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ps: Option<u32>,
     /// Folder for the results. It is created if missing; results of an earlier run in it are
-    /// replaced [default: out/NAME with the job's name]
+    /// replaced. For a script it has the output of each process too, as logs/worker-N.log [default:
+    /// out/NAME with the name of the job, or of the script]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
@@ -523,9 +532,26 @@ pub(crate) struct Run {
     pub(crate) resume: GoOn,
     #[command(flatten)]
     pub(crate) compute: Compute,
-    /// Print the result as one JSON object on stdout
+    /// Print the result as one JSON object on stdout, one for each job of a script
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) script: Script,
+}
+
+/// What only the processes of a script have.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Script {
+    /// Python interpreter of a script [env: EBB_PYTHON] [default: the one of VIRTUAL_ENV, else
+    /// python3]
+    #[arg(long, value_name = "PROGRAM", help_heading = "Script")]
+    pub(crate) python: Option<PathBuf>,
+    /// Variable of the environment of a script. May be repeated. Not EBB_*, LD_*, PYTHON* or PATH
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable, help_heading = "Script")]
+    pub(crate) variables: Vec<(String, String)>,
+    /// Arguments of a script, after `--`
+    #[arg(last = true, value_name = "ARGUMENT", help_heading = "Script")]
+    pub(crate) arguments: Vec<OsString>,
 }
 
 /// A job that does not train, and the model with which it computes.
@@ -827,8 +853,22 @@ mod tests {
             panic!("not a run")
         };
         assert_eq!((run.workers, run.ps, run.compute.threads), (Some(3), Some(2), 4));
-        assert_eq!(run.file.overrides, ["a.b=1", "c=2"]);
+        assert_eq!(run.overrides, ["a.b=1", "c=2"]);
         assert_eq!(run.compute.device.to_string(), "cuda:1");
+    }
+
+    #[test]
+    fn a_script_has_its_own_arguments_after_two_dashes() {
+        let parse = |line: &str| match Cli::try_parse_from(line.split(' ')).map(|cli| cli.command) {
+            Ok(Command::Run(run)) => Ok(run),
+            other => Err(format!("{other:?}")),
+        };
+        let run = parse("ebb run a.py --workers 4 --env A=1 --env B=x=y -- --lr 0.1 --workers 7").unwrap();
+        assert_eq!((run.workers, run.script.arguments.len()), (Some(4), 4));
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(run.script.variables, [pair("A", "1"), pair("B", "x=y")]);
+        assert!(parse("ebb run a.py --lr 0.1").is_err() && parse("ebb run a.py 0.1").is_err());
+        assert!(parse("ebb run a.py --env PATH=/x").unwrap_err().contains("--python"));
     }
 
     #[test]

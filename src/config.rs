@@ -45,6 +45,8 @@ pub(crate) struct Environment {
     /// The folder for what this user's processes may make again: `XDG_CACHE_HOME`, else
     /// `HOME/.cache`.
     cache: Option<PathBuf>,
+    /// The Python environment that the user has activated: `VIRTUAL_ENV`.
+    virtual_env: Option<PathBuf>,
     /// Object stores with their settings: `AWS_...`, `GOOGLE_...`, `AZURE_...`.
     pub(crate) stores: Stores,
 }
@@ -127,6 +129,7 @@ impl Environment {
                 || get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some(),
             batches: batches(get),
             cache: file("XDG_CACHE_HOME").or_else(|| file("HOME").map(|home| home.join(".cache"))),
+            virtual_env: file("VIRTUAL_ENV"),
             program: program.unwrap_or_else(|| "ebb".to_owned()),
             stores: Stores::new(
                 std::env::vars_os()
@@ -149,6 +152,19 @@ impl Environment {
     /// Returns the folder for compiled kernels of CUDA devices, if there is a place for it.
     pub(crate) fn kernels(&self) -> Option<PathBuf> {
         self.cache.as_ref().map(|folder| folder.join("ebbflow/kernels"))
+    }
+
+    /// Returns the Python interpreter of scripts: flag over `EBB_PYTHON` over the environment that
+    /// the user has activated over `python3`.
+    pub(crate) fn python(&self, flag: Option<&Path>) -> PathBuf {
+        let given = flag.or(self.variable("EBB_PYTHON").map(Path::new)).map(Path::to_owned);
+        let activated = || self.virtual_env.as_ref().map(|folder| folder.join("bin/python"));
+        given.or_else(activated).unwrap_or_else(|| "python3".into())
+    }
+
+    /// Names of all variables that begin with `EBB_`.
+    pub(crate) fn own_variables(&self) -> impl Iterator<Item = &str> {
+        self.variables.keys().map(String::as_str)
     }
 
     /// Returns the value of a variable that begins with `EBB_`.
@@ -317,6 +333,24 @@ mod tests {
         assert_eq!(master(Some("http://m:1/"), None), "http://m:1");
         assert_eq!(master(Some("http://m:1"), Some("10.0.0.7:2")), "http://10.0.0.7:2");
         assert_eq!(master(Some("m:1, http://n:1/"), None), "http://m:1,http://n:1");
+    }
+
+    #[test]
+    fn the_interpreter_is_the_flags_then_the_environments() {
+        let python = |environment: &Environment, flag: Option<&str>| {
+            environment.python(flag.map(Path::new)).display().to_string()
+        };
+        let mut environment = Environment::default();
+        assert_eq!(python(&environment, None), "python3");
+        environment.virtual_env = Some("/venv".into());
+        assert_eq!(python(&environment, None), "/venv/bin/python");
+        let wheel = Environment {
+            virtual_env: environment.virtual_env,
+            ..Environment::with(&[("EBB_PYTHON", "/p")])
+        };
+        assert_eq!(python(&wheel, None), "/p");
+        assert_eq!(python(&wheel, Some("mine")), "mine");
+        assert!(wheel.own_variables().eq(["EBB_PYTHON"]));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod args;
 mod config;
 #[cfg(test)]
 mod fake;
+mod launch;
 mod locks;
 mod roles;
 mod settings;

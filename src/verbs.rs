@@ -17,6 +17,7 @@ pub(crate) mod predict;
 pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod scale;
+mod script;
 pub(crate) mod status;
 pub(crate) mod submit;
 pub(crate) mod watch;

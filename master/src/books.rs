@@ -821,27 +821,33 @@ impl Books {
         reply
     }
 
-    /// Returns the live job in which a program with this specification takes part; `None`: there is
-    /// none of its name.
+    /// Returns the job in which a program with this specification takes part: the live one of its
+    /// name, or with `rejoin` its newest one. `None`: there is none.
     ///
     /// # Errors
-    /// No program drives such a job, or the live job has other settings.
+    /// No program drives such a job, or the job has other settings.
     pub(crate) fn join(&self, spec: &JobSpec) -> Result<Option<pb::SubmitReply>, Failure> {
         if !spec.is_driven() {
             let message =
                 "SubmitRequest.join: only a job that a program drives can be joined; submit this one";
             return Err(Failure::new(Kind::Malformed, message));
         }
-        let lives = |job: &&Job| job.spec.name == spec.name && !job.is_ended();
-        let Some(job) = self.jobs.values().rev().find(lives) else { return Ok(None) };
+        let rejoin = self.options.rejoin;
+        let takes = |job: &&Job| job.spec.name == spec.name && (rejoin || !job.is_ended());
+        let Some(job) = self.jobs.values().rev().find(takes) else {
+            // Settings of an archived job are not kept. They were compared while it lived.
+            let ended = self.archive.newest_of(&spec.name).filter(|_| rejoin);
+            return Ok(ended.map(|id| pb::SubmitReply { job: id.get(), name: self.name_of(id) }));
+        };
         let differing = job.spec.differences(spec);
         if differing.is_empty() {
             return Ok(Some(pb::SubmitReply { job: job.id.get(), name: job.name() }));
         }
         let message = format!(
-            "{} lives, and this process describes another job: {}; start it with the same script and data, or give \
+            "{} {}, and this process describes another job: {}; start it with the same script and data, or give \
              its job another name",
             job.name(),
+            if job.is_ended() { "has ended" } else { "lives" },
             differing.join(", ")
         );
         Err(Failure::new(Kind::Malformed, message))

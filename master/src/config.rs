@@ -56,6 +56,10 @@ pub struct Options {
     /// a job has them. Default 64 GiB. Raise it where many large models are submitted at once, and
     /// the data folder has room for them.
     pub incoming_bytes_max: u64,
+    /// Let a program take part in a job of its name that has ended, too: it gets the job's end.
+    /// Default: off, so that the same program started again trains again. On where the master lives
+    /// as long as one run of a program.
+    pub rejoin: bool,
 }
 
 impl Default for Options {
@@ -73,6 +77,7 @@ impl Default for Options {
             members_max: 4096,
             artifact_bytes_max: 16 << 30,
             incoming_bytes_max: 64 << 30,
+            rejoin: false,
         }
     }
 }

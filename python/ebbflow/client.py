@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ebbflow import _native
 from ebbflow._collect import Collector, finished
 from ebbflow._job import JobSource, Resume, prepare
+from ebbflow._reach import full, secrets
 from ebbflow.result import Result
 from ebbflow.status import Event, Status
 
@@ -60,20 +61,9 @@ class Client:
         insecure: bool | None = None,
         timeout: float = 30.0,
     ) -> None:
-        if token is None and token_file is None:
-            token_file = os.environ.get("EBB_TOKEN_FILE") or None
-        reach = {
-            "token": token,
-            "token_file": None if token is not None else token_file,
-            "ca": ca or os.environ.get("EBB_TLS_CA") or None,
-            "cert": cert or os.environ.get("EBB_TLS_CERT") or None,
-            "key": key or os.environ.get("EBB_TLS_KEY") or None,
-            "insecure": _is_insecure() if insecure is None else insecure,
-            "timeout_secs": timeout,
-        }
-        scheme = "http" if reach["ca"] is None else "https"
-        self.url = _urls(url or os.environ.get("EBB_MASTER") or "127.0.0.1:4700", scheme)
-        self._native = _native.Client(self.url, reach)
+        shown = secrets(token, token_file, ca, cert, key, insecure)
+        self.url = full(url or os.environ.get("EBB_MASTER") or "127.0.0.1:4700", shown)
+        self._native = _native.Client(self.url, shown, timeout)
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -360,13 +350,3 @@ def _settle(future: asyncio.Future[_Step], step: _Step | None, error: Exception 
         future.set_exception(error)
     elif step is not None:
         future.set_result(step)
-
-
-def _urls(urls: str, scheme: str) -> str:
-    """Return URLs in full: ``HOST:PORT`` becomes ``SCHEME://HOST:PORT``."""
-    each = [url.strip().rstrip("/") for url in urls.split(",")]
-    return ",".join(url if "://" in url else f"{scheme}://{url}" for url in each if url)
-
-
-def _is_insecure() -> bool:
-    return os.environ.get("EBB_INSECURE") in ("1", "true", "yes")

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from ebbflow import _native
+from ebbflow._reach import full, secrets
 from ebbflow.errors import SessionError, SessionFailedError
 from ebbflow.numerics import numerics
 from ebbflow.optimizers import optimizer_settings, schedule_settings
@@ -27,6 +28,9 @@ _LOG = logging.getLogger("ebbflow")
 
 # Longest time that a debugger may hold the only process of a job.
 _PATIENT = "24h"
+
+# Names of the jobs that this process has joined in a run of `ebb run`.
+_JOINED: set[str] = set()
 
 _MODES = ("sync", "pipelined", "bounded", "async")
 
@@ -387,6 +391,12 @@ def join(
     threads: int = 1,
     name: str = "script",
     master: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool | None = None,
 ) -> Session:
     """Take part in a job with a training loop of one's own. Use the result in a ``with`` statement.
 
@@ -415,11 +425,22 @@ def join(
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
         threads: Threads of torch for the loop. Another number gives other bits.
-        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``.
+        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py``
+            each job of a script needs a name of its own.
         master: URL of the cluster's master. Default: the variable ``EBBFLOW_MASTER``, where a
             launcher has set it.
+        token: The token to show to the cluster, of the role ``script``. Default: the one in
+            ``token_file``.
+        token_file: File with the token. Default: the variable ``EBB_TOKEN_FILE``.
+        ca: Certificates of the cluster's authority (PEM). Default: the variable ``EBB_TLS_CA``;
+            without one, connections are not encrypted.
+        cert: This process's certificate (PEM). Default: the variable ``EBB_TLS_CERT``.
+        key: The private key of ``cert`` (PEM). Default: the variable ``EBB_TLS_KEY``.
+        insecure: Show the token to other machines without encryption. Default: the variable
+            ``EBB_INSECURE``.
 
     Raises:
+        AccessError: A file with keys cannot be read, or the keys do not belong together.
         TypeError: The model or the data is of a kind that cannot be trained.
         ValueError: A setting cannot be kept, or the settings contradict each other.
         UntranslatableError: The ps cannot apply the optimizer or the scheduler.
@@ -465,7 +486,25 @@ def join(
         "consistency": {"mode": mode, "delay": delay},
         "limits": {"stall": _PATIENT},
     }
-    master = master if master is not None else os.environ.get("EBBFLOW_MASTER")
+    worker = None
+    if master is None:
+        master = os.environ.get("EBBFLOW_MASTER")
+        worker = os.environ.get("EBBFLOW_WORKER") if master is not None else None
+    given = {"token": token, "token_file": token_file, "ca": ca, "cert": cert, "key": key}
+    keys = [argument for argument, value in given.items() if value is not None]
+    if master is None and keys:
+        raise ValueError(
+            f"{', '.join(keys)}: of use only with a cluster; set master or EBBFLOW_MASTER"
+        )
+    shown = None
+    if master is not None:
+        shown = secrets(token, token_file, ca, cert, key, insecure)
+        master = full(master, shown)
+    if worker is not None and name in _JOINED:
+        raise ValueError(
+            f"name = {name!r}: this process has joined a job of that name already; in `ebb run` "
+            "each job of a script needs a name of its own"
+        )
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
     before = torch.get_num_threads()
@@ -478,10 +517,14 @@ def join(
             threads,
             None if master is None else numerics(threads),
             master,
+            worker,
+            shown,
         )
     except BaseException:
         torch.set_num_threads(before)
         raise
+    if worker is not None:
+        _JOINED.add(name)
     return Session(session, tensors, model, train, evaluation, seed, before)
 
 

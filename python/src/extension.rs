@@ -7,6 +7,7 @@ mod follow;
 mod job;
 mod program;
 mod run;
+mod secrets;
 mod session;
 mod wait;
 

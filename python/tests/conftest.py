@@ -57,11 +57,22 @@ class Process:
             self.child.stdout.close()
 
 
-class Cluster:
-    """A master, two ps and workers, without keys, on this machine."""
+def variables(certs: Path, name: str) -> dict[str, str]:
+    """Return the variables that give a process the keys of ``name``."""
+    return {
+        "EBB_TLS_CA": str(certs / "ca.pem"),
+        "EBB_TLS_CERT": str(certs / f"{name}.pem"),
+        "EBB_TLS_KEY": str(certs / f"{name}.key"),
+        "EBB_TOKEN_FILE": str(certs / f"{name}.token"),
+    }
 
-    def __init__(self, folder: Path, workers: int = 1) -> None:
+
+class Cluster:
+    """A master, two ps and workers on this machine. ``certs`` has their keys, if they have any."""
+
+    def __init__(self, folder: Path, workers: int = 1, certs: Path | None = None) -> None:
         self.folder = folder
+        self.certs = certs
         self.processes: list[Process] = []
         data = str(folder / "data")
         self.url = self.start(
@@ -73,7 +84,11 @@ class Cluster:
             self.start(f"worker-{index}", "worker", "--master", self.url, "--device", "cpu")
 
     def start(self, name: str, *args: str) -> Process:
-        process = Process(self.folder, name, *args)
+        environment = None
+        if self.certs is not None:
+            tokens = {"EBB_TOKENS": str(self.certs / "tokens.toml")}
+            environment = {**os.environ, **variables(self.certs, args[0]), **tokens}
+        process = Process(self.folder, name, *args, env=environment)
         self.processes.append(process)
         return process
 
@@ -86,9 +101,14 @@ class Script:
     """A process that runs a script, with a gate: see ``gated.py``. Without a master it is alone."""
 
     def __init__(
-        self, master: str | None, script: Path, *arguments: str, gate: str = "none"
+        self,
+        master: str | None,
+        script: Path,
+        *arguments: str,
+        gate: str = "none",
+        keys: Mapping[str, str] | None = None,
     ) -> None:
-        environment = dict(os.environ)
+        environment = {**os.environ, **(keys or {})}
         environment.pop("EBBFLOW_MASTER", None)
         if master is not None:
             environment["EBBFLOW_MASTER"] = master

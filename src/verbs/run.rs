@@ -1,4 +1,5 @@
-//! `ebb run`: a job from its file to its results, with everything it needs in this process.
+//! `ebb run`: a job from its file to its results, with everything it needs in this process. A job of
+//! a Python script is in `script.rs`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::app::App;
 use crate::args;
 use crate::terminal::follow::Follow;
 use crate::terminal::progress::Progress;
+use crate::verbs::script;
 
 /// Time for the export once the user asked to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
@@ -21,15 +23,19 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 const SAVE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Longest time of a call inside this process.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The folder of the default results: each job has a folder with its name in it.
-const RESULTS: &str = "out";
+pub(super) const RESULTS: &str = "out";
 
 /// # Errors
 /// The job file is wrong, the folder cannot be written, or the job cannot start.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
-    let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
+    if script::is_script(&args.job) {
+        return script::run(args, app).await;
+    }
+    script::refuse_for_job(&args.script)?;
+    let mut submission = Submission::read(&args.job, &args.overrides)?;
     submission.start = args.resume.start();
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         return Err(client::Error::NothingToResume.into());

@@ -86,6 +86,7 @@ impl Fleet for FleetService {
         let caller = Caller::of(&request);
         let request = request.into_inner();
         caller.may_join_as(request.role())?;
+        caller.may_take_part(!request.program.is_empty())?;
         Ok(Response::new(self.shared.act(|books, now| books.register(now, &request))?))
     }
 

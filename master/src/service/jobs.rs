@@ -73,6 +73,7 @@ impl Jobs for JobsService {
         let spec = JobSpec::from_json(&spec)?;
         let resume = Resume::of(first.resume, first.resume_anyway);
         let join = first.join;
+        caller.may_take_part(spec.is_driven())?;
         match &spec.checkpoint {
             Some(checkpoint) => {
                 let opened = self.shared.stores.open(&checkpoint.url);
@@ -89,6 +90,10 @@ impl Jobs for JobsService {
         }
         // Refused before its files travel.
         self.shared.check_journal()?;
+        // Limits are for new jobs.
+        if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec))? {
+            return Ok(Response::new(reply));
+        }
         self.shared.act(|books, _| {
             books.check_owner(&owner, 0)?;
             books.admit(&spec).map(drop)

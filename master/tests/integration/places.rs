@@ -30,16 +30,28 @@ struct Submission {
 impl Submission {
     /// Announces a file, of which no byte comes yet.
     async fn begin(cluster: &Cluster, keys: &Keys, name: &str, file: &[u8]) -> Self {
+        let submission = Self::of(cluster, keys, &named(name), false).await;
+        submission.send_part(Part::Header(describe("extra", file))).await;
+        submission
+    }
+
+    /// Sends a specification.
+    async fn of(cluster: &Cluster, keys: &Keys, spec: &JobSpec, join: bool) -> Self {
         let dialer = Dialer::tcp().with(keys.clone());
         let mut jobs = JobsClient::new(dialer.channel(&cluster.url, Purpose::Control).expect("a URL"));
         let (parts, receiver) = mpsc::channel::<submit_request::Part>(1);
-        let request = |part| pb::SubmitRequest { part: Some(part), ..Default::default() };
+        let request = move |part| pb::SubmitRequest { part: Some(part), join, ..Default::default() };
         let requests = ReceiverStream::new(receiver).map(request);
         let call = async move { Ok(jobs.submit(requests).await?.into_inner()) };
         let submission = Self { parts, answer: tokio::spawn(call) };
-        submission.send(submit_request::Part::SpecJson(named(name).to_json())).await;
-        submission.send_part(Part::Header(describe("extra", file))).await;
+        submission.send(submit_request::Part::SpecJson(spec.to_json())).await;
         submission
+    }
+
+    /// Ends without a file.
+    async fn end(self) -> Result<pb::SubmitReply, Failure> {
+        drop(self.parts);
+        soon("an answer", self.answer).await.expect("no panic")
     }
 
     /// Where the master has ended the call nobody takes it.
@@ -71,10 +83,13 @@ fn named(name: &str) -> JobSpec {
 /// Returns the keys of a server that knows one token, and those of its bearer, who may have files
 /// of `bytes`.
 fn keys(folder: &Path, bytes: u64) -> (Keys, Keys) {
+    keys_of(folder, TokenRole::Submit, None, Some(bytes))
+}
+
+fn keys_of(folder: &Path, role: TokenRole, jobs_max: Option<u64>, bytes: Option<u64>) -> (Keys, Keys) {
     let text = "a-token-that-is-long-enough";
     let (list, token) = (folder.join("tokens.toml"), folder.join("token"));
-    std::fs::write(&list, tokens::entry("anna", TokenRole::Submit, text, None, Some(bytes)))
-        .expect("written");
+    std::fs::write(&list, tokens::entry("anna", role, text, jobs_max, bytes)).expect("written");
     std::fs::write(&token, text).expect("written");
     let load = |options| Keys::load(options).expect("good keys");
     (
@@ -89,6 +104,52 @@ fn on_their_way(cluster: &Cluster) -> usize {
     let inside =
         |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     inside(cluster.folder().join("incoming")).flat_map(inside).flat_map(inside).count()
+}
+
+/// Returns the job of a program with a loop of its own.
+fn driven(name: &str, records: &str) -> JobSpec {
+    let spec = format!(
+        r#"{{"name": "{name}", "epochs": 1, "model": {{"builtin": "python", "loss": "module"}},
+             "data": {{"format": "index", "train": {{"files": ["{records}"]}}}}, "batch": {{"micro": 4}},
+             "optimizer": {{"kind": "sgd", "learning_rate": 0.1}}}}"#
+    );
+    JobSpec::from_json(&spec).expect("a good job")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_for_programs_submits_and_joins_jobs_of_programs_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (server, script) = keys_of(folder.path(), TokenRole::Script, Some(1), None);
+    let cluster = Cluster::behind(Door::new(server, Limits::default()), |_| {}).await;
+    let submit = async |spec: &JobSpec, join| Submission::of(&cluster, &script, spec, join).await.end().await;
+    let refused = submit(&named("other"), false).await.unwrap_err();
+    assert!(refused.kind == Kind::Denied && refused.message.contains("for ebbflow.join alone"), "{refused}");
+    // The limit of jobs is for new ones.
+    for _ in 0..2 {
+        assert_eq!(submit(&driven("mine", "16"), true).await.expect("its own job").name, "mine-1");
+    }
+    let more = submit(&driven("more", "16"), true).await.unwrap_err();
+    assert!(more.message.contains("jobs_max"), "{more}");
+}
+
+#[tokio::test]
+async fn a_job_that_has_ended_is_joined_again_in_one_run_alone() {
+    for (rejoin, expected) in [(false, "mine-2"), (true, "mine-1")] {
+        let cluster = Cluster::with(|options| options.rejoin = rejoin).await;
+        let keys = Keys::default();
+        let join = async |spec: &JobSpec| Submission::of(&cluster, &keys, spec, true).await.end().await;
+        assert_eq!(join(&driven("mine", "16")).await.expect("a new job").name, "mine-1");
+        let lives = join(&driven("mine", "20")).await.unwrap_err();
+        assert!(lives.message.contains("mine-1 lives, and this process describes another job"), "{lives}");
+        let request = pb::CancelRequest { job: "mine".to_owned(), force: true };
+        cluster.jobs().cancel(request).await.expect("it lives");
+        cluster.reach("mine-1", pb::JobState::Cancelled).await;
+        assert_eq!(join(&driven("mine", "16")).await.expect("a job").name, expected);
+        assert_eq!(
+            join(&driven("other", "16")).await.expect("a new job").name.split('-').next(),
+            Some("other")
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

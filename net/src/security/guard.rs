@@ -130,6 +130,25 @@ impl Caller {
         self.refuse("to join as another role", &message);
         Err(Failure::new(Kind::Denied, message))
     }
+
+    /// Checks that the caller may have a job or a worker of this kind. `is_driven`: a program drives
+    /// it with a loop of its own.
+    ///
+    /// # Errors
+    /// The token is for programs alone, and this is none.
+    pub fn may_take_part(&self, is_driven: bool) -> Result<(), Failure> {
+        match self.token().map(|token| token.role) {
+            Some(role) if role.is_for_programs() && !is_driven => {
+                let message = format!(
+                    "a token of the role `{role}` is for ebbflow.join alone; submit other jobs and start other workers \
+                     with tokens of the roles `submit` and `worker`"
+                );
+                self.refuse("not a program with a loop of its own", &message);
+                Err(Failure::new(Kind::Denied, message))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Layer that puts a guard before the services of a server.

@@ -29,12 +29,14 @@ pub enum TokenRole {
     Ps,
     /// The master, when it calls a ps.
     Master,
+    /// A program that trains with a loop of its own: it submits its job and is one of its workers.
+    Script,
 }
 
 impl TokenRole {
     /// All roles.
-    pub const ALL: [Self; 6] =
-        [Self::Read, Self::Submit, Self::Operate, Self::Worker, Self::Ps, Self::Master];
+    pub const ALL: [Self; 7] =
+        [Self::Read, Self::Submit, Self::Operate, Self::Worker, Self::Ps, Self::Master, Self::Script];
 
     /// Returns the role's name in lists of tokens and messages.
     pub const fn name(self) -> &'static str {
@@ -45,13 +47,23 @@ impl TokenRole {
             Self::Worker => "worker",
             Self::Ps => "ps",
             Self::Master => "master",
+            Self::Script => "script",
         }
+    }
+
+    /// Returns whether the bearer is a program with a loop of its own: its jobs and workers are of
+    /// that kind alone. Files of other jobs are programs that every worker would run.
+    pub const fn is_for_programs(self) -> bool {
+        matches!(self, Self::Script)
     }
 
     /// Returns whether the bearer may join the fleet in the role `process`. A worker must not
     /// become a ps, which gets weights.
     pub const fn may_join_as(self, process: ProcessRole) -> bool {
-        matches!((self, process), (Self::Worker, ProcessRole::Worker) | (Self::Ps, ProcessRole::Ps))
+        matches!(
+            (self, process),
+            (Self::Worker | Self::Script, ProcessRole::Worker) | (Self::Ps, ProcessRole::Ps)
+        )
     }
 }
 
@@ -84,11 +96,11 @@ pub enum Whose {
     Of(&'static [TokenRole]),
 }
 
-const USERS: Whose = Whose::Of(&[TokenRole::Read, TokenRole::Submit, TokenRole::Operate]);
-const SUBMITTERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate]);
+const USERS: Whose = Whose::Of(&[TokenRole::Read, TokenRole::Submit, TokenRole::Operate, TokenRole::Script]);
+const SUBMITTERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate, TokenRole::Script]);
 const OPERATORS: Whose = Whose::Of(&[TokenRole::Operate]);
-const WORKERS: Whose = Whose::Of(&[TokenRole::Worker]);
-const PROCESSES: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Ps]);
+const WORKERS: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Script]);
+const PROCESSES: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Ps, TokenRole::Script]);
 const PS: Whose = Whose::Of(&[TokenRole::Ps]);
 const MASTERS: Whose = Whose::Of(&[TokenRole::Master]);
 
@@ -221,13 +233,13 @@ mod tests {
     fn a_token_does_what_its_role_is_for() {
         let may = |call: &str, role: TokenRole| decide(&format!("/ebbflow.v1.{call}"), Some(role)).is_ok();
         for (call, roles) in [
-            ("Jobs/Submit", &[TokenRole::Submit, TokenRole::Operate][..]),
-            ("Jobs/Status", &[TokenRole::Read, TokenRole::Submit, TokenRole::Operate]),
+            ("Jobs/Submit", &[TokenRole::Submit, TokenRole::Operate, TokenRole::Script][..]),
+            ("Jobs/Status", &[TokenRole::Read, TokenRole::Submit, TokenRole::Operate, TokenRole::Script]),
             ("Jobs/Cancel", &[TokenRole::Operate]),
-            ("Fleet/Register", &[TokenRole::Worker, TokenRole::Ps]),
-            ("Fleet/Lease", &[TokenRole::Worker]),
-            ("Fleet/Skip", &[TokenRole::Worker]),
-            ("Parameters/Push", &[TokenRole::Worker]),
+            ("Fleet/Register", &[TokenRole::Worker, TokenRole::Ps, TokenRole::Script]),
+            ("Fleet/Lease", &[TokenRole::Worker, TokenRole::Script]),
+            ("Fleet/Skip", &[TokenRole::Worker, TokenRole::Script]),
+            ("Parameters/Push", &[TokenRole::Worker, TokenRole::Script]),
             ("Parameters/Squares", &[TokenRole::Ps]),
             ("Parameters/Close", &[TokenRole::Master]),
         ] {
@@ -246,7 +258,8 @@ mod tests {
         assert_eq!(wrong.kind, Kind::Denied);
         assert_eq!(
             wrong.message,
-            "a token of the role `worker` may not `Jobs/Submit`; that takes one of the role submit or operate"
+            "a token of the role `worker` may not `Jobs/Submit`; that takes one of the role submit or operate or \
+             script"
         );
         assert_eq!(kind("/ebbflow.v1.Jobs/Drop", Some(TokenRole::Operate)).kind, Kind::Incompatible);
         assert!(decide("/grpc.health.v1.Health/Check", None).is_ok());
@@ -267,6 +280,8 @@ mod tests {
                 && !TokenRole::Ps.may_join_as(ProcessRole::Worker)
         );
         assert!(!TokenRole::Operate.may_join_as(ProcessRole::Worker));
+        assert!(TokenRole::Script.may_join_as(ProcessRole::Worker));
+        assert!(!TokenRole::Script.may_join_as(ProcessRole::Ps));
     }
 
     #[test]

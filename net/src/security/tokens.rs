@@ -4,7 +4,7 @@
 //! ```text
 //! [[token]]
 //! name = "anna"              # bearer, in logs; two tokens of one name share its limits
-//! role = "submit"            # read, submit, operate; worker, ps, master
+//! role = "submit"            # read, submit, operate; script; worker, ps, master
 //! sha256 = "9f86d081884c..." # of the token, 64 hex digits
 //! jobs_max = 4               # jobs of that name that have not ended; absent: the master's limit
 //! artifact_bytes_max = 1000  # bytes of the files of those jobs; absent: the master's limit

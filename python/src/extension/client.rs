@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use client::security::{Error, Keys, Options};
 use client::{Dialer, JobStatus, Notices, report};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,6 +12,7 @@ use super::error::{exception, raised};
 use super::events::Events;
 use super::follow;
 use super::job::Job;
+use super::secrets::Secrets;
 use super::wait::{runtime, wait};
 
 /// A user's connection to a master.
@@ -24,37 +24,13 @@ pub(super) struct Client {
     process: u32,
 }
 
-/// What a client shows and trusts, and for how long it waits.
-#[derive(Debug, FromPyObject)]
-#[pyo3(from_item_all)]
-struct Reach {
-    token: Option<String>,
-    token_file: Option<PathBuf>,
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-    insecure: bool,
-    timeout_secs: f64,
-}
-
-impl Reach {
-    fn keys(self) -> Result<Keys, Error> {
-        let Self { token, token_file, ca, cert, key, insecure, .. } = self;
-        let options = Options { ca, cert, key, token: token_file, tokens: None, insecure };
-        match token {
-            Some(token) => Keys::with_token(options, &token),
-            None => Keys::load(options),
-        }
-    }
-}
-
 #[pymethods]
 impl Client {
     #[new]
-    fn new(py: Python<'_>, url: &str, reach: Reach) -> PyResult<Self> {
-        let patience = Duration::try_from_secs_f64(reach.timeout_secs)
+    fn new(py: Python<'_>, url: &str, secrets: Secrets, timeout_secs: f64) -> PyResult<Self> {
+        let patience = Duration::try_from_secs_f64(timeout_secs)
             .map_err(|error| exception("InvalidJobError", &format!("timeout: {error}")))?;
-        let keys = reach.keys().map_err(|error| exception("AccessError", &error.to_string()))?;
+        let keys = secrets.keys()?;
         // Connections belong to the runtime in which they are made.
         let _in_runtime = runtime(py)?.enter();
         let client = client::Client::new(&Dialer::nearest().with(keys), url, patience);

@@ -20,6 +20,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use client::security::Keys;
 use proto::spec::JobSpec;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -30,6 +31,7 @@ use self::cluster::Place;
 use self::driven::Description;
 pub(super) use self::region::Region;
 pub(super) use self::request::{Evaluate, Train};
+use super::secrets::Secrets;
 
 /// Time between two looks at signals, such as Ctrl-C, while the loop waits.
 const TICK: Duration = Duration::from_millis(100);
@@ -63,7 +65,8 @@ pub(super) struct Session {
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
         tensors: Vec<Described<'_>>,
@@ -72,10 +75,12 @@ impl Session {
         numerics: Option<(String, Vec<u8>)>,
         master: Option<String>,
         name: Option<String>,
+        secrets: Option<Secrets>,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
-        let place = Place { threads, numerics, master, name };
+        let keys = secrets.map_or_else(|| Ok(Keys::default()), Secrets::keys)?;
+        let place = Place { threads, numerics, master, name, keys };
         let (link, messages) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
         let token = stop.clone();

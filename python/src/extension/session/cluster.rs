@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use client::results::metrics;
+use client::security::Keys;
 use client::{Client, Dialer, Followed, Local, Submission, report};
 use model::device::Choice;
 use model::{Model, Registry};
@@ -35,6 +36,8 @@ pub(super) struct Place {
     pub(super) master: Option<String>,
     /// Name of the worker.
     pub(super) name: Option<String>,
+    /// What this process shows to the cluster of that master, and trusts.
+    pub(super) keys: Keys,
 }
 
 /// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
@@ -125,7 +128,10 @@ impl Part<'_> {
         place: &Place,
         registry: Registry,
     ) -> Result<Option<Message>, String> {
-        let dialer = Dialer::nearest();
+        let keys = place.keys.clone();
+        let dialer = Dialer::nearest().with(keys.clone());
+        // Replaced files are read again while the job trains.
+        tokio::spawn(async move { keys.follow().await });
         let client = Client::new(&dialer, master, PATIENCE).map_err(whole)?;
         let job = tokio::select! {
             biased;

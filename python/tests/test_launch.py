@@ -1,0 +1,125 @@
+"""`ebb run SCRIPT.py`: processes of one host train the job of a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import EBB, Script
+
+pytest.importorskip("torch")
+
+# The process worker-2 trains alone until it kills itself with a batch in its hands, once. The
+# others begin after that.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, ebbflow
+from torch import nn
+
+dies = len(sys.argv) > 1
+marker = Path(sys.argv[1]) if dies else None
+worker = os.environ.get("EBBFLOW_WORKER")
+while dies and worker != "worker-2" and not marker.exists():
+    time.sleep(0.02)
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(200, 6, generator=generator)
+y = (x.sum(1) > 0).long()
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+source = torch.utils.data.TensorDataset(x, y)
+loss = nn.CrossEntropyLoss()
+with ebbflow.join(model, optimizer, source, micro=8, effective=32, epochs=3, name="mine") as job:
+    for epoch in job.epochs():
+        for batch in epoch:
+            if dies and worker == "worker-2" and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            job.step(loss(model(batch.x), batch.y))
+print("trained", job.model_sha256, flush=True)
+"""
+
+TWICE = """
+import torch, ebbflow
+
+x = torch.zeros(8, 2)
+for name in ("one", "two", "two"):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    source = torch.utils.data.TensorDataset(x, x[:, :1])
+    with ebbflow.join(model, optimizer, source, micro=4, epochs=1, name=name) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(model(batch.x).mean())
+"""
+
+
+def launch(
+    script: Path, out: Path, *arguments: str, workers: int = 1
+) -> subprocess.CompletedProcess[str]:
+    command = [str(EBB), "run", str(script), "--workers", str(workers), "--out", str(out), "--json"]
+    environment = {**os.environ, "EBB_TLS_CA": "of another cluster"}
+    return subprocess.run(
+        [*command, "--", *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_four_processes_of_which_one_is_killed_train_the_bits_of_one_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    alone = Script(None, script).result()["sha"]
+    out = tmp_path / "out"
+    said = launch(script, out, str(tmp_path / "marker"), workers=4)
+    assert said.returncode == 0, said.stderr
+    assert "worker-2 was ended by signal 9; it is started again in 1.0 s" in said.stderr
+    assert json.loads(said.stdout)["model_sha256"] == alone
+    assert json.loads((out / "summary.json").read_text())["status"] == "succeeded"
+    for index in range(4):
+        log = (out / f"logs/worker-{index}.log").read_text()
+        assert f"trained {alone}" in log or (index == 2 and log == ""), (index, log)
+        assert f"worker-{index} | trained {alone}" in said.stderr or index == 2
+
+
+def test_a_process_that_comes_late_gets_the_end_of_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    # The second process begins when the first one has trained the whole job.
+    script.write_text(
+        SCRIPT.replace("dies = len(sys.argv) > 1", "dies = False")
+        .replace("generator = ", "while worker == 'worker-1' and not Path(sys.argv[1]).exists():\n"
+                 "    time.sleep(0.02)\ngenerator = ", 1)
+        + "Path(sys.argv[1]).touch()\n"
+    )
+    said = launch(script, tmp_path / "out", str(tmp_path / "marker"), workers=2)
+    assert said.returncode == 0, said.stderr
+    logs = [(tmp_path / f"out/logs/worker-{index}.log").read_text() for index in range(2)]
+    assert logs[0] == logs[1] and "trained" in logs[0]
+    assert len(said.stdout.splitlines()) == 1, "one job"
+
+
+def test_jobs_of_one_script_have_folders_and_names_of_their_own(tmp_path: Path) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text(TWICE)
+    out = tmp_path / "out"
+    said = launch(script, out)
+    assert said.returncode == 1, said.stderr
+    assert "each job of a script needs a name of its own" in said.stderr
+    assert "worker-0 ended with exit code 1 after the end of the job" in said.stderr
+    jobs = [json.loads(line)["job"] for line in said.stdout.splitlines()]
+    assert jobs == ["one-1", "two-2"]
+    assert json.loads((out / "summary.json").read_text())["job"] == "one-1"
+    assert json.loads((out / "two-2/summary.json").read_text())["job"] == "two-2"
+
+
+def test_a_script_of_the_wheel_runs_with_the_interpreter_of_the_wheel(tmp_path: Path) -> None:
+    script = tmp_path / "where.py"
+    script.write_text("import sys, ebbflow; print(sys.executable)")
+    said = launch(script, tmp_path / "out")
+    assert said.returncode == 1
+    assert f"worker-0 | {sys.executable}" in said.stderr
+    assert "no process has joined a job of this run by ebbflow.join" in said.stderr
