@@ -203,8 +203,7 @@ class Session:
         """
         import torch
 
-        request = self._current
-        if request is None:
+        if self._current is None:
             raise SessionError(
                 "job.step without a batch: call it once for each batch of `for batch in epoch`"
             )
@@ -215,11 +214,34 @@ class Session:
             )
         self._tensors.check()
         loss.backward()
+        return self.push(float(loss.detach()))
+
+    def push(self, loss: float) -> float:
+        """Hand gradients to the job that a backward pass of the loop's own has computed.
+
+        The gradients of the batch's mean loss are in ``grad`` of the parameters. Afterwards they
+        are ``None``.
+
+        Args:
+            loss: Mean loss over the records of the batch, for the metrics.
+
+        Returns:
+            The loss.
+
+        Raises:
+            SessionError: There is no batch, or its gradients were handed over already.
+            WrittenError: The loop wrote a weight itself.
+        """
+        request = self._current
+        if request is None:
+            raise SessionError(
+                "job.push without a batch: call it once for each batch of `for batch in epoch`"
+            )
+        self._tensors.check()
         self._tensors.collect(request)
-        value = float(loss.detach())
         self._current = None
-        request.answer(value)
-        return value
+        request.answer(loss)
+        return loss
 
     def evaluate(self, function: Callable[[Batch], Mapping[str, float]]) -> dict[str, float]:
         """Measure the model on ``eval_data`` at the end of an epoch, together with other processes.
