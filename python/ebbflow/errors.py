@@ -21,6 +21,7 @@ __all__ = [
     "NotFoundError",
     "OutputError",
     "RecordError",
+    "ResourcesError",
     "SessionError",
     "SessionFailedError",
     "UnreachableError",
@@ -122,6 +123,10 @@ class RecordError(Error):
 
 class UnsupportedError(Error, NotImplementedError):
     """Something of another system that Ebbflow does not have. The message says what to do."""
+
+
+class ResourcesError(Error):
+    """A task requests resources that the machine lacks."""
 
 
 class AttemptsError(Error):
