@@ -490,6 +490,9 @@ def join(
     master = master if master is not None else os.environ.get("EBBFLOW_MASTER")
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
+    if tensors.compiled:
+        # Compiled code rounds differently, so one job has it in all processes or in none.
+        spec["model"]["options"]["compiled"] = True
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
