@@ -7,6 +7,7 @@ from typing import Any
 __all__ = [
     "AccessError",
     "AnswerLostError",
+    "AttemptsError",
     "CheckpointError",
     "ClusterError",
     "EndedError",
@@ -20,9 +21,11 @@ __all__ = [
     "NotFoundError",
     "OutputError",
     "RecordError",
+    "ResourcesError",
     "SessionError",
     "SessionFailedError",
     "UnreachableError",
+    "UnsupportedError",
     "UntranslatableError",
     "WrittenError",
 ]
@@ -116,6 +119,26 @@ class SessionFailedError(Error):
 
 class RecordError(Error):
     """A record of a data set cannot be loaded. The message has its number."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """Something of another system that Ebbflow does not have. The message says what to do."""
+
+
+class ResourcesError(Error):
+    """A task requests resources that the machine lacks."""
+
+
+class AttemptsError(Error):
+    """A function failed as often as it may. The cause is its last error.
+
+    Attributes:
+        attempts: How often it was called.
+    """
+
+    def __init__(self, message: str, attempts: int) -> None:
+        super().__init__(message)
+        self.attempts = attempts
 
 
 class UntranslatableError(Error, ValueError):

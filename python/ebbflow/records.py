@@ -19,22 +19,29 @@ from ebbflow.errors import RecordError
 EVALUATION = 0xFFFF_FFFF
 
 
-def seed_all(seed: int, *position: int) -> None:
-    """Seed torch, NumPy and ``random`` by a position of a job with ``seed``."""
+def seed_host(seed: int, *position: int) -> int:
+    """Seed NumPy and ``random`` by a position of a job with ``seed``. Returns the key of both."""
     import random
 
     import numpy
-    import torch
 
     numbers = [number & 0xFFFF_FFFF_FFFF_FFFF for number in (seed, *position)]
     packed = struct.pack(f"<{len(numbers)}Q", *numbers)
     key = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+    random.seed(key)
+    numpy.random.seed(key & 0xFFFF_FFFF)
+    return key
+
+
+def seed_all(seed: int, *position: int) -> None:
+    """Seed torch, NumPy and ``random`` by a position of a job with ``seed``."""
+    import torch
+
+    key = seed_host(seed, *position)
     # `torch.manual_seed` notes a traceback for each device that is not in use, for milliseconds.
     torch.default_generator.manual_seed(key >> 1)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(key >> 1)
-    random.seed(key)
-    numpy.random.seed(key & 0xFFFF_FFFF)
 
 
 class _Keyed:

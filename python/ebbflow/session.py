@@ -7,6 +7,7 @@ optimizer.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -18,11 +19,11 @@ from typing import Any
 
 from ebbflow import _native
 from ebbflow._reach import full, secrets
+from ebbflow.engine import Engine, Torch
 from ebbflow.errors import SessionError, SessionFailedError
-from ebbflow.numerics import numerics
-from ebbflow.optimizers import optimizer_settings, schedule_settings
-from ebbflow.records import EVALUATION, Records, seed_all
-from ebbflow.tensors import Tensors, parsed
+from ebbflow.optimizers import schedule_settings
+from ebbflow.records import EVALUATION
+from ebbflow.tensors import parsed
 
 _LOG = logging.getLogger("ebbflow")
 
@@ -47,11 +48,24 @@ class Batch:
         step: Step of the job to which the batch belongs, from 0. 0 in an evaluation.
     """
 
-    def __init__(self, data: Any, records: list[int], epoch: int, step: int) -> None:
+    def __init__(
+        self,
+        data: Any,
+        records: list[int],
+        epoch: int,
+        step: int,
+        key: Callable[[], Any] = lambda: None,
+    ) -> None:
         self.data = data
         self.records = records
         self.epoch = epoch
         self.step = step
+        self._key = key
+
+    @property
+    def key(self) -> Any:
+        """In a loop in JAX, a key of ``jax.random`` that belongs to the batch; else ``None``."""
+        return self._key()
 
     @property
     def x(self) -> Any:
@@ -109,17 +123,16 @@ class Session:
     def __init__(
         self,
         session: Any,
-        tensors: Tensors,
-        model: Any,
-        train: Records,
-        evaluation: Records | None,
+        engine: Engine,
+        train: Any,
+        evaluation: Any,
         seed: int,
         threads: int,
     ) -> None:
         self._session = session
         self._threads = threads
-        self._tensors = tensors
-        self._model = model
+        self._engine = engine
+        self._tensors = engine.tensors
         self._train = train
         self._evaluation = evaluation
         self._seed = seed
@@ -147,8 +160,6 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        import torch
-
         if self._current is not None:
             reason = "the loop ended before job.step(loss)"
             if error is not None:
@@ -158,7 +169,7 @@ class Session:
         self._pending = None
         self._session.stop()
         self._train.close()
-        torch.set_num_threads(self._threads)
+        self._engine.use_threads(self._threads)
         if self._evaluation is not None:
             self._evaluation.close()
 
@@ -207,8 +218,7 @@ class Session:
         """
         import torch
 
-        request = self._current
-        if request is None:
+        if self._current is None:
             raise SessionError(
                 "job.step without a batch: call it once for each batch of `for batch in epoch`"
             )
@@ -219,11 +229,34 @@ class Session:
             )
         self._tensors.check()
         loss.backward()
+        return self.push(float(loss.detach()))
+
+    def push(self, loss: float) -> float:
+        """Hand gradients to the job that a backward pass of the loop's own has computed.
+
+        The gradients of the batch's mean loss are in ``grad`` of the parameters. Afterwards they
+        are ``None``.
+
+        Args:
+            loss: Mean loss over the records of the batch, for the metrics.
+
+        Returns:
+            The loss.
+
+        Raises:
+            SessionError: There is no batch, or its gradients were handed over already.
+            WrittenError: The loop wrote a weight itself.
+        """
+        request = self._current
+        if request is None:
+            raise SessionError(
+                "job.push without a batch: call it once for each batch of `for batch in epoch`"
+            )
+        self._tensors.check()
         self._tensors.collect(request)
-        value = float(loss.detach())
         self._current = None
-        request.answer(value)
-        return value
+        request.answer(loss)
+        return loss
 
     def evaluate(self, function: Callable[[Batch], Mapping[str, float]]) -> dict[str, float]:
         """Measure the model on ``eval_data`` at the end of an epoch, together with other processes.
@@ -283,21 +316,17 @@ class Session:
                 self._current = None
                 message.fail(traceback.format_exc().strip())
                 raise
-            seed_all(message.key)
-            yield Batch(data, records, epoch, message.step)
+            self._engine.seed(message.key)
+            key = functools.partial(self._engine.key, message.key)
+            yield Batch(data, records, epoch, message.step, key)
 
     def _answer(self, request: Any, function: Callable[[Batch], Mapping[str, float]]) -> None:
-        import torch
-
-        assert self._evaluation is not None
         records = request.records
-        training = self._model.training
         try:
             data = self._evaluation.load(EVALUATION, records)
             self._tensors.bind(request)
-            self._model.eval()
-            seed_all(self._seed, EVALUATION, records[0])
-            with torch.no_grad():
+            self._engine.seed(self._seed, EVALUATION, records[0])
+            with self._engine.measuring():
                 measured = function(Batch(data, records, request.epoch, 0))
             means = _means(measured)
             loss = means.pop("loss")
@@ -307,8 +336,6 @@ class Session:
         except BaseException:
             request.fail(traceback.format_exc().strip())
             raise
-        finally:
-            self._model.train(training)
 
     def _wait(self) -> Any:
         """Return the request that waits, or what comes next."""
@@ -445,23 +472,21 @@ def join(
         ValueError: A setting cannot be kept, or the settings contradict each other.
         UntranslatableError: The ps cannot apply the optimizer or the scheduler.
     """
-    import torch
-
     if scheduler_every not in ("epoch", "step"):
         raise ValueError(f'scheduler_every = {scheduler_every!r}: expected "epoch" or "step"')
     if mode not in _MODES:
         raise ValueError(f"mode = {mode!r}: expected one of {', '.join(_MODES)}")
-    tensors = Tensors(model, state)
-    _check_parameters(optimizer, tensors)
-    train = Records(train_data, "train_data", seed)
-    evaluation = None if eval_data is None else Records(eval_data, "eval_data", seed)
+    engine = model if isinstance(model, Engine) else Torch(model, state)
+    tensors = engine.tensors
+    train = engine.records(train_data, "train_data", seed)
+    evaluation = None if eval_data is None else engine.records(eval_data, "eval_data", seed)
     micro = micro if micro is not None else train.batch_size
     if micro is None:
         raise ValueError("micro: missing; give the records of a batch, or a DataLoader")
     shuffle = train.shuffled if shuffle is None else shuffle
     per_update = max(1, math.ceil((effective or micro) / max(1, micro)))
     steps_per_epoch = math.ceil(math.ceil(len(train) / max(1, micro)) / per_update)
-    settings = optimizer_settings(optimizer)
+    settings = engine.settings(optimizer, steps_per_epoch * epochs)
     if clip_norm is not None:
         settings["clip_norm"] = float(clip_norm)
     if scheduler is not None:
@@ -507,43 +532,28 @@ def join(
         )
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    if engine.compiled:
+        # Compiled code rounds differently, so one job has it in all processes or in none.
+        spec["model"]["options"]["compiled"] = True
+    before = engine.use_threads(threads)
     try:
         session = _native.Session(
             json.dumps(spec),
             tensors.described(),
             constants,
             threads,
-            None if master is None else numerics(threads),
+            None if master is None else engine.numerics(threads),
             master,
             worker,
             shown,
         )
     except BaseException:
-        torch.set_num_threads(before)
+        engine.use_threads(before)
         raise
     if worker is not None:
         _JOINED.add(name)
-    return Session(session, tensors, model, train, evaluation, seed, before)
-
-
-def _check_parameters(optimizer: Any, tensors: Tensors) -> None:
-    """Check that an optimizer has the parameters of the model."""
-    groups = getattr(optimizer, "param_groups", [])
-    given = {id(tensor) for group in groups for tensor in group["params"]}
-    for name, tensor in tensors.parameters:
-        if id(tensor) not in given:
-            raise ValueError(
-                f"optimizer: the parameter `{name}` requires a gradient and is not among its "
-                "parameters; add it, or freeze it with requires_grad_(False)"
-            )
-    known = {id(tensor) for _, tensor in tensors.parameters + tensors.constants}
-    if given - known:
-        raise ValueError(
-            f"optimizer: {len(given - known)} of its parameters are not the model's; give it "
-            "model.parameters()"
-        )
+    kind = engine.session or Session
+    return kind(session, engine, train, evaluation, seed, before)
 
 
 def _means(measured: Any) -> dict[str, float]:

@@ -6,6 +6,8 @@
 | running statistics of a normalisation (float32) | state: the mean of a step's microbatches |
 | its ``num_batches_tracked`` (int64) | counter: their maximum |
 | frozen parameter, any other buffer | constant: exported, never sent |
+
+Names are those of the module that the user wrote: without the prefix of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Tensors:
 
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: expected a torch.nn.Module, found {type(model).__name__}")
-        parameters = dict(model.named_parameters())
+        parameters = {_plain(name): tensor for name, tensor in model.named_parameters()}
         self.parameters: list[tuple[str, Any]] = [
             (name, tensor) for name, tensor in parameters.items() if tensor.requires_grad
         ]
@@ -49,7 +51,8 @@ class Tensors:
                     "call model.float(), and use autocast for less"
                 )
         saved = set(model.state_dict().keys())
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        buffers = {_plain(name): buffer for name, buffer in model.named_buffers() if name in saved}
+        state = [_plain(name) for name in state]
         kept = _statistics(model) | set(state)
         unknown = sorted(set(state) - buffers.keys())
         if unknown:
@@ -71,6 +74,11 @@ class Tensors:
                     f"model: the buffer `{name}` is {buffer.dtype}; state is torch.float32 (its "
                     "mean over a step's microbatches) or torch.int64 (their maximum)"
                 )
+        #: Whether a part of the module is compiled, so that it rounds in its own way.
+        self.compiled = any(
+            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+            for module in model.modules()
+        )
         self._loaded = 0
         self._versions: list[int] = []
         self._constant_versions = [tensor._version for _, tensor in self.constants]
@@ -199,8 +207,13 @@ def _statistics(model: Any) -> set[str]:
     for prefix, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             for name in ("running_mean", "running_var", "num_batches_tracked"):
-                names.add(f"{prefix}.{name}" if prefix else name)
+                names.add(_plain(f"{prefix}.{name}" if prefix else name))
     return names
+
+
+def _plain(name: str) -> str:
+    """Return a name without the parts that ``torch.compile`` adds, at any depth."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -13,11 +13,12 @@ import sys
 from typing import Any
 
 import ebbflow
+from ebbflow import session as sessions_module
 
 
 def main() -> None:
     gate, script, *arguments = sys.argv[1:]
-    join, step = ebbflow.join, ebbflow.Session.step
+    join, push = ebbflow.join, ebbflow.Session.push
     sessions: list[ebbflow.Session] = []
     steps = 0
 
@@ -31,15 +32,15 @@ def main() -> None:
             wait()
         return sessions[-1]
 
-    def stepped(session: ebbflow.Session, loss: Any) -> float:
+    def pushed(session: ebbflow.Session, loss: float) -> float:
         nonlocal steps
         if gate == str(steps):
             wait()
         steps += 1
-        return step(session, loss)
+        return push(session, loss)
 
-    ebbflow.join = joined
-    ebbflow.Session.step = stepped  # type: ignore[assignment, method-assign]
+    ebbflow.join = sessions_module.join = joined
+    ebbflow.Session.push = pushed  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
     (job,) = sessions

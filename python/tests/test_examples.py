@@ -1,7 +1,13 @@
-"""The example of PyTorch: few lines are changed, and its bits do not depend on the processes."""
+"""The example of PyTorch: few lines are changed, and its bits do not depend on the processes.
+
+The example of a task: it trains once.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,8 @@ pytest.importorskip("torch")
 MNIST = Path(__file__).parents[2] / "examples/python/mnist"
 
 TRAIN = MNIST / "train.py"
+
+FLOW = Path(__file__).parents[2] / "examples/python/flow/train.py"
 
 #: A short training.
 ARGUMENTS = ("--epochs", "3")
@@ -68,3 +76,28 @@ def test_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place)
     assert {process["sha"] for process in found} == {alone["sha"]}
     assert all(process["history"] == alone["history"] for process in found)
     assert [process["elected"] for process in found].count(True) == 1
+
+
+def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbox(
+    tmp_path: Path,
+) -> None:
+    def start(*arguments: str, **variables: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if name != "SANDBOX"}
+        ended = subprocess.run(
+            [sys.executable, *arguments],
+            env={**kept, "EBBFLOW_CACHE": str(tmp_path), **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ended.stdout
+
+    first = start(str(FLOW))
+    accuracies = first.partition("accuracies: ")[2].strip().strip("[]").split(", ")
+    assert len(accuracies) == 10 and float(accuracies[-1]) >= 0.9
+    # The same line, with the same path of the kept model.
+    assert start(str(FLOW)) == first
+    code = "import runpy, sys; print(runpy.run_path(sys.argv[1])['SANDBOX'])"
+    assert start("-c", code, str(FLOW)) == "False\n"
+    for value, expected in [("", "False\n"), ("0", "False\n"), ("1", "True\n")]:
+        assert start("-c", code, str(FLOW), SANDBOX=value) == expected

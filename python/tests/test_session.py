@@ -354,6 +354,24 @@ def test_a_write_to_the_weights_is_found_and_named() -> None:
     assert float(model.count) > 1
 
 
+def test_gradients_of_a_backward_pass_of_ones_own_are_pushed() -> None:
+    model, other = network(), network()
+    for job, batch in steps(model):
+        job.step(LOSS(model(batch.x), batch.y))
+    for job, batch in steps(other):
+        loss = LOSS(other(batch.x), batch.y)
+        parameters = list(other.parameters())
+        for tensor, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            tensor.grad = gradient
+        assert job.push(loss.item()) == loss.item()
+        assert all(tensor.grad is None for tensor in parameters)
+    assert difference(model, other) == 0
+    with pytest.raises(errors.SessionError, match=r"job\.push without a batch"):
+        for job, _ in steps(other):
+            job.push(0.5)
+            job.push(0.5)
+
+
 def test_what_is_no_loss_is_refused() -> None:
     for wrong, shown in [(1.0, "float"), (torch.ones(3), "shape"), (torch.ones(()), "Tensor")]:
         with pytest.raises(TypeError, match=shown):

@@ -1,0 +1,113 @@
+"""What a loop computes gradients with, as a session sees it. Here for PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ebbflow.numerics import numerics
+from ebbflow.optimizers import optimizer_settings
+from ebbflow.records import Records, seed_all
+from ebbflow.tensors import Tensors
+
+
+class Engine(ABC):
+    """The library in which a loop is written.
+
+    Attributes:
+        tensors: The tensors of the model: what a request brings, and where gradients come from.
+        compiled: Whether a part of the model is compiled apart from the loop.
+        session: Class of the session; ``None`` stands for :class:`ebbflow.Session`.
+    """
+
+    tensors: Any
+    compiled: bool = False
+    session: Any = None
+
+    @abstractmethod
+    def records(self, data: Any, what: str, seed: int) -> Any:
+        """Return the records of a data set of the user."""
+
+    @abstractmethod
+    def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
+        """Return the ``[optimizer]`` section of a job of ``steps`` steps."""
+
+    @abstractmethod
+    def use_threads(self, threads: int) -> int:
+        """Compute with so many threads. Returns how many there were before."""
+
+    @abstractmethod
+    def numerics(self, threads: int) -> tuple[str, bytes]:
+        """Return the numerics class: facts for people, and a hash of results."""
+
+    @abstractmethod
+    def seed(self, seed: int, *position: int) -> None:
+        """Seed what draws random numbers, by a position of a job with ``seed``."""
+
+    def key(self, number: int) -> Any:
+        """Return what a loop draws random numbers with, beside what :meth:`seed` seeds."""
+        return None
+
+    @abstractmethod
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model is measured and not trained."""
+
+
+class Torch(Engine):
+    """PyTorch, with a module."""
+
+    def __init__(self, model: Any, state: Sequence[str]) -> None:
+        self.tensors = Tensors(model, state)
+        self.compiled = self.tensors.compiled
+        self._model = model
+
+    def records(self, data: Any, what: str, seed: int) -> Records:
+        return Records(data, what, seed)
+
+    def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
+        self._check(optimizer)
+        return optimizer_settings(optimizer)
+
+    def use_threads(self, threads: int) -> int:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        return int(before)
+
+    def numerics(self, threads: int) -> tuple[str, bytes]:
+        return numerics(threads)
+
+    def seed(self, seed: int, *position: int) -> None:
+        seed_all(seed, *position)
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        import torch
+
+        training = self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._model.train(training)
+
+    def _check(self, optimizer: Any) -> None:
+        """Check that an optimizer has the parameters of the model."""
+        groups = getattr(optimizer, "param_groups", [])
+        given = {id(tensor) for group in groups for tensor in group["params"]}
+        for name, tensor in self.tensors.parameters:
+            if id(tensor) not in given:
+                raise ValueError(
+                    f"optimizer: the parameter `{name}` requires a gradient and is not among its "
+                    "parameters; add it, or freeze it with requires_grad_(False)"
+                )
+        known = {id(tensor) for _, tensor in self.tensors.parameters + self.tensors.constants}
+        if given - known:
+            raise ValueError(
+                f"optimizer: {len(given - known)} of its parameters are not the model's; give it "
+                "model.parameters()"
+            )

@@ -1,0 +1,53 @@
+"""What a loop in JAX computes with: see :class:`ebbflow.engine.Engine`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ebbflow.engine import Engine
+from ebbflow.jax import threads
+from ebbflow.jax.arrays import Arrays
+from ebbflow.jax.optimizers import optimizer_settings
+from ebbflow.jax.tree import Tree
+from ebbflow.records import seed_host
+
+
+class Jax(Engine):
+    """JAX. Its parameters never change; a request brings new ones.
+
+    Args:
+        params: The parameters.
+        session: Class of the session.
+
+    Raises:
+        ValueError: The parameters cannot be trained, or XLA has several threads.
+    """
+
+    def __init__(self, params: Any, session: Any) -> None:
+        threads.check()
+        self.tensors = Tree(params)
+        self.session = session
+
+    def records(self, data: Any, what: str, seed: int) -> Arrays:
+        return Arrays(data, what, seed)
+
+    def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
+        return optimizer_settings(optimizer, steps)
+
+    def use_threads(self, _: int) -> int:
+        return 1
+
+    def numerics(self, _: int) -> tuple[str, bytes]:
+        return threads.numerics()
+
+    def seed(self, seed: int, *position: int) -> None:
+        seed_host(seed, *position)
+
+    def key(self, number: int) -> Any:
+        import jax
+
+        return jax.random.fold_in(jax.random.key(number >> 32), number & 0xFFFF_FFFF)
+
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
