@@ -13,14 +13,18 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ebbflow import _native
+from ebbflow._vote import Alone, Elected
+from ebbflow.callbacks import Callback, Caller
 from ebbflow.errors import SessionError, SessionFailedError
 from ebbflow.numerics import numerics
 from ebbflow.optimizers import optimizer_settings, schedule_settings
 from ebbflow.records import EVALUATION, Records, seed_all
+from ebbflow.status import Event
 from ebbflow.tensors import Tensors, parsed
 
 _LOG = logging.getLogger("ebbflow")
@@ -100,6 +104,7 @@ class Session:
         metrics: Metrics of the last evaluation, or the last training loss, when the job has ended.
         history: Metrics of each evaluation, with its epoch and step.
         summary: The job in numbers, as in ``summary.json``, when it has ended.
+        workers: Number of processes that train, as of the newest step that this one heard of.
     """
 
     def __init__(
@@ -111,8 +116,10 @@ class Session:
         evaluation: Records | None,
         seed: int,
         threads: int,
+        caller: Caller | None = None,
     ) -> None:
         self._session = session
+        self._caller = caller
         self._threads = threads
         self._tensors = tensors
         self._model = model
@@ -128,6 +135,7 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
         self.summary: dict[str, Any] | None = None
+        self.workers = 1
 
     @property
     def model_sha256(self) -> str | None:
@@ -152,6 +160,8 @@ class Session:
             self._current.fail(reason)
             self._current = None
         self._pending = None
+        if self._caller is not None:
+            self._caller.close()
         self._session.stop()
         self._train.close()
         torch.set_num_threads(self._threads)
@@ -335,8 +345,12 @@ class Session:
                 self._end(json.loads(facts[0]), facts[1], facts[2])
                 return "ended"
             event = json.loads(facts[0])
+            if self._caller is not None:
+                self._caller.event(Event(event))
             if event["event"] == "eval":
                 return self._note(event)
+            if event["event"] == "train":
+                self.workers = int(event["workers"])
             if event["event"] == "rewind":
                 self._forget(event["version"])
             elif event["event"] == "warning":
@@ -361,10 +375,14 @@ class Session:
     def _end(self, summary: dict[str, Any], weights: bytes | None, exported: bool) -> None:
         self.summary = summary
         self.metrics = dict(summary["final"])
-        if summary["status"] != "succeeded" or weights is None:
+        trained = weights if summary["status"] == "succeeded" else None
+        if trained is not None:
+            self._tensors.load(parsed(trained))
+            self.elected = exported
+        if self._caller is not None:
+            self._caller.end(summary)
+        if trained is None:
             raise SessionFailedError(f"{summary['job']} {summary['status']}: {summary['reason']}")
-        self._tensors.load(parsed(weights))
-        self.elected = exported
 
 
 def join(
@@ -385,6 +403,10 @@ def join(
     shuffle: bool | None = None,
     state: Sequence[str] = (),
     threads: int = 1,
+    workers: int | None = None,
+    checkpoints: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    callbacks: Sequence[Callback] = (),
     name: str = "script",
     master: str | None = None,
 ) -> Session:
@@ -415,6 +437,12 @@ def join(
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
         threads: Threads of torch for the loop. Another number gives other bits.
+        workers: Most processes that take part at a time. Further ones stand by. Default: 64.
+        checkpoints: Folder or URL for checkpoints, which the master and every ps see. From it a job
+            goes on that loses a ps. Default: none; such a job begins anew.
+        checkpoint_every: Epochs between two checkpoints.
+        callbacks: Objects that hear the events of the job, in one elected process at a time. Each
+            process gives its own.
         name: Name of the job: letters, digits, ``-``, ``_`` and ``.``.
         master: URL of the cluster's master. Default: the variable ``EBBFLOW_MASTER``, where a
             launcher has set it.
@@ -465,6 +493,10 @@ def join(
         "consistency": {"mode": mode, "delay": delay},
         "limits": {"stall": _PATIENT},
     }
+    if workers is not None:
+        spec["fleet"] = {"workers": {"min": 1, "max": workers}}
+    if checkpoints is not None:
+        spec["checkpoint"] = {"url": _place(checkpoints), "every_epochs": checkpoint_every}
     master = master if master is not None else os.environ.get("EBBFLOW_MASTER")
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
@@ -479,10 +511,19 @@ def join(
             None if master is None else numerics(threads),
             master,
         )
+        caller = None
+        if callbacks:
+            caller = Caller(name, callbacks, Alone() if master is None else Elected(name, master))
     except BaseException:
         torch.set_num_threads(before)
         raise
-    return Session(session, tensors, model, train, evaluation, seed, before)
+    return Session(session, tensors, model, train, evaluation, seed, before, caller)
+
+
+def _place(checkpoints: str | os.PathLike[str]) -> str:
+    """Return a URL as it is, and a path from the root."""
+    place = os.fspath(checkpoints)
+    return place if "://" in place else str(Path(place).absolute())
 
 
 def _check_parameters(optimizer: Any, tensors: Tensors) -> None:
