@@ -1,4 +1,4 @@
-"""The example of PyTorch: few lines are changed, and its bits do not depend on the processes."""
+"""The examples of PyTorch: few lines are changed, and bits do not depend on the processes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 MNIST = Path(__file__).parents[2] / "examples/python/mnist"
 
 TRAIN = MNIST / "train.py"
+
+FABRIC = MNIST.parent / "fabric/train.py"
 
 #: A short training.
 ARGUMENTS = ("--epochs", "3")
@@ -68,3 +70,17 @@ def test_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place)
     assert {process["sha"] for process in found} == {alone["sha"]}
     assert all(process["history"] == alone["history"] for process in found)
     assert [process["elected"] for process in found].count(True) == 1
+
+
+def test_s0_14_a_script_of_fabric_models_has_one_line_changed_and_trains(place: Place) -> None:
+    lines = [line for line in FABRIC.read_text().splitlines() if "ebbflow" in line]
+    assert len(lines) == 1 and lines[0].endswith("# was: from fabric_model import FabricModel")
+    alone = Script(None, FABRIC).result()
+    assert alone["metrics"]["accuracy"] > 0.9
+    scripts = [place.script(FABRIC, gate="join") for _ in range(2)]
+    for script in scripts:
+        script.arrive()
+    place.wait_for_workers("train", 2)
+    for script in scripts:
+        script.go()
+    assert {script.result()["sha"] for script in scripts} == {alone["sha"]}
