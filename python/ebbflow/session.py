@@ -14,15 +14,19 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ebbflow import _native
 from ebbflow._reach import full, secrets
+from ebbflow._vote import Alone, Elected
+from ebbflow.callbacks import Callback, Caller
 from ebbflow.engine import Engine, Torch
 from ebbflow.errors import SessionError, SessionFailedError
 from ebbflow.optimizers import schedule_settings
 from ebbflow.records import EVALUATION
+from ebbflow.status import Event
 from ebbflow.tensors import parsed
 
 _LOG = logging.getLogger("ebbflow")
@@ -118,6 +122,7 @@ class Session:
         metrics: Metrics of the last evaluation, or the last training loss, when the job has ended.
         history: Metrics of each evaluation, with its epoch and step.
         summary: The job in numbers, as in ``summary.json``, when it has ended.
+        workers: Number of processes that train, as of the newest step that this one heard of.
     """
 
     def __init__(
@@ -128,8 +133,10 @@ class Session:
         evaluation: Any,
         seed: int,
         threads: int,
+        caller: Caller | None = None,
     ) -> None:
         self._session = session
+        self._caller = caller
         self._threads = threads
         self._engine = engine
         self._tensors = engine.tensors
@@ -145,6 +152,7 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
         self.summary: dict[str, Any] | None = None
+        self.workers = 1
 
     @property
     def model_sha256(self) -> str | None:
@@ -167,6 +175,8 @@ class Session:
             self._current.fail(reason)
             self._current = None
         self._pending = None
+        if self._caller is not None:
+            self._caller.close()
         self._session.stop()
         self._train.close()
         self._engine.use_threads(self._threads)
@@ -366,8 +376,12 @@ class Session:
                 self._end(json.loads(facts[0]), facts[1], facts[2])
                 return "ended"
             event = json.loads(facts[0])
+            if self._caller is not None:
+                self._caller.event(Event(event))
             if event["event"] == "eval":
                 return self._note(event)
+            if event["event"] == "train":
+                self.workers = int(event["workers"])
             if event["event"] == "rewind":
                 self._forget(event["version"])
             elif event["event"] == "warning":
@@ -392,10 +406,14 @@ class Session:
     def _end(self, summary: dict[str, Any], weights: bytes | None, exported: bool) -> None:
         self.summary = summary
         self.metrics = dict(summary["final"])
-        if summary["status"] != "succeeded" or weights is None:
+        trained = weights if summary["status"] == "succeeded" else None
+        if trained is not None:
+            self._tensors.load(parsed(trained))
+            self.elected = exported
+        if self._caller is not None:
+            self._caller.end(summary)
+        if trained is None:
             raise SessionFailedError(f"{summary['job']} {summary['status']}: {summary['reason']}")
-        self._tensors.load(parsed(weights))
-        self.elected = exported
 
 
 def join(
@@ -416,6 +434,10 @@ def join(
     shuffle: bool | None = None,
     state: Sequence[str] = (),
     threads: int = 1,
+    workers: int | None = None,
+    checkpoints: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    callbacks: Sequence[Callback] = (),
     name: str = "script",
     master: str | None = None,
     token: str | None = None,
@@ -452,6 +474,12 @@ def join(
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
         threads: Threads of torch for the loop. Another number gives other bits.
+        workers: Most processes that take part at a time. Further ones stand by. Default: 64.
+        checkpoints: Folder or URL for checkpoints, which the master and every ps see. From it a job
+            goes on that loses a ps. Default: none; such a job begins anew.
+        checkpoint_every: Epochs between two checkpoints.
+        callbacks: Objects that hear the events of the job, in one elected process at a time. Each
+            process gives its own.
         name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py``
             each job of a script needs a name of its own.
         master: URL of the cluster's master. Default: the variable ``EBBFLOW_MASTER``, where a
@@ -511,6 +539,10 @@ def join(
         "consistency": {"mode": mode, "delay": delay},
         "limits": {"stall": _PATIENT},
     }
+    if workers is not None:
+        spec["fleet"] = {"workers": {"min": 1, "max": workers}}
+    if checkpoints is not None:
+        spec["checkpoint"] = {"url": _place(checkpoints), "every_epochs": checkpoint_every}
     worker = None
     if master is None:
         master = os.environ.get("EBBFLOW_MASTER")
@@ -547,13 +579,23 @@ def join(
             worker,
             shown,
         )
+        caller = None
+        if callbacks:
+            vote = Alone() if master is None else Elected(name, master, shown or {})
+            caller = Caller(name, callbacks, vote)
     except BaseException:
         engine.use_threads(before)
         raise
     if worker is not None:
         _JOINED.add(name)
     kind = engine.session or Session
-    return kind(session, engine, train, evaluation, seed, before)
+    return kind(session, engine, train, evaluation, seed, before, caller)
+
+
+def _place(checkpoints: str | os.PathLike[str]) -> str:
+    """Return a URL as it is, and a path from the root."""
+    place = os.fspath(checkpoints)
+    return place if "://" in place else str(Path(place).absolute())
 
 
 def _means(measured: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The example of PyTorch: few lines are changed, and its bits do not depend on the processes.
+"""The examples of PyTorch: few lines are changed, and bits do not depend on the processes.
 
 The example of a task: it trains once.
 """
@@ -21,6 +21,8 @@ MNIST = Path(__file__).parents[2] / "examples/python/mnist"
 TRAIN = MNIST / "train.py"
 
 FLOW = Path(__file__).parents[2] / "examples/python/flow/train.py"
+
+FABRIC = MNIST.parent / "fabric/train.py"
 
 #: A short training.
 ARGUMENTS = ("--epochs", "3")
@@ -101,3 +103,17 @@ def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbo
     assert start("-c", code, str(FLOW)) == "False\n"
     for value, expected in [("", "False\n"), ("0", "False\n"), ("1", "True\n")]:
         assert start("-c", code, str(FLOW), SANDBOX=value) == expected
+
+
+def test_s0_14_a_script_of_fabric_models_has_one_line_changed_and_trains(place: Place) -> None:
+    lines = [line for line in FABRIC.read_text().splitlines() if "ebbflow" in line]
+    assert len(lines) == 1 and lines[0].endswith("# was: from fabric_model import FabricModel")
+    alone = Script(None, FABRIC).result()
+    assert alone["metrics"]["accuracy"] > 0.9
+    scripts = [place.script(FABRIC, gate="join") for _ in range(2)]
+    for script in scripts:
+        script.arrive()
+    place.wait_for_workers("train", 2)
+    for script in scripts:
+        script.go()
+    assert {script.result()["sha"] for script in scripts} == {alone["sha"]}

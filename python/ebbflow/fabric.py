@@ -1,0 +1,398 @@
+"""``FabricModel``: the two calls of IBM's elastic distributed training, on a session.
+
+A script written for ``fabric_model`` changes its import line:
+
+    from ebbflow.fabric import FabricModel
+
+The arguments, the loggers and their numbers are those of that product. What cannot be done yet is
+refused by name. ``docs/migrate-from-fabric.md`` has the differences.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ebbflow
+from ebbflow._fabric import (
+    aliases,
+    batches,
+    check_function,
+    check_model,
+    check_optimizer,
+    checked_logger,
+    device,
+    export,
+    moved,
+    named,
+    number,
+    pair,
+    shown,
+    whole,
+)
+from ebbflow.callbacks import Callback
+from ebbflow.session import Batch, Session
+from ebbflow.status import Event
+
+__all__ = ["FabricModel", "LoggerCallback"]
+
+_LOG = logging.getLogger("ebbflow.fabric")
+
+
+class LoggerCallback:
+    """What hears the numbers of a training. Override any of its methods.
+
+    One class works as a logger of the driver and of workers. Epochs count from 0.
+    """
+
+    def log_train_metrics(
+        self, metrics: dict[str, float], iteration: int, epoch: int, workers: int
+    ) -> None:
+        """Hear the numbers after a batch.
+
+        Args:
+            metrics: Values by name. In the driver ``loss``, its mean over the epoch so far. In a
+                worker ``loss`` and the metrics of its batch.
+            iteration: Batches so far: of all workers in the driver, of this one in a worker.
+            epoch: The epoch.
+            workers: Number of processes that train now.
+        """
+
+    def log_test_metrics(self, metrics: dict[str, float], iteration: int, epoch: int) -> None:
+        """Hear the numbers of a test.
+
+        Args:
+            metrics: Values by name. In the driver means over all test data, in a worker those of
+                the part that it has just measured.
+            iteration: 0 in the driver. In a worker the parts that it has measured so far.
+            epoch: The epoch.
+        """
+
+    def on_train_begin(self) -> None:
+        """Hear that the training begins."""
+
+    def on_train_end(self) -> None:
+        """Hear that the training has ended."""
+
+
+class _Printer(LoggerCallback):
+    """The logger of the driver without another one: a line for each call."""
+
+    def log_train_metrics(
+        self, metrics: dict[str, float], iteration: int, epoch: int, workers: int
+    ) -> None:
+        print(f"train epoch={epoch} iteration={iteration} workers={workers} {shown(metrics)}")
+
+    def log_test_metrics(self, metrics: dict[str, float], iteration: int, epoch: int) -> None:
+        print(f"test epoch={epoch} {shown(metrics)}")
+
+
+class _Quiet(LoggerCallback):
+    """The logger of a worker without another one: lines of ``logging``, level INFO."""
+
+    def log_train_metrics(
+        self, metrics: dict[str, float], iteration: int, epoch: int, workers: int
+    ) -> None:
+        _LOG.info("train epoch=%d iteration=%d %s", epoch, iteration, shown(metrics))
+
+    def log_test_metrics(self, metrics: dict[str, float], iteration: int, epoch: int) -> None:
+        _LOG.info("test epoch=%d iteration=%d %s", epoch, iteration, shown(metrics))
+
+
+class FabricModel:
+    """A model with all that its training needs.
+
+    Args:
+        model: A ``torch.nn.Module``. After ``train`` it has the final weights.
+        datasets_function: Takes nothing, and returns the training and the test data set. Both have
+            ``__len__`` and a ``__getitem__`` that returns features and label: each a scalar, an
+            array, or a dictionary of these.
+        loss_function: ``loss_function(outputs, labels)`` returns the mean loss over a batch.
+        optimizer: An optimizer of ``torch.optim`` over the model's parameters.
+        metrics: Functions or callable objects ``metric(outputs, labels)`` that return a mean over a
+            batch. Their names are those of the functions or classes.
+        worker_logger_callback: Hears the numbers of each worker, in that worker.
+        driver_logger_callback: Hears the numbers of the whole job, in one elected process.
+        save_to_onnx: Write the final model to ``model.onnx``, in the folder that the variable
+            ``RESULT_DIR`` names, or in the current one.
+        keras_custom_objects: Refused, as Keras models are.
+        fn_batch_collate: Makes a batch, ``(features, labels)``, of a list of records.
+
+    Attributes:
+        name: Name of the job. Default: that of the script.
+        seed: Seed of everything random.
+        job: The session of the last ``train``: its metrics and numbers.
+
+    Raises:
+        TypeError: An argument is of a kind that cannot be trained. The message names it.
+        ValueError: Two metrics have one name, or one is called ``loss``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        datasets_function: Callable[[], tuple[Any, Any]],
+        loss_function: Callable[[Any, Any], Any],
+        optimizer: Any,
+        metrics: Sequence[Callable[[Any, Any], Any]] | None = None,
+        worker_logger_callback: LoggerCallback | None = None,
+        driver_logger_callback: LoggerCallback | None = None,
+        save_to_onnx: bool = False,
+        keras_custom_objects: Mapping[str, Any] | None = None,
+        fn_batch_collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        check_model(model, keras_custom_objects)
+        check_optimizer(optimizer)
+        check_function("datasets_function", datasets_function)
+        check_function("loss_function", loss_function)
+        if fn_batch_collate is not None:
+            check_function("fn_batch_collate", fn_batch_collate)
+        self.name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(sys.argv[0]).stem).strip(".")[:54]
+        self.name = self.name or "script"
+        self.seed = 0
+        self.job: Session | None = None
+        self._model = model
+        self._datasets = datasets_function
+        self._loss = loss_function
+        self._optimizer = optimizer
+        self._metrics = named(metrics or ())
+        self._worker = checked_logger("worker_logger_callback", worker_logger_callback) or _Quiet()
+        self._driver = (
+            checked_logger("driver_logger_callback", driver_logger_callback) or _Printer()
+        )
+        self._onnx = bool(save_to_onnx)
+        self._collate = fn_batch_collate
+
+    def train(
+        self,
+        epoch_number: int,
+        batch_size: int,
+        engines_number: int | None = None,
+        num_dataloader_threads: int = 4,
+        validation_freq: int = 1,
+        checkpoint_freq: int = 1,
+        effective_batch_size: int | None = None,
+    ) -> None:
+        """Train the model, alone or as a part of the job on a cluster: see ``ebbflow.join``.
+
+        Args:
+            epoch_number: Passes over the training data.
+            batch_size: Records of a batch, on one device.
+            engines_number: Most devices that train at a time.
+            num_dataloader_threads: Processes that load records, for each data set. 0: none.
+            validation_freq: Epochs between two tests of which the loggers hear. They also hear of
+                the last one.
+            checkpoint_freq: Epochs between two checkpoints, in the folder or at the URL that the
+                variable ``EBBFLOW_CHECKPOINTS`` names. 0, or without the variable: none.
+            effective_batch_size: Records of an update, over all devices. Default: ``batch_size``
+                times ``engines_number``. It is rounded up to a multiple of ``batch_size``.
+
+        Raises:
+            TypeError: A number is no integer, or the data are of a kind that cannot be trained.
+            ValueError: A number is too small.
+            ModuleNotFoundError: ``save_to_onnx`` needs a package that is not there.
+            RuntimeError: ``save_to_onnx`` needs a newer torch.
+            SessionFailedError: The job has failed or was cancelled.
+        """
+        from torch.utils.data import DataLoader
+
+        whole("epoch_number", epoch_number, 1)
+        whole("num_dataloader_threads", num_dataloader_threads, 0)
+        whole("validation_freq", validation_freq, 1)
+        whole("checkpoint_freq", checkpoint_freq, 0)
+        engines, effective = batches(batch_size, engines_number, effective_batch_size)
+        master = os.environ.get("EBBFLOW_MASTER")
+        if master is not None and engines_number is effective_batch_size is None:
+            _LOG.warning(
+                "train got neither engines_number nor effective_batch_size, so an update has one "
+                "batch, and one process trains at a time; pass engines_number"
+            )
+        if self._metrics and not isinstance(self._driver, _Printer):
+            _LOG.warning(
+                "driver_logger_callback: log_train_metrics hears of the loss alone, because the "
+                "events of a job have no other number of a batch; log_test_metrics, and the "
+                "loggers of workers, hear of %s too",
+                ", ".join(self._metrics),
+            )
+        train, test = pair(self._datasets())
+        loaders = [
+            DataLoader(
+                data,
+                batch_size=batch_size,
+                shuffle=True,
+                num_workers=num_dataloader_threads,
+                collate_fn=self._collate,
+            )
+            for data in (train, test)
+        ]
+        inputs = self._example(loaders[0], train) if self._onnx else None
+        told = _Told(epoch_number, validation_freq)
+        driver = _Driver(self._driver, list(self._metrics), told, len(train), batch_size, effective)
+        checkpoints = os.environ.get("EBBFLOW_CHECKPOINTS") if checkpoint_freq > 0 else None
+        with ebbflow.join(
+            self._model,
+            self._optimizer,
+            loaders[0],
+            loaders[1],
+            epochs=epoch_number,
+            effective=effective,
+            seed=self.seed,
+            workers=engines,
+            checkpoints=checkpoints,
+            checkpoint_every=max(1, checkpoint_freq),
+            callbacks=[driver],
+            name=self.name,
+        ) as self.job:
+            _Loop(self, self.job, told).run()
+        if inputs is not None and self.job.elected:
+            export(self._model, inputs)
+
+    def _example(self, loader: Any, data: Any) -> Any:
+        """Return the features of a batch of one record, for ``save_to_onnx``."""
+        import torch
+
+        for package in ("onnx", "onnxscript"):
+            if importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(
+                    f"save_to_onnx=True needs the package `{package}`: pip install "
+                    "'ebbflow[onnx]'; or leave save_to_onnx out, and export the model yourself"
+                )
+        if not hasattr(torch.export.Dim, "DYNAMIC"):
+            raise RuntimeError(
+                f"save_to_onnx=True needs torch 2.6 or later, found {torch.__version__}; leave "
+                "save_to_onnx out, and export the model yourself"
+            )
+        features = loader.collate_fn([data[0]])[0]
+        if not isinstance(features, torch.Tensor):
+            raise TypeError(
+                f"save_to_onnx=True: the features of a batch are {type(features).__name__}, and "
+                "only models of one tensor are exported; leave save_to_onnx out, and export the "
+                "model yourself"
+            )
+        return moved(features, device(self._model))
+
+
+class _Told:
+    """Of which epochs' tests the loggers hear."""
+
+    def __init__(self, epochs: int, every: int) -> None:
+        self._epochs = epochs
+        self._every = every
+
+    def __contains__(self, epoch: int) -> bool:
+        return (epoch + 1) % self._every == 0 or epoch + 1 == self._epochs
+
+
+class _Loop:
+    """The training loop of one process."""
+
+    def __init__(self, of: FabricModel, job: Session, told: _Told) -> None:
+        self._model = of._model
+        self._loss = of._loss
+        self._metrics = of._metrics
+        self._aliases = aliases(list(of._metrics))
+        self._logger = of._worker
+        self._job = job
+        self._told = told
+        self._device = device(of._model)
+        self._trained = 0
+        self._tested = 0
+
+    def run(self) -> None:
+        import torch
+
+        self._model.train()
+        self._logger.on_train_begin()
+        for epoch in self._job.epochs():
+            for batch in epoch:
+                outputs, labels, loss = self._forward(batch)
+                values = {"loss": self._job.step(loss)}
+                with torch.no_grad():
+                    values |= self._measured(outputs, labels)
+                self._trained += 1
+                workers = self._job.workers
+                self._logger.log_train_metrics(values, self._trained, epoch.number, workers)
+            self._job.evaluate(self._test)
+        self._logger.on_train_end()
+
+    def _test(self, batch: Batch) -> dict[str, float]:
+        outputs, labels, loss = self._forward(batch)
+        values = {"loss": float(loss)} | self._measured(outputs, labels)
+        self._tested += 1
+        if batch.epoch in self._told:
+            self._logger.log_test_metrics(dict(values), self._tested, batch.epoch)
+        return {self._aliases.get(name, name): value for name, value in values.items()}
+
+    def _forward(self, batch: Batch) -> tuple[Any, Any, Any]:
+        if not isinstance(batch.data, Sequence) or len(batch.data) != 2:
+            raise TypeError(
+                "a batch is no pair of features and labels, but "
+                f"{type(batch.data).__name__}; return (features, label) from __getitem__, and "
+                "(features, labels) from fn_batch_collate"
+            )
+        features, labels = (moved(part, self._device) for part in batch.data)
+        outputs = self._model(features)
+        return outputs, labels, self._loss(outputs, labels)
+
+    def _measured(self, outputs: Any, labels: Any) -> dict[str, float]:
+        return {name: float(metric(outputs, labels)) for name, metric in self._metrics.items()}
+
+
+class _Driver(Callback):
+    """Turns the events of a job into what the logger of the driver hears."""
+
+    def __init__(
+        self,
+        logger: LoggerCallback,
+        metrics: Sequence[str],
+        told: _Told,
+        records: int,
+        batch_size: int,
+        effective: int,
+    ) -> None:
+        self._logger = logger
+        self._names = {alias: name for name, alias in aliases(metrics).items()}
+        self._told = told
+        self._batches = math.ceil(records / batch_size)
+        self._per_step = effective // batch_size
+        self._steps = math.ceil(self._batches / self._per_step)
+        self._epoch = -1
+        # Sum of the losses of the epoch's records so far, and their number.
+        self._sum = 0.0
+        self._count = 0
+
+    def on_begin(self, job: str) -> None:
+        self._logger.on_train_begin()
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == "train":
+            self._train(event)
+        elif event.kind == "eval" and event["epoch"] in self._told:
+            known = {"event", "sequence", "unix_ms", "epoch", "step"}
+            values = {
+                self._names.get(name, name): number(value)
+                for name, value in event.items()
+                if name not in known
+            }
+            self._logger.log_test_metrics(values, 0, event["epoch"])
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        self._logger.on_train_end()
+
+    def _train(self, event: Event) -> None:
+        epoch, step = event["epoch"], event["step"]
+        if epoch != self._epoch:
+            self._epoch, self._sum, self._count = epoch, 0.0, 0
+        self._sum += number(event["loss"]) * event["samples"]
+        self._count += event["samples"]
+        in_epoch = min((step % self._steps + 1) * self._per_step, self._batches)
+        iteration = epoch * self._batches + in_epoch
+        values = {"loss": self._sum / self._count}
+        self._logger.log_train_metrics(values, iteration, epoch, event["workers"])

@@ -1,0 +1,143 @@
+"""`ebbflow.fabric.FabricModel` in several processes of one cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Place, Script
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch import nn
+from ebbflow.fabric import FabricModel, LoggerCallback
+
+folder, name, holds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+class Logger(LoggerCallback):
+    def __init__(self, role):
+        self.path = f"{folder}/{name}-{role}-{os.getpid()}.jsonl"
+        self.calls = 0
+    def note(self, *values):
+        with open(self.path, "a") as file:
+            file.write(json.dumps(values) + "\\n")
+        self.calls += 1
+        if "-driver-" in self.path and self.calls == holds:
+            print("at the gate", flush=True)
+            sys.stdin.readline()
+    def log_train_metrics(self, metrics, iteration, epoch, workers):
+        self.note("train", metrics, iteration, epoch, workers)
+    def log_test_metrics(self, metrics, iteration, epoch):
+        self.note("test", metrics, iteration, epoch)
+    def on_train_begin(self):
+        self.note("begin")
+    def on_train_end(self):
+        self.note("end")
+
+def get_dataset():
+    def part(records, seed):
+        x = torch.randn(records, 6, generator=torch.Generator().manual_seed(seed))
+        return torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    return part(400, 1), part(2100, 2)
+
+def accuracy(outputs, labels):
+    return (outputs.argmax(1) == labels).float().mean()
+
+def confidence(outputs, labels):
+    return outputs.softmax(1).amax(1).mean()
+
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 2))
+edt_model = FabricModel(
+    model, get_dataset, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=0.01),
+    metrics=[accuracy, confidence],
+    worker_logger_callback=Logger("worker"), driver_logger_callback=Logger("driver"),
+)
+edt_model.name = name
+edt_model.train(3, 8, engines_number=4, num_dataloader_threads=0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Give the script's file."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def heard(folder: Path, name: str, role: str) -> list[list[Any]]:
+    """Return what each logger of a role heard, of those that heard anything."""
+    files = sorted(folder.glob(f"{name}-{role}-*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def without_workers(calls: list[Any]) -> list[Any]:
+    return [call[:4] for call in calls]
+
+
+def test_s0_46_s0_49_the_driver_hears_the_same_averages_for_any_fleet(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    alone = Script(None, script, folder, "alone", "0").result()
+    one = place.script(script, folder, "one", "0").result()
+    three = [place.script(script, folder, "three", "0", gate="join") for _ in range(3)]
+    for process in three:
+        process.arrive()
+    place.wait_for_workers("three", 3)
+    for process in three:
+        process.go()
+    found = [process.result() for process in three]
+    assert {one["sha"], alone["sha"], *(process["sha"] for process in found)} == {alone["sha"]}
+    (driver,) = heard(tmp_path, "alone", "driver")
+    # 50 batches of an epoch are 13 updates.
+    assert [call[0] for call in driver] == ["begin", *([*["train"] * 13, "test"] * 3), "end"]
+    assert [call[2] for call in driver if call[0] == "train"][12::13] == [50, 100, 150]
+    for name in ("one", "three"):
+        (other,) = heard(tmp_path, name, "driver")
+        assert without_workers(other) == without_workers(driver)
+    # S0-48: the workers that there are.
+    (of_three,) = heard(tmp_path, "three", "driver")
+    assert {call[4] for call in of_three if call[0] == "train"} == {3}
+    # S0-25, S0-47: each worker hears of its own batches, and counts them.
+    workers = heard(tmp_path, "three", "worker")
+    assert len(workers) == 3
+    trained = [[call for call in worker if call[0] == "train"] for worker in workers]
+    for calls in trained:
+        assert [call[2] for call in calls] == list(range(1, len(calls) + 1))
+    assert sum(map(len, trained)) >= 150
+    tested = [call for worker in workers for call in worker if call[0] == "test"]
+    assert len(tested) >= 9 and {tuple(call[1]) for call in tested} == {
+        ("loss", "accuracy", "confidence")
+    }
+
+
+def test_s0_26_another_process_is_elected_when_the_driver_dies(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    alone = Script(None, script, folder, "alone", "0").result()
+    # It stops in the 20th call of its logger, or in its 140th batch if it is not elected before.
+    dies = place.script(script, folder, "dies", "20", gate="140")
+    dies.arrive()
+    before = heard(tmp_path, "dies", "driver")
+    stays = place.script(script, folder, "dies", "0", gate="join")
+    stays.arrive()
+    place.wait_for_workers("dies", 2)
+    dies.kill()
+    stays.go()
+    assert stays.result()["sha"] == alone["sha"]
+    (driver,) = heard(tmp_path, "alone", "driver")
+    calls = [without_workers(calls) for calls in heard(tmp_path, "dies", "driver")]
+    # The last one that was elected heard all, and the one before it a part. Nobody heard one twice.
+    assert without_workers(driver) in calls and len(calls) == len(before) + 1
+    for part in before:
+        assert without_workers(part) == without_workers(driver)[: len(part)]
+        assert without_workers(part) in calls

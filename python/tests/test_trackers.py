@@ -1,0 +1,146 @@
+"""`ebbflow.trackers`: each with its real library, where that is installed."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ebbflow import trackers
+from ebbflow.status import Event
+
+RUN = "mine-18bcfe56800"
+
+
+def events() -> list[Event]:
+    """Return the events of a job with two steps, an evaluation, and a lot beside."""
+    train = {"samples": 8, "samples_per_second": 9.5, "workers": 2, "learning_rate": 0.1}
+    kinds: list[dict[str, Any]] = [
+        {"event": "state", "state": "running", "reason": ""},
+        {"event": "train", "step": 0, "epoch": 0, "loss": 0.75, **train},
+        {"event": "train", "step": 1, "epoch": 0, "loss": 0.5, **train},
+        {"event": "fleet", "generation": 3, "workers": 1, "reason": "worker `b` left"},
+        {"event": "eval", "epoch": 0, "step": 2, "loss": 0.25, "accuracy": 1.0},
+        {"event": "eval", "epoch": 0, "step": 2, "set": "other", "loss": None},
+    ]
+    unix_ms = 1_700_000_000_000
+    return [
+        Event({**kind, "sequence": at, "unix_ms": unix_ms + at - 1})
+        for at, kind in enumerate(kinds, start=1)
+    ]
+
+
+def record(tracker: trackers.Tracker, heard: list[Event], status: str | None = "succeeded") -> None:
+    """Call a tracker. Without a status its process dies before the end."""
+    tracker.on_begin("mine")
+    for event in heard:
+        tracker.on_event(event)
+    if status is not None:
+        tracker.on_end({"status": status})
+
+
+def test_scalars_have_the_names_of_their_sets_and_the_updates_so_far() -> None:
+    found = [trackers.scalars(event) for event in events()]
+    assert found[0] is None and found[3] is None
+    assert found[1] is not None and found[1][0] == 1 and found[1][1]["train/loss"] == 0.75
+    assert found[4] == (
+        2,
+        {"validation/loss": 0.25, "validation/accuracy": 1.0, "validation/epoch": 0.0},
+    )
+    assert found[5] is not None and math.isnan(found[5][1]["other/loss"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_line_for_each_metric(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "mine.csv"
+    record(trackers.Csv(path), events())
+    found = rows(path)
+    assert [row["value"] for row in found if row["metric"] == "train/loss"] == ["0.75", "0.5"]
+    assert found[-2] == {
+        "sequence": "5",
+        "unix_ms": "1700000000004",
+        "epoch": "0",
+        "step": "2",
+        "metric": "validation/accuracy",
+        "value": "1.0",
+    }
+    assert len(found) == 2 * 5 + 2 + 1
+
+
+def test_csv_of_a_process_that_takes_over_is_whole(tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.csv", tmp_path / "mine.csv"
+    record(trackers.Csv(whole), events())
+    before = trackers.Csv(path)
+    record(before, events()[:3], status=None)
+    record(trackers.Csv(path), events())
+    # A process that comes back late changes nothing any more.
+    before.on_event(events()[4])
+    assert path.read_text() == whole.read_text()
+
+
+@pytest.mark.parametrize(
+    ("tracker", "extra"),
+    [
+        (lambda folder: trackers.TensorBoard(folder), "tensorboard"),
+        (lambda _: trackers.WandB("project"), "wandb"),
+        (lambda _: trackers.MLflow("experiment"), "mlflow"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_before_the_training(
+    tracker: Any, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named '{name}'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'ebbflow\[{extra}\]'"):
+        tracker(tmp_path)
+
+
+def test_tensorboard_shows_each_number_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    record(trackers.TensorBoard(tmp_path), events()[:3], status=None)
+    record(trackers.TensorBoard(tmp_path), events())
+    found = reader.EventAccumulator(str(tmp_path))
+    found.Reload()
+    losses = [(scalar.step, scalar.value) for scalar in found.Scalars("train/loss")]
+    assert losses == [(1, 0.75), (2, 0.5)]
+    (accuracy,) = found.Scalars("validation/accuracy")
+    assert (accuracy.step, accuracy.value, accuracy.wall_time) == (2, 1.0, 1_700_000_000.004)
+
+
+def test_wandb_keeps_an_offline_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    tracker = trackers.WandB("project", mode="offline", dir=str(tmp_path))
+    record(tracker, events())
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    (file,) = folder.glob("*.wandb")
+    # The file's records are protobufs, whose strings are plain.
+    content = file.read_bytes()
+    assert folder.name.endswith(RUN)
+    assert all(name in content for name in (b"train/loss", b"validation/accuracy", b"0.75"))
+
+
+def test_mlflow_has_each_number_once(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    record(trackers.MLflow("experiment", uri), events()[:3], status=None)
+    record(trackers.MLflow("experiment", uri), events())
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("experiment")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == RUN and run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 0.75), (2, 0.5)]
+    assert run.data.metrics["validation/accuracy"] == 1.0
+    record(trackers.MLflow("experiment", uri), events(), status="failed")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
