@@ -90,9 +90,12 @@ def test_a_process_that_comes_late_gets_the_end_of_the_job(tmp_path: Path) -> No
     script = tmp_path / "late.py"
     # The second process begins when the first one has trained the whole job.
     script.write_text(
-        SCRIPT.replace("dies = len(sys.argv) > 1", "dies = False")
-        .replace("generator = ", "while worker == 'worker-1' and not Path(sys.argv[1]).exists():\n"
-                 "    time.sleep(0.02)\ngenerator = ", 1)
+        SCRIPT.replace("dies = len(sys.argv) > 1", "dies = False").replace(
+            "generator = ",
+            "while worker == 'worker-1' and not Path(sys.argv[1]).exists():\n"
+            "    time.sleep(0.02)\ngenerator = ",
+            1,
+        )
         + "Path(sys.argv[1]).touch()\n"
     )
     said = launch(script, tmp_path / "out", str(tmp_path / "marker"), workers=2)
