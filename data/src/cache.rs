@@ -13,6 +13,7 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::column::Column;
 use crate::error::Result;
+use crate::memory::memory_limit;
 
 /// Columns of a block.
 pub(crate) type Blocks = Arc<Vec<Column>>;
@@ -28,14 +29,9 @@ pub(crate) struct Key {
     pub(crate) columns: Arc<[usize]>,
 }
 
-/// Returns a quarter of the memory that this process may use, in bytes: of the machine's, or of the
-/// limit of its control group.
+/// Returns a quarter of the memory that this process may use, in bytes.
 pub fn default_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    let machine = info.totalram as u64 * u64::from(info.mem_unit);
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
-    machine.min(limit) / 4
+    memory_limit() / 4
 }
 
 /// What the cache holds.

@@ -131,7 +131,9 @@ impl Slot {
     fn start(&self, script: &Script) -> Result<Group> {
         let mut command = Command::new(&script.python);
         command.args(&script.arguments).envs(script.variables.iter().map(|(name, value)| (name, value)));
-        script.hidden.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in &script.hidden {
+            command.env_remove(name);
+        }
         command.env("EBBFLOW_WORKER", &self.name);
         Group::spawn(&mut command).with_context(|| {
             format!("cannot start `{}`; choose the Python interpreter with --python", script.python.display())

@@ -76,15 +76,13 @@ fn router(board: Board) -> Router {
 fn read(board: &Board) -> Vec<Reading> {
     let mut readings = board.read();
     let used = memory_bytes("/proc/self/status", "VmRSS:");
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|limit| limit.trim().parse().ok());
     let (used_help, limit_help) = (
         "Memory of this process that is resident.",
-        "Memory that this process may use: the limit of its container, else what the machine has.",
+        "Memory that this process may use: the limit of its control groups, or what the machine has.",
     );
     readings.extend(used.map(|used| Reading::gauge("ebb_process_memory_bytes", used_help, used)));
-    let limit = limit.or_else(|| memory_bytes("/proc/meminfo", "MemTotal:"));
-    readings.extend(limit.map(|limit| Reading::gauge("ebb_process_memory_limit_bytes", limit_help, limit)));
+    let limit = data::memory_limit();
+    readings.push(Reading::gauge("ebb_process_memory_limit_bytes", limit_help, limit));
     readings
 }
 
