@@ -1005,6 +1005,7 @@ impl Books {
             let mut status = unreadable.unwrap_or_else(|| self.listed(now, id));
             status.confusion = None;
             status.confusions.clear();
+            status.worst.clear();
             status.skipped.iter_mut().for_each(|skipped| skipped.records.clear());
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.

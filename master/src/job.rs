@@ -498,6 +498,7 @@ impl Job {
         // The last metrics are those of the model that is exported.
         if self.best().is_none_or(|best| best == version) {
             self.numbers.take_measured(&sets);
+            self.numbers.worst = sets.iter().flat_map(|set| self.worst_of(set)).collect();
         }
         self.measured = Some(version);
         self.changed = true;

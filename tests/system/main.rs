@@ -48,3 +48,4 @@ mod traced;
 mod upgrade;
 mod urls;
 mod watched;
+mod worst;

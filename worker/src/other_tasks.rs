@@ -26,6 +26,7 @@ use crate::master_client::MasterClient;
 use crate::predict;
 use crate::progress::Progress;
 use crate::trainer;
+use crate::worst::WorstRecords;
 
 /// Task that counts the records of one file (pair).
 pub(crate) struct Index {
@@ -133,7 +134,10 @@ pub(crate) async fn init(
                     return Ok((tensors, values, note));
                 }
             }
-            let measured = model.evaluate(&batch)?;
+            let measured = match WorstRecords::of(&spec) {
+                Some(mut worst) => worst.evaluate(model, &batch)?,
+                None => model.evaluate(&batch)?,
+            };
             let metrics = &spec.model.metrics;
             if let Some(metric) = metrics.iter().find(|metric| !measured.tallies.contains_key(*metric)) {
                 return Err(Error::Task {
@@ -185,9 +189,10 @@ pub(crate) async fn evaluate(
             job_of.notice(&data, &batch);
             Ok(batch)
         });
+        let worst = WorstRecords::of(&job_of.spec);
         let model = loaded.with(&weights)?;
         model.announce(Upcoming::Evaluation(version));
-        let evaluated = trainer::evaluate(model, batches)?;
+        let evaluated = trainer::evaluate(model, batches, worst)?;
         Ok((evaluated, bad))
     });
     let (evaluated, bad) = evaluated.await?;

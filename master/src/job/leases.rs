@@ -7,6 +7,7 @@ use std::time::Duration;
 use proto::ids::{IncarnationId, LeaseId, Step};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
+use proto::spec::DataSet;
 use proto::status::{Failure, Kind};
 
 use super::end::{Salvage, failed};
@@ -258,11 +259,17 @@ impl Job {
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {
                 let skipped = self.skipped_in(shard);
+                let in_files: u64 = self.records_of(DataSet::Validation).iter().sum();
                 let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
                 let found = training
                     .evaluations
                     .check(shard, found, skipped)
                     .map_err(|message| Failure::new(Kind::Malformed, message))?;
+                if let Some(record) = found.records().find(|record| *record >= in_files) {
+                    let message =
+                        format!("Evaluated.worst: expected records below {in_files}, found {record}");
+                    return Err(Failure::new(Kind::Malformed, message));
+                }
                 let measured = training.evaluations.record(shard, found);
                 self.task_done(worker, lease);
                 match measured {

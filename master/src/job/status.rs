@@ -10,6 +10,7 @@ use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 use proto::predictions::folder_of;
 use proto::spec::{DataSet, Purpose};
+use proto::worst::RecordLoss;
 
 use super::evaluations::MeasuredSet;
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
@@ -83,6 +84,8 @@ pub(super) struct Numbers {
     compute_us: u64,
     /// Confusion matrices of the last evaluation, by set. The name of `data.validation` is empty.
     pub(super) confusions: BTreeMap<String, pb::ConfusionMatrix>,
+    /// Records with the largest losses in the last evaluation.
+    pub(super) worst: Vec<pb::WorstRecord>,
     ledger: Option<Ledger>,
 }
 
@@ -231,6 +234,26 @@ impl Job {
         }
     }
 
+    /// Returns the worst records of a validation set for users: where they are, and numbers that
+    /// count over the files of the set.
+    pub(super) fn worst_of(&self, set: &MeasuredSet) -> Vec<pb::WorstRecord> {
+        let data = &self.spec.data;
+        let files = data.files_of(DataSet::Validation).and_then(|source| data.files(source));
+        let first_file = data.first_validation_file(&set.name);
+        let before: u64 = self.records_of(DataSet::Validation).iter().take(first_file).sum();
+        let record = |found: &RecordLoss| {
+            let (file, row) = self.place_of(DataSet::Validation, found.record);
+            let found = RecordLoss { record: found.record.saturating_sub(before), ..found.clone() };
+            pb::WorstRecord {
+                set: set.name.clone(),
+                file: files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default(),
+                row,
+                found: Some(found.into()),
+            }
+        };
+        set.worst.iter().map(record).collect()
+    }
+
     /// Tells the state when it is another than before, and keeps the times of it.
     pub(super) fn tell_state(&mut self, now: Now) {
         let told = self.state();
@@ -328,6 +351,7 @@ impl Job {
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: numbers.confusions.get("").cloned(),
             confusions: numbers.named_confusions(),
+            worst: numbers.worst.clone(),
             selection: self.selection_message(),
             purpose: pb::JobPurpose::from(self.spec.purpose).into(),
             records,
