@@ -11,6 +11,7 @@ pub mod data_url;
 mod early_stopping;
 mod evaluation;
 mod file;
+mod index_key;
 pub mod mixup;
 mod purpose;
 mod records;

@@ -22,6 +22,7 @@ mod evaluations;
 mod full_journal;
 mod hosts;
 mod images;
+mod known_files;
 mod leaving;
 mod master_loss;
 mod matches_pytorch;

@@ -35,6 +35,8 @@ pub(crate) struct Index {
     file: usize,
     root: Option<PathBuf>,
     inline: Option<Inline>,
+    /// What an earlier task found, if the file is as it was.
+    known: Option<pb::Indexed>,
     /// Tokenizers of the job, which the process keeps meanwhile.
     _tokenizers: Vec<Arc<Tokenizer>>,
 }
@@ -63,12 +65,23 @@ impl Index {
             file,
             root: options.data_root.clone(),
             inline: options.inline.clone(),
+            known: task.known.clone(),
             _tokenizers: tokenizers,
         })
     }
 
     pub(crate) async fn run(self, progress: Progress) -> Result<Report> {
         let inline = self.inline.clone();
+        if let Some(known) = self.known {
+            let (spec, root, place) = (self.spec.clone(), self.root.clone(), progress.clone());
+            let stamp = known.stamp.clone();
+            let is_unchanged =
+                move || data::is_unchanged(&spec, self.set, self.file, root.as_deref(), &stamp, &place);
+            if blocking(inline.as_ref(), is_unchanged).await? {
+                tracing::debug!(set = ?self.set, file = self.file, "the file is as it was when it was indexed");
+                return Ok(Report::Indexed(known));
+            }
+        }
         let index =
             move || data::index_observed(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
         let indexed = blocking(inline.as_ref(), index).await?;
@@ -80,6 +93,8 @@ impl Index {
             crc32c: Some(indexed.content.crc32c),
             bytes: indexed.content.bytes,
             version: indexed.version,
+            stamp: indexed.stamp,
+            cuts: indexed.cuts.as_ref().map(pb::Cuts::from),
             ..pb::Indexed::default()
         }))
     }

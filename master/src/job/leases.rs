@@ -239,7 +239,10 @@ impl Job {
         };
         match (&work, report) {
             (Work::Index { validation, file, .. }, Report::Indexed(found)) => {
-                if let Phase::Indexing { index, .. } = &mut self.phase {
+                if let Some(index) = self.phase.indexing() {
+                    // Without a state of the file nobody can say whether it still holds.
+                    let key = index.key(*validation, *file).filter(|_| !found.stamp.is_empty());
+                    self.indexed.extend(key.map(|key| (key.to_owned(), found.clone())));
                     index.record(*validation, *file, found);
                 }
                 self.task_done(worker, lease);
@@ -377,13 +380,18 @@ impl Job {
     // Grants as they travel.
 
     fn task_lease(&self, now: Now, grant: &TaskGrant<Work>) -> pb::Lease {
+        let mut work = grant.work.wire(self.era);
+        if let (Work::Index { validation, file, .. }, pb::lease::Work::Index(task)) = (&grant.work, &mut work)
+        {
+            task.known = self.phase.index().and_then(|index| index.known(*validation, *file)).cloned();
+        }
         pb::Lease {
             id: grant.lease.get(),
             job: self.id.get(),
             task: grant.task.get(),
             attempt: grant.attempt,
             expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
-            work: Some(grant.work.wire(self.era)),
+            work: Some(work),
             placement: self.placement(),
             skipped: self.skips.count(),
         }

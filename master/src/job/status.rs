@@ -17,7 +17,11 @@ use super::phase::{Begin, Beginning, Ending, Phase, Stage};
 use super::predictions::Delivery;
 use super::{Effect, Job};
 use crate::clock::Now;
+use crate::indexes::Indexes;
 use crate::scheduler::Crew;
+
+/// Most bytes of what is known of files in a reply to a worker.
+const KNOWN_BYTES_MAX: usize = 1 << 20;
 
 /// When what happened.
 #[derive(Debug)]
@@ -362,8 +366,13 @@ impl Job {
     }
 
     /// Returns what a worker needs to build its model and read its data.
-    pub(crate) fn reply(&self) -> pb::JobReply {
+    pub(crate) fn reply(&self, indexes: &Indexes) -> pb::JobReply {
         let facts = self.phase.facts();
+        let mut bytes_left = KNOWN_BYTES_MAX;
+        let index = facts.and_then(|_| self.phase.index());
+        let [train_known, validation_known] = [false, true].map(|validation| {
+            index.map(|index| index.known_files(validation, indexes, &mut bytes_left)).unwrap_or_default()
+        });
         let placed = self.phase.partitions().filter(|partitions| partitions.open);
         pb::JobReply {
             spec_json: self.spec.to_json(),
@@ -379,6 +388,8 @@ impl Job {
             skipped_train: self.skips.records(DataSet::Train),
             skipped_validation: self.skips.records(DataSet::Validation),
             parts: folder_of(self.times.submitted_unix_ms(), self.id),
+            train_known,
+            validation_known,
         }
     }
 }
