@@ -67,6 +67,9 @@ pub struct Summary {
     /// better. Absent if the job selects none.
     #[serde(skip_serializing_if = "Option::is_none")]
     best: Option<Value>,
+    /// Name of the file with the worst records, beside this one. Absent: none are listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worst: Option<&'static str>,
     /// SHA-256 of `model.safetensors`; `null` when the job ended without a model.
     model_sha256: Option<String>,
     /// The numerics classes that computed the job, each with its facts and its first version: one,
@@ -111,6 +114,7 @@ impl Summary {
             confusion_matrices: confusions(status),
             evaluations: Vec::new(),
             best: best(status),
+            worst: None,
             model_sha256: model_sha256(status).map(str::to_owned),
             numerics: numerics(status),
             purpose: measures(status).map(JobPurpose::name),
@@ -126,6 +130,12 @@ impl Summary {
     #[must_use]
     pub fn with_evaluations<'a>(self, events: impl IntoIterator<Item = &'a pb::EvaluationEvent>) -> Self {
         Self { evaluations: events.into_iter().map(metrics::evaluation).collect(), ..self }
+    }
+
+    /// Names the file with the worst records.
+    #[must_use]
+    pub fn with_worst(self, file: &'static str) -> Self {
+        Self { worst: Some(file), ..self }
     }
 
     /// Returns the summary as a JSON object over several lines, for the file.

@@ -12,6 +12,7 @@ mod file;
 pub mod metrics;
 mod tensorboard;
 mod upload;
+mod worst;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -33,6 +34,7 @@ const MODELS: [&str; 2] = [MODEL, SCRIPT];
 const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const TENSORBOARD: &str = "tensorboard";
+const WORST: &str = "worst.jsonl";
 
 /// A folder for the results of a job, checked and locked.
 #[derive(Debug)]
@@ -129,6 +131,7 @@ impl Folder {
         // The summary first: without it nobody takes what is left for a whole result. The metrics
         // last: they show that a model is a result.
         remove(&self.dir.join(SUMMARY))?;
+        remove(&self.dir.join(WORST))?;
         for file in MODELS {
             let (model, aside) = (self.dir.join(file), previous(file));
             if model.exists() {
@@ -240,7 +243,12 @@ impl Folder {
         {
             return Err(Error::EventsMissing { dir: self.dir, files, source: Box::new(error) });
         }
-        let summary = Summary::new(status).with_evaluations(self.evaluations.values());
+        let mut summary = Summary::new(status).with_evaluations(self.evaluations.values());
+        if !status.worst.is_empty() {
+            file::write(&self.dir, WORST, worst::lines(&status.worst).as_bytes())?;
+            files.push(WORST.to_owned());
+            summary = summary.with_worst(WORST);
+        }
         file::write(&self.dir, SUMMARY, summary.to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
         let url = self.copy.as_ref().map(ToString::to_string);
@@ -266,7 +274,7 @@ impl Place for Folder {
     type File = Whole;
 
     fn start(&self, name: &str) -> Result<Option<Whole>> {
-        if [METRICS, SUMMARY, TENSORBOARD].contains(&name) {
+        if [METRICS, SUMMARY, TENSORBOARD, WORST].contains(&name) {
             return Err(Error::Reserved { name: name.to_owned() });
         }
         Whole::create(&self.dir, name).map(Some)
@@ -393,6 +401,26 @@ mod tests {
         assert!(error.contains("model.safetensors is complete") && error.contains(METRICS), "{error}");
         assert_eq!(fs::read(dir.path().join(MODEL)).unwrap(), b"weights");
         assert!(!dir.path().join(SUMMARY).exists());
+    }
+
+    #[tokio::test]
+    async fn the_worst_records_have_a_file_that_the_summary_names() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        let client = fake.client().0;
+        let found = pb::RecordLoss { record: 7, loss: 2.5, classes: vec![1], ..Default::default() };
+        let worst =
+            pb::WorstRecord { file: "v.csv".to_owned(), row: 3, found: Some(found), ..Default::default() };
+        let with = JobStatus { worst: vec![worst], ..fake.script().status.clone() };
+        let written = Folder::prepare(dir.path()).unwrap().fetch(&client, &with).await.unwrap();
+        assert!(written.files.contains(&WORST.to_owned()), "{:?}", written.files);
+        let lines = fs::read_to_string(dir.path().join(WORST)).unwrap();
+        assert_eq!(lines, "{\"record\":7,\"file\":\"v.csv\",\"row\":3,\"loss\":2.5,\"label\":1}\n");
+        let summary = || fs::read_to_string(dir.path().join(SUMMARY)).unwrap();
+        assert!(summary().contains("\"worst\": \"worst.jsonl\""), "{}", summary());
+
+        let without = JobStatus { worst: Vec::new(), ..with };
+        Folder::prepare(dir.path()).unwrap().fetch(&client, &without).await.unwrap();
+        assert!(!dir.path().join(WORST).exists() && !summary().contains("worst"), "{}", summary());
     }
 
     #[tokio::test]

@@ -47,6 +47,22 @@ impl Batch {
         Self { samples, inputs: vec![features], labels, records: (0..samples as u64).collect() }
     }
 
+    /// Returns a batch of one record of this one: the record with this index.
+    ///
+    /// # Panics
+    /// If the batch has no such record, or a column is ragged.
+    #[must_use]
+    pub fn one(&self, index: usize) -> Self {
+        let one = |column: &Column| {
+            let width = column.bytes().len() / self.samples;
+            let mut alone = Column::with_capacity(column.spec().clone(), 1);
+            alone.push(&column.bytes()[index * width..][..width]);
+            alone
+        };
+        let inputs = self.inputs.iter().map(one).collect();
+        Self { samples: 1, inputs, labels: one(&self.labels), records: vec![self.records[index]] }
+    }
+
     /// Returns the values of the only input, f32 `[n, shape..]`; nothing if the job has other
     /// inputs. A network that takes one such input checks that when it is built.
     pub fn features(&self) -> &[f32] {
@@ -64,5 +80,19 @@ impl Batch {
     /// Returns the labels as values. `None`: they are classes.
     pub fn values(&self) -> Option<&[f32]> {
         self.labels.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_record_has_its_own_part_of_every_column() {
+        let labels = Values::F32(vec![7.0, 8.0, 9.0]);
+        let batch = Batch::of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], &[2], &labels, 3);
+        let one = Batch { records: vec![40, 41, 42], ..batch }.one(1);
+        assert_eq!((one.samples, one.features(), &*one.records), (1, &[2.0, 3.0][..], &[41][..]));
+        assert_eq!(one.values(), Some(&[8.0][..]));
     }
 }

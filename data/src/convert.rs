@@ -254,7 +254,7 @@ impl Conversion {
 
     /// Opens a file of the source, or finds it open.
     fn open(&self, file: usize) -> Result<Arc<Table>> {
-        tables::open(&self.source, &self.source.train, file, None, Pass::plain())
+        tables::open(&self.source, &self.source.train, file, None, None, Pass::plain())
     }
 }
 

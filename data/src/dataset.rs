@@ -13,6 +13,7 @@ use crate::batch::Batch;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::finite::{NotFinite, not_finite};
+use crate::index::Known;
 use crate::observer::Observer;
 use crate::pass::Pass;
 use crate::schema::{Schema, Unfit};
@@ -51,23 +52,28 @@ impl Dataset {
     /// The job has no such set, or a file is missing, malformed, or does not fit the specification
     /// or the other files.
     pub fn open(spec: &JobSpec, set: DataSet, root: Option<&Path>) -> Result<Arc<Self>> {
-        Self::open_observed(spec, set, root, &())
+        Self::open_observed(spec, set, root, &(), |_| None)
     }
 
     /// Opens the files of a data set like [`open`](Self::open), and reports the progress of the
-    /// reading to `observer`.
+    /// reading to `observer`. `known` says what an index found in the file with this number, so that
+    /// the file need not be read for it.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    pub fn open_observed(
+    pub fn open_observed<'a>(
         spec: &JobSpec,
         set: DataSet,
         root: Option<&Path>,
         observer: &dyn Observer,
+        known: impl Fn(usize) -> Option<&'a Known>,
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;
-        let open = |file| tables::open(&spec.data, &files, file, root, Pass { observer, ..Pass::plain() });
+        let open = |file| {
+            let pass = Pass { observer, ..Pass::plain() };
+            tables::open(&spec.data, &files, file, root, known(file), pass)
+        };
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
         let Some(first) = tables.first() else { return Err(Error::NoSuchSet(set)) };
 

@@ -11,6 +11,7 @@
 use proto::column::ColumnSpec;
 
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::Result;
 use crate::object::{Content, Object};
 use crate::observer::Observer;
@@ -60,6 +61,12 @@ pub(crate) trait Source: Send + Sync {
     /// The file cannot be read, or has changed.
     fn content(&self, object: &Object, content: Content, observer: &dyn Observer) -> Result<Content> {
         object.hash(content, observer)
+    }
+
+    /// Returns where the blocks are, if only the whole file says so and whoever opens it may be told
+    /// instead. Default: the file says it in one place, or the format needs more.
+    fn cuts(&self) -> Option<&Cuts> {
+        None
     }
 
     /// Returns the distinct values of a column, if they were collected when the file was opened.

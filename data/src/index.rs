@@ -6,11 +6,13 @@ use std::path::Path;
 use proto::column::ColumnSpec;
 use proto::spec::{DataSet, JobSpec};
 
+use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::object::Content;
 use crate::observer::Observer;
 use crate::pass::Pass;
 use crate::schema::{self, Schema};
+use crate::table::Named;
 use crate::tables;
 
 /// Index of one group of files.
@@ -27,6 +29,20 @@ pub struct Indexed {
     /// What the servers of files on other machines say of this content: ETags, or times of the last
     /// modification. Empty: nothing.
     pub version: String,
+    /// State of the files before they were read: their sizes, and their versions or times of
+    /// modification. Files with this state have this index. Empty: the state says too little.
+    pub stamp: String,
+    /// Where the blocks of the file are, in a format of which only the whole file says so.
+    pub cuts: Option<Cuts>,
+}
+
+/// What an earlier index found in files, for those who open them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// State of the files then. It counts only if they are the same now.
+    pub stamp: String,
+    /// Where the blocks of the file are.
+    pub cuts: Cuts,
 }
 
 /// Indexes file number `file` of each list of a data set's own files, below `root` if given. The
@@ -36,6 +52,23 @@ pub struct Indexed {
 /// A file is missing, malformed, or does not fit the specification.
 pub fn index(spec: &JobSpec, set: DataSet, file: usize, root: Option<&Path>) -> Result<Indexed> {
     index_observed(spec, set, file, root, &())
+}
+
+/// Returns whether files are in the state that `stamp` of their index says. It looks at each file
+/// and reads none. The call blocks.
+///
+/// # Errors
+/// A file is missing, or its server does not say what it has.
+pub fn is_unchanged(
+    spec: &JobSpec,
+    set: DataSet,
+    file: usize,
+    root: Option<&Path>,
+    stamp: &str,
+    observer: &dyn Observer,
+) -> Result<bool> {
+    let files = spec.data.files(set).ok_or(Error::NoSuchSet(set))?;
+    Ok(!stamp.is_empty() && stamp == Named::stamp(&Named::all(&spec.data, &files, file, root, observer)?))
 }
 
 /// Indexes files like [`index`], and reports the progress of the reading to `observer`.
@@ -55,7 +88,8 @@ pub fn index_observed(
         let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
         schema::label_index(&spec.data, &names).filter(|_| spec.model.loss.wants_classes())
     };
-    let table = tables::open(&spec.data, &files, file, root, Pass { observer, collects: &label })?;
+    let table =
+        tables::open(&spec.data, &files, file, root, None, Pass { observer, collects: &label, cuts: None })?;
     let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table, observer)?;
     let content = table.content(observer)?;
@@ -65,5 +99,7 @@ pub fn index_observed(
         labels,
         content,
         version: table.version(),
+        stamp: table.stamp().to_owned(),
+        cuts: table.cuts().filter(|cuts| cuts.travel()).cloned(),
     })
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::{Result, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};
@@ -76,6 +77,10 @@ impl Source for Fixed {
 
     fn name(&self, record: u64) -> Option<String> {
         self.source.name(record)
+    }
+
+    fn cuts(&self) -> Option<&Cuts> {
+        self.source.cuts()
     }
 
     fn bytes(&self, object: &Object) -> u64 {

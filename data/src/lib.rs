@@ -12,6 +12,7 @@
 //! | `folder.rs` | the images of a folder, on a disk or in an object store |
 //! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
+//! | `cuts.rs` | where a file is cut into blocks |
 //! | `guarded.rs` | decoders of other projects, which may panic |
 //! | `pass.rs` | what is learnt of a text file while it is opened |
 //! | `lengths.rs` | ragged columns to which the job gives a fixed length |
@@ -45,6 +46,7 @@ mod cast;
 mod clock;
 pub mod column;
 mod convert;
+mod cuts;
 mod dataset;
 mod element;
 pub mod error;
@@ -84,10 +86,11 @@ pub use batch::Batch;
 pub use cache::default_memory;
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, convert};
+pub use cuts::Cuts;
 pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};
 pub use finite::NotFinite;
-pub use index::{Indexed, index, index_observed};
+pub use index::{Indexed, Known, index, index_observed, is_unchanged};
 pub use inspect::{ImageSizes, Inspected, inspect};
 pub use measure::{Measured, measure};
 pub use memory::memory_limit;

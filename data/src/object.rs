@@ -70,6 +70,8 @@ pub(crate) struct Stamp {
     pub(crate) path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
+    /// Whether it is a plain file of this machine.
+    is_file: bool,
     /// A file on another machine.
     remote: Option<Arc<Remote>>,
     /// A folder of images in an object store.
@@ -83,7 +85,9 @@ impl Stamp {
     /// # Errors
     /// The file is missing, or its server does not say what it has.
     pub(crate) fn of(path: &Path, format: Format, observer: &dyn Observer) -> Result<Self> {
-        let stamp = Self { path: path.to_owned(), bytes: 0, modified: None, remote: None, folder: None };
+        let path_of = path.to_owned();
+        let stamp =
+            Self { path: path_of, bytes: 0, modified: None, is_file: false, remote: None, folder: None };
         match (remote::url(path), format) {
             (_, Format::Index) => Ok(stamp),
             (Some(_), Format::Images) => {
@@ -95,9 +99,23 @@ impl Stamp {
                 let file = |source| Error::File { path: path.to_owned(), source };
                 let metadata = path.metadata().map_err(file)?;
                 let path = path.canonicalize().map_err(file)?;
-                Ok(Self { path, bytes: metadata.len(), modified: metadata.modified().ok(), ..stamp })
+                let (bytes, modified) = (metadata.len(), metadata.modified().ok());
+                Ok(Self { path, bytes, modified, is_file: metadata.is_file(), ..stamp })
             }
         }
+    }
+
+    /// Returns the state of the file as a text: its size, and its version or the time of its
+    /// modification. `None`: nothing but its size is known, or it is a folder or no file at all.
+    pub(crate) fn state(&self) -> Option<String> {
+        if let Some(remote) = &self.remote {
+            let state = remote.state();
+            return Some(format!("{}#{}", state.bytes, state.version()))
+                .filter(|_| !state.version().is_empty());
+        }
+        let since = self.modified?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        // The time of a folder says nothing of the files in it.
+        self.is_file.then(|| format!("{}@{}.{:09}", self.bytes, since.as_secs(), since.subsec_nanos()))
     }
 
     /// Opens the file or folder that the stamp was made of. A file on another machine is not looked

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use proto::column::ColumnSpec;
 
 use crate::column::{Column, Fault};
+use crate::cuts::Cuts;
 use crate::object::Content;
 use crate::observer::Observer;
 
@@ -25,12 +26,14 @@ pub(crate) type Collects<'a> = &'a dyn Fn(&[ColumnSpec]) -> Option<usize>;
 pub(crate) struct Pass<'a> {
     pub(crate) observer: &'a dyn Observer,
     pub(crate) collects: Collects<'a>,
+    /// Where the blocks of the file are, if that is known.
+    pub(crate) cuts: Option<&'a Cuts>,
 }
 
 impl Pass<'_> {
     /// Returns a reading that collects nothing and is not observed.
     pub(crate) const fn plain() -> Self {
-        Pass { observer: &(), collects: &|_| None }
+        Pass { observer: &(), collects: &|_| None, cuts: None }
     }
 
     /// Returns the collection of the values of one of these columns.

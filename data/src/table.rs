@@ -11,6 +11,7 @@ use proto::spec::{DataSpec, FilesSpec};
 
 use crate::cache::{self, Blocks};
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::{Error, Result, wrong};
 use crate::format::Source;
 use crate::formats;
@@ -28,6 +29,8 @@ pub(crate) struct Table {
     parts: Vec<Part>,
     columns: Vec<Place>,
     records: u64,
+    /// State of the files before they were opened.
+    stamp: String,
 }
 
 /// A file of a table.
@@ -76,6 +79,12 @@ impl Named {
             Ok(Self { list: list.to_owned(), path, stamp })
         });
         named.collect()
+    }
+
+    /// Returns the states of files as a text. Empty: that of one of them says too little.
+    pub(crate) fn stamp(named: &[Self]) -> String {
+        let states: Option<Vec<_>> = named.iter().map(|file| file.stamp.state()).collect();
+        states.unwrap_or_default().join(" ")
     }
 }
 
@@ -133,7 +142,13 @@ impl Table {
                 );
             }
         }
-        Ok(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), parts, columns, records })
+        Ok(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            parts,
+            columns,
+            records,
+            stamp: Named::stamp(files),
+        })
     }
 
     /// Returns the number of records.
@@ -188,6 +203,20 @@ impl Table {
     pub(crate) fn version(&self) -> String {
         let versions: Vec<_> = self.parts.iter().map(|part| part.object.version()).collect();
         if versions.iter().all(|version| version.is_empty()) { String::new() } else { versions.join(" ") }
+    }
+
+    /// Returns the state of the files before they were opened. Empty: it says too little.
+    pub(crate) fn stamp(&self) -> &str {
+        &self.stamp
+    }
+
+    /// Returns where the blocks of the only file are, in a format of which only the whole file says
+    /// so.
+    pub(crate) fn cuts(&self) -> Option<&Cuts> {
+        match self.parts.as_slice() {
+            [part] => part.source.cuts(),
+            _ => None,
+        }
     }
 
     /// Checks that no file has changed since it was opened.

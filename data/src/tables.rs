@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 
 use crate::error::{Error, Result};
+use crate::index::Known;
 use crate::object::Stamp;
 use crate::pass::Pass;
 use crate::table::{Named, Table};
 
 /// Opens file number `file` of each list of `files`, or finds it open. `pass` says what is learnt
-/// of a file that is read to be opened.
+/// of a file that is read to be opened. `known` counts if the files are as it says.
 ///
 /// # Errors
 /// A file is missing, malformed, or does not fit its partner.
@@ -26,6 +27,7 @@ pub(crate) fn open(
     files: &FilesSpec,
     file: usize,
     root: Option<&Path>,
+    known: Option<&Known>,
     pass: Pass<'_>,
 ) -> Result<Arc<Table>> {
     if file >= files.len() {
@@ -40,7 +42,9 @@ pub(crate) fn open(
         first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
         files: named.iter().map(|file| (file.list.clone(), file.stamp.clone())).collect(),
     };
-    get(key, || Table::of(spec, &named, root, pass))
+    let holds = |known: &&Known| !known.stamp.is_empty() && known.stamp == Named::stamp(&named);
+    let cuts = known.filter(holds).map(|known| &known.cuts);
+    get(key, || Table::of(spec, &named, root, Pass { cuts, ..pass }))
 }
 
 /// Identity of an open table: equal keys give equal tables.

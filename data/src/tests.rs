@@ -113,8 +113,12 @@ fn a_batch_holds_the_asked_records_in_the_asked_order() {
         labels: Some((0, 2)),
         content: content(&[&images(5), &labels(5)]),
         version: String::new(),
+        stamp: String::new(),
+        cuts: None,
     };
-    assert_eq!(job.index().unwrap(), expected);
+    let found = job.index().unwrap();
+    assert_eq!(found.stamp.split(' ').count(), 2, "both files: {}", found.stamp);
+    assert_eq!(Indexed { stamp: String::new(), ..found }, expected);
 }
 
 #[test]
@@ -146,14 +150,18 @@ fn records_are_counted_over_all_files() {
     assert_eq!((batch.features(), &batch.records[..]), (&[2.0, 9.0, 3.0, 4.0][..], &[1, 2, 3, 4][..]));
     assert_eq!(batch.values(), Some(&[-2.0, 9.0, -3.0, -4.0][..]));
     let inputs = vec![ColumnSpec::fixed("features", ElementType::F32, [1])];
+    let found = job.index().unwrap();
+    assert!(found.stamp.starts_with("10@"), "{}", found.stamp);
     assert_eq!(
-        job.index().unwrap(),
+        Indexed { stamp: String::new(), ..found },
         Indexed {
             records: 2,
             inputs,
             labels: None,
             content: content(&[b"1,-1\n2,-2\n"]),
-            version: String::new()
+            version: String::new(),
+            stamp: String::new(),
+            cuts: None,
         }
     );
 }

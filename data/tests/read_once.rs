@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use data::{Dataset, Observer, index, index_observed, limit_memory};
+use data::{Dataset, Observer, index, index_observed, is_unchanged, limit_memory};
 use proto::spec::{DataSet, JobSpec};
 
 /// Bytes of the memory for data. A file has more.
@@ -124,6 +124,7 @@ fn an_index_asks_for_each_part_of_a_text_once_and_reports_its_progress() {
             index_observed(&job(format, &server.url(), ""), DataSet::Train, 0, None, &pieces).unwrap();
         let local = index(&job(format, path.to_str().unwrap(), ""), DataSet::Train, 0, None).unwrap();
         assert_eq!((found.content, found.records), (local.content, local.records), "{format}");
+        assert_eq!(found.stamp, format!("{}#\"1\"", content.len()));
         assert_eq!(
             (found.labels, local.labels),
             (Some((3, (found.records as i64 - 1) / 1000 + 3)), found.labels)
@@ -136,6 +137,39 @@ fn an_index_asks_for_each_part_of_a_text_once_and_reports_its_progress() {
         let pieces = pieces.0.into_inner();
         assert!(pieces >= content.len() / (8 << 20), "{format}: {pieces} pieces");
     }
+}
+
+#[test]
+fn one_request_says_that_a_file_is_as_it_was_when_it_was_indexed() {
+    limit_memory(MEMORY);
+    let content = text("csv", 1 << 16, |record| (record % 3).to_string());
+    let server = Server::start(content.clone().into_bytes());
+    let spec = job("csv", &server.url(), "");
+    let found = index(&spec, DataSet::Train, 0, None).unwrap();
+    let requests = || server.ranges.lock().unwrap().values().sum::<usize>();
+    let before = requests();
+    let unchanged = |stamp: &str| is_unchanged(&spec, DataSet::Train, 0, None, stamp, &()).unwrap();
+    assert!(unchanged(&found.stamp));
+    assert_eq!(requests(), before + 1);
+    assert!(!unchanged(&format!("{}#\"2\"", content.len())) && !unchanged(""));
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    let (spec, write) =
+        (job("csv", path.to_str().unwrap(), ""), |text: &str| std::fs::write(&path, text).unwrap());
+    write(&content);
+    let found = index(&spec, DataSet::Train, 0, None).unwrap();
+    let unchanged = || is_unchanged(&spec, DataSet::Train, 0, None, &found.stamp, &()).unwrap();
+    assert!(unchanged());
+    write(&content[..content.len() - 1]);
+    assert!(!unchanged(), "another size");
+    write(&content);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let later = file.metadata().unwrap().modified().unwrap() + std::time::Duration::from_secs(7);
+    file.set_modified(later).unwrap();
+    assert!(!unchanged(), "written later");
+    std::fs::remove_file(&path).unwrap();
+    assert!(is_unchanged(&spec, DataSet::Train, 0, None, &found.stamp, &()).is_err());
 }
 
 #[test]

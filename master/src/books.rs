@@ -25,6 +25,7 @@ use crate::clock::Now;
 use crate::config::Options;
 use crate::ended::{Archive, Ended};
 use crate::events::{EventLog, Taken};
+use crate::indexes::Indexes;
 use crate::job::{Effect, Holder, Job, Resume, Settings, ended, unchangeable};
 use crate::journal::{Batch, Unreadable, keys};
 use crate::lease::LeaseIds;
@@ -94,6 +95,8 @@ pub(crate) struct Books {
     /// Jobs of the journal that this program cannot read: for the ps they live.
     unreadable: BTreeMap<JobId, Unreadable>,
     newest_job: JobId,
+    /// What workers found in files, of whatever job.
+    indexes: Indexes,
     ids: LeaseIds,
     /// Leases that expired: those of forgotten jobs, the others are with their jobs.
     metrics: Metrics,
@@ -194,6 +197,7 @@ impl Books {
             archive: Archive::default(),
             unreadable: BTreeMap::new(),
             newest_job,
+            indexes: Indexes::default(),
             ids: LeaseIds::starting_at(first),
             metrics: Metrics::default(),
             news: false,
@@ -231,6 +235,11 @@ impl Books {
         self.jobs.values_mut().flat_map(of).collect()
     }
 
+    /// Sets what workers found in files in earlier starts of the master.
+    pub(crate) fn set_indexes(&mut self, indexes: Indexes) {
+        self.indexes = indexes;
+    }
+
     /// Takes up a job that an earlier start of the master wrote down.
     ///
     /// # Errors
@@ -243,10 +252,11 @@ impl Books {
     ) -> Result<(), Unreadable> {
         let id = JobId(record.job);
         let name = record.spec_json.clone();
-        let job = Job::restore(record, log, self.settings(), now).map_err(|reason| {
+        let mut job = Job::restore(record, log, self.settings(), now).map_err(|reason| {
             let name = serde_json::from_str::<Named>(&name).map_or("job".to_owned(), |named| named.name);
             Unreadable::new(id, &name, reason)
         })?;
+        job.know(&self.indexes);
         self.newest_job = self.newest_job.max(id);
         self.jobs.insert(id, job);
         self.schedule(now, Some(id));
@@ -275,6 +285,9 @@ impl Books {
             }
             for event in events {
                 batch.set(keys::event(id, event.sequence), event.encode_to_vec());
+            }
+            for (key, found) in job.take_indexed() {
+                self.indexes.keep(key, found, &mut batch);
             }
             if let Some(record) = job.take_record(now) {
                 batch.set(keys::job(id), record.encode_to_vec());
@@ -810,6 +823,7 @@ impl Books {
     ) -> pb::SubmitReply {
         let mut job = Job::new(id, spec, input, self.settings(), now);
         job.owner = owner;
+        job.know(&self.indexes);
         if let Some(resume) = resume {
             job.resume_run(resume);
         }
@@ -952,6 +966,11 @@ impl Books {
         self.jobs.get(&id).ok_or_else(gone)
     }
 
+    /// Returns what a worker needs to take part in a job.
+    pub(crate) fn reply_for(&self, id: JobId) -> Result<pb::JobReply, Failure> {
+        self.job(id).map(|job| job.reply(&self.indexes))
+    }
+
     /// Returns a job by its number, to bring it an answer. It may have been forgotten meanwhile.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.news = true;
@@ -1011,6 +1030,7 @@ impl Books {
             let mut status = unreadable.unwrap_or_else(|| self.listed(now, id));
             status.confusion = None;
             status.confusions.clear();
+            status.worst.clear();
             status.skipped.iter_mut().for_each(|skipped| skipped.records.clear());
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.

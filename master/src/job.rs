@@ -80,6 +80,7 @@ use self::work::Work;
 use crate::checkpoints::Place;
 use crate::clock::Now;
 use crate::events::EventLog;
+use crate::indexes::Indexes;
 use crate::lease::Limits;
 use crate::membership::Membership;
 use crate::progress::Hang;
@@ -136,6 +137,8 @@ pub(crate) struct Job {
     hangs_told_at: Duration,
     /// Users were told what a worker noticed in the records.
     records_told: bool,
+    /// What workers found in its files, for later jobs.
+    indexed: Vec<(String, pb::Indexed)>,
     /// Something changed that is to be written down.
     changed: bool,
 }
@@ -253,8 +256,21 @@ impl Job {
             hangs_told: BTreeSet::new(),
             hangs_told_at: Duration::ZERO,
             records_told: false,
+            indexed: Vec::new(),
             changed: true,
         }
+    }
+
+    /// Takes over what earlier tasks found in its files. Workers compare the files with it.
+    pub(crate) fn know(&mut self, indexes: &Indexes) {
+        if let Some(index) = self.phase.indexing() {
+            index.know(indexes);
+        }
+    }
+
+    /// Returns what workers found in its files since the last call, with the keys of the files.
+    pub(crate) fn take_indexed(&mut self) -> Vec<(String, pb::Indexed)> {
+        std::mem::take(&mut self.indexed)
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -498,6 +514,7 @@ impl Job {
         // The last metrics are those of the model that is exported.
         if self.best().is_none_or(|best| best == version) {
             self.numbers.take_measured(&sets);
+            self.numbers.worst = sets.iter().flat_map(|set| self.worst_of(set)).collect();
         }
         self.measured = Some(version);
         self.changed = true;

@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use crate::ended::Ended;
 use crate::error::{Error, Result, StoreError};
 use crate::events::{self, EVENTS_MAX, EventLog};
+use crate::indexes::Indexes;
 
 pub use self::batch::Batch;
 #[cfg(test)]
@@ -90,6 +91,8 @@ pub(crate) struct Found {
     pub(crate) ended: Vec<(JobId, Ended)>,
     /// Jobs whose record this program cannot read.
     pub(crate) unreadable: Vec<Unreadable>,
+    /// What workers found in files.
+    pub(crate) indexes: Indexes,
     /// What the journal need not keep: an earlier version of this program left it behind.
     pub(crate) left_over: Batch,
 }
@@ -138,10 +141,32 @@ impl Found {
                 found.take(store, &key, &bytes).await?;
             }
         }
+        found.take_indexes(store).await?;
         if !found.master.swept {
             found.sweep(store).await?;
         }
         Ok(found)
+    }
+
+    /// Reads what workers found in files. An entry that cannot be read is dropped: its file is read
+    /// again.
+    async fn take_indexes(&mut self, store: &dyn Store) -> Result<()> {
+        let mut range = keys::indexes();
+        loop {
+            let page = read(store, range.clone(), Count::Oldest(RECORDS_AT_ONCE)).await?;
+            let Some((last, _)) = page.last() else { return Ok(()) };
+            range.start = format!("{last}\0");
+            for (key, bytes) in page {
+                match (keys::index_of(&key), pb::IndexRecord::decode(&*bytes)) {
+                    (Some(file), Ok(record)) => self.indexes.restore(file.to_owned(), record),
+                    (_, Err(reason)) => {
+                        tracing::warn!(key, %reason, "the index of a file cannot be read; the file will be");
+                        self.left_over.remove(key.clone());
+                    }
+                    (None, Ok(_)) => {}
+                }
+            }
+        }
     }
 
     async fn take(&mut self, store: &dyn Store, key: &str, bytes: &[u8]) -> Result<()> {

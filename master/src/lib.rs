@@ -32,6 +32,7 @@ mod etcd;
 mod events;
 mod gate;
 mod incoming;
+mod indexes;
 mod job;
 mod journal;
 mod lease;

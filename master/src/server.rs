@@ -253,6 +253,7 @@ fn kept(found: &mut Found, identity: u64, starts: u64) -> Batch {
 fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, found: Found) -> Result<Books> {
     let mut books = Books::new(options, random()?, identity, artifacts.starts, artifacts.newest_job);
     let mut unreadable = found.unreadable;
+    books.set_indexes(found.indexes);
     found.ended.into_iter().for_each(|(id, job)| books.archive(id, job));
     for (record, log) in found.jobs {
         unreadable.extend(books.restore(now, record, log).err());

@@ -101,8 +101,18 @@ pub trait Model: Send {
     /// fails.
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
         let _ = batch;
-        let reason = "this network does not return its outputs; implement `Model::predict` for it";
+        let reason = "this network does not return its outputs, which `ebb predict` and `evaluation.worst` need; implement \
+                      `Model::predict` for it";
         Err(Error::Engine { what: "predict".to_owned(), reason: reason.to_owned() })
+    }
+
+    /// Returns what [`evaluate`](Self::evaluate) and [`predict`](Self::predict) return. Default: it
+    /// calls both. An override that saves a pass returns the same bits.
+    ///
+    /// # Errors
+    /// The errors of both.
+    fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
+        Ok((self.evaluate(batch)?, self.predict(batch)?))
     }
 
     /// Returns the tensors of the model's `state_dict` that no step changes. They are exported, but

@@ -6,6 +6,7 @@
 //! | [`spec`], [`optimizer`] | a job's specification |
 //! | [`column`] | the columns of records |
 //! | [`metrics`] | what an evaluation counts, and how counts merge |
+//! | [`worst`] | the records with the largest losses in an evaluation |
 //! | [`plan`], [`random`] | the numbering of a job's work |
 //! | [`tree`], [`wire`] | the order and the rounding of sums |
 //! | [`placement`] | where parameters live |
@@ -39,6 +40,7 @@ pub mod status;
 pub mod tensor;
 pub mod tree;
 pub mod wire;
+pub mod worst;
 
 pub use error::{Error, Result};
 

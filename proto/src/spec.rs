@@ -11,6 +11,7 @@ pub mod data_url;
 mod early_stopping;
 mod evaluation;
 mod file;
+mod index_key;
 pub mod mixup;
 mod purpose;
 mod records;
@@ -27,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::early_stopping::{Better, EarlyStoppingSpec};
-pub use self::evaluation::EvaluationSpec;
+pub use self::evaluation::{EvaluationSpec, WORST_MAX};
 pub use self::file::{parse, parse_unchecked};
 pub use self::mixup::MixupSpec;
 pub use self::purpose::{PredictSpec, Purpose};
@@ -75,7 +76,7 @@ pub struct JobSpec {
     /// Default: the last version is exported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stopping: Option<EarlyStoppingSpec>,
-    /// Times of evaluations. Default: the end of each epoch.
+    /// Times of evaluations, and what they list. Default: the end of each epoch.
     #[serde(default, skip_serializing_if = "EvaluationSpec::is_default")]
     pub evaluation: EvaluationSpec,
     /// Time-outs and limits of retries.

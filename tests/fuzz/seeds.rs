@@ -202,5 +202,13 @@ fn chunks() -> Vec<u8> {
 /// Returns what a worker counted in an evaluation.
 fn evaluated() -> Vec<u8> {
     let metric_sums = [("accuracy".to_owned(), 3.0), ("mae".to_owned(), 1.0)].into();
-    pb::Evaluated { loss_sum: 2.0, samples: 4, metric_sums, ..Default::default() }.encode_to_vec()
+    let record = |record| pb::RecordLoss {
+        record,
+        loss: 2.5,
+        classes: vec![1],
+        outputs: vec![0.5; 3],
+        ..Default::default()
+    };
+    let worst = vec![record(7), record(3)];
+    pb::Evaluated { loss_sum: 2.0, samples: 4, metric_sums, worst, ..Default::default() }.encode_to_vec()
 }

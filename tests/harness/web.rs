@@ -7,6 +7,7 @@
 //! | `/busy/NAME` | 503 to the first two requests |
 //! | `/cut/NAME` | the connection breaks within the body of the third request |
 //! | `/whole/NAME` | always the whole file |
+//! | `/held/NAME` | waits for [`Web::go_on`] |
 //! | `/changing/NAME` | another ETag from the fourth request on |
 //! | `/stalls/NAME` | waits for [`Web::go_on`] when a part from [`STALLS_FROM`] on comes again |
 
@@ -25,9 +26,11 @@ pub struct Web {
     /// Number of requests for each path.
     seen: Arc<Mutex<BTreeMap<String, usize>>>,
     gate: Arc<Gate>,
+    /// Bytes of files that were sent, for each path.
+    sent: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
-/// Whether clients of `/stalls/NAME` have their answer.
+/// Whether clients of `/stalls/NAME` and `/held/NAME` have their answer.
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -47,15 +50,17 @@ impl Web {
             files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
         let (files, seen) = (Arc::new(files), Arc::<Mutex<BTreeMap<String, usize>>>::default());
         let (counts, gate) = (seen.clone(), Arc::<Gate>::default());
-        let doors = gate.clone();
+        let (doors, sent) = (gate.clone(), Arc::<Mutex<BTreeMap<String, usize>>>::default());
+        let bytes = sent.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let (files, counts, gate) = (files.clone(), counts.clone(), doors.clone());
+                let bytes = bytes.clone();
                 // A client that has left is no failure of the server.
-                std::thread::spawn(move || drop(serve(client, &files, &counts, &gate)));
+                std::thread::spawn(move || drop(serve(client, &files, &counts, &gate, &bytes)));
             }
         });
-        Self { address, seen, gate }
+        Self { address, seen, gate, sent }
     }
 
     /// Returns the number of clients of `/stalls/NAME` that have waited.
@@ -63,7 +68,13 @@ impl Web {
         self.gate.stalled.load(Ordering::SeqCst)
     }
 
-    /// Lets the clients of `/stalls/NAME` have their answers, from now on.
+    /// Returns the bytes of a file that clients asked for under this path, whether they took them
+    /// or not.
+    pub fn sent(&self, path: &str) -> usize {
+        self.sent.lock().expect("no panic").get(path).copied().unwrap_or_default()
+    }
+
+    /// Lets the clients of `/stalls/NAME` and `/held/NAME` have their answers, from now on.
     pub fn go_on(&self) {
         *self.gate.open.lock().expect("no panic") = true;
         self.gate.opened.notify_all();
@@ -85,6 +96,7 @@ fn serve(
     files: &BTreeMap<String, Vec<u8>>,
     seen: &Mutex<BTreeMap<String, usize>>,
     gate: &Gate,
+    bytes: &Mutex<BTreeMap<String, usize>>,
 ) -> std::io::Result<()> {
     let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
@@ -124,6 +136,12 @@ fn serve(
         let closed = gate.open.lock().expect("no panic");
         drop(gate.opened.wait_while(closed, |open| !*open).expect("no panic"));
     }
+    if how == "held" {
+        let closed = gate.open.lock().expect("no panic");
+        drop(gate.opened.wait_while(closed, |open| !*open).expect("no panic"));
+    }
+    let asked = range.map_or(file.len(), |(first, last)| last + 1 - first);
+    *bytes.lock().expect("no panic").entry(path.clone()).or_default() += asked;
     let whole = match range {
         _ if how == "denied" => answer("403 Forbidden", "", b""),
         _ if how == "busy" && before < 2 => answer("503 Service Unavailable", "", b""),

@@ -58,6 +58,11 @@ fn evaluations(out: &Path) -> Value {
     summary(out)["evaluations"].clone()
 }
 
+/// Returns the file of the worst records.
+fn worst(out: &Path) -> Vec<u8> {
+    std::fs::read(out.join("worst.jsonl")).unwrap()
+}
+
 /// Returns the steps of the evaluations of one validation set.
 fn steps(out: &Path, set: &Value) -> Vec<u64> {
     let all = evaluations(out);
@@ -85,7 +90,9 @@ fn data(validation: &str) -> String {
 fn evaluations_have_the_same_numbers_for_any_fleet_and_after_losses() {
     let dir = tempfile::tempdir().unwrap();
     let named = format!("validation_sets = {{ dev = {}, test = {} }}", files(1472, 1600), files(1600, 1797));
-    let sets = ["epochs=60", "evaluation.every_epochs=4", "evaluation.every_steps=10", &data(&named)];
+    let times = ["evaluation.every_epochs=4", "evaluation.every_steps=10"];
+    let data = data(&named);
+    let sets = [&times[..], &["epochs=60", "evaluation.worst=20", &data]].concat();
     let calm = alone(&dir.path().join("out"), &sets, &[]);
     let due = |step: &u64| step.is_multiple_of(10) || step.is_multiple_of(4 * EPOCH);
     let due: Vec<_> = (1..=60 * EPOCH).filter(due).collect();
@@ -94,6 +101,8 @@ fn evaluations_have_the_same_numbers_for_any_fleet_and_after_losses() {
     let out = together(&mut cluster, &sets, &[(4, KILLED_WORKER), (8, RESTARTED_MASTER), (16, LOST_PS)]);
     assert!(!events(&out, "rewind").is_empty(), "nothing was lost");
     assert!(evaluations(&out) == evaluations(&calm), "other numbers than an undisturbed run");
+    assert!(worst(&out) == worst(&calm), "other worst records than an undisturbed run");
+    assert_eq!(worst(&out).iter().filter(|byte| **byte == b'\n').count(), 40);
     assert!(harness::model(&out) == harness::model(&calm), "other bits than an undisturbed run");
 }
 
@@ -138,20 +147,22 @@ fn a_job_stops_early_at_the_same_version_with_the_same_model_for_any_fleet_and_a
         ("pipelined", Some([saves.as_str(), "checkpoint.every_steps=20", "checkpoint.keep=1"])),
     ] {
         let mode = format!("consistency.mode={mode}");
-        let sets = ["epochs=400", "evaluation.every_steps=5", early, &mode];
+        let sets = ["epochs=400", "evaluation.every_steps=5", "evaluation.worst=3", early, &mode];
         let calm = alone(&dir.path().join(&mode), &sets, &[]);
         let best = summary(&calm)["best"].clone();
         assert_eq!(best["stopped_early"], Value::from(true), "{best}");
         assert!(best["step"].as_u64() < best["last_step"].as_u64(), "{best}");
         assert_eq!(steps(&calm, &Value::Null).last().copied(), best["last_step"].as_u64());
 
-        // The model is that of the best version, and so are the final metrics.
+        // The model is that of the best version, and so are the final metrics and the worst
+        // records.
         assert_eq!(summary(&calm)["final"]["loss"], best["value"]);
         let (job, model) = (job().display().to_string(), calm.display().to_string());
-        let output = harness::ebb(["evaluate", &job, "--model", &model, "--json"]).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        let measured: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(measured["final"], summary(&calm)["final"]);
+        let measured = dir.path().join(format!("{mode}-measured"));
+        let out = measured.display().to_string();
+        succeed(["evaluate", &job, "--model", &model, "--out", &out, "--set", "evaluation.worst=3"]);
+        assert_eq!(summary(&measured)["final"], summary(&calm)["final"]);
+        assert!(worst(&measured) == worst(&calm), "other worst records than those of the best version");
 
         let mut cluster = Cluster::start(2, 3);
         let sets = [&sets[..], saves.as_ref().map_or(&[][..], |saves| &saves[..])].concat();
@@ -161,6 +172,7 @@ fn a_job_stops_early_at_the_same_version_with_the_same_model_for_any_fleet_and_a
         assert_eq!(summary(&out)["best"], best);
         assert_eq!(summary(&out)["final"], summary(&calm)["final"]);
         assert!(evaluations(&out) == evaluations(&calm), "other numbers than an undisturbed run");
+        assert!(worst(&out) == worst(&calm), "other worst records than an undisturbed run");
         assert_eq!(summary(&out)["model_sha256"], summary(&calm)["model_sha256"]);
         assert!(harness::model(&out) == harness::model(&calm), "another model than an undisturbed run");
     }

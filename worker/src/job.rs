@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use data::{BadRecord, Batch, Dataset};
+use data::{BadRecord, Batch, Cuts, Dataset, Known};
 use model::{Context, Device, Registry};
 use proto::artifact::{INITIAL, is_tokenizer};
 use proto::convert;
@@ -90,10 +90,10 @@ impl Job {
     ) -> Result<Self> {
         let spec = Arc::new(specification(reply)?);
         let _tokenizers = tokenizers::load(id, &spec, reply, options, master, progress).await?;
-        let train = open_data(&spec, DataSet::Train, options, progress).await?;
+        let train = open_data(&spec, DataSet::Train, reply, options, progress).await?;
         train.check(&reply.train_records, &reply.train_bytes, &reply.train_versions)?;
         let validation = match spec.data.validates() {
-            true => Some(open_data(&spec, DataSet::Validation, options, progress).await?),
+            true => Some(open_data(&spec, DataSet::Validation, reply, options, progress).await?),
             false => None,
         };
         if let (Some(data), Some(DataSet::Validation)) =
@@ -325,11 +325,23 @@ pub(crate) fn specification(reply: &pb::JobReply) -> Result<JobSpec> {
 async fn open_data(
     spec: &Arc<JobSpec>,
     set: DataSet,
+    reply: &pb::JobReply,
     options: &Options,
     progress: &Progress,
 ) -> Result<Arc<Dataset>> {
     let (spec, root, progress) = (spec.clone(), options.data_root.clone(), progress.clone());
-    let open = move || Dataset::open_observed(&spec, set, root.as_deref(), &progress);
+    let known = match spec.data.files_of(set) {
+        Some(DataSet::Validation) => &reply.validation_known,
+        Some(DataSet::Train) | None => &reply.train_known,
+    };
+    // What is malformed is read from the file.
+    let read = |known: &pb::KnownFile| {
+        let cuts = Cuts::read(known.cuts.as_ref()?)?;
+        Some((known.file as usize, Known { stamp: known.stamp.clone(), cuts }))
+    };
+    let known: BTreeMap<_, _> = known.iter().filter_map(read).collect();
+    let open =
+        move || Dataset::open_observed(&spec, set, root.as_deref(), &progress, |file| known.get(&file));
     blocking(options.inline.as_ref(), open).await
 }
 

@@ -25,6 +25,7 @@ mod task_loop;
 mod tokenizers;
 mod trainer;
 mod work;
+mod worst;
 
 pub use config::Options;
 pub use error::{Error, Result};

@@ -26,6 +26,7 @@ use crate::master_client::MasterClient;
 use crate::predict;
 use crate::progress::Progress;
 use crate::trainer;
+use crate::worst::WorstRecords;
 
 /// Task that counts the records of one file (pair).
 pub(crate) struct Index {
@@ -34,6 +35,8 @@ pub(crate) struct Index {
     file: usize,
     root: Option<PathBuf>,
     inline: Option<Inline>,
+    /// What an earlier task found, if the file is as it was.
+    known: Option<pb::Indexed>,
     /// Tokenizers of the job, which the process keeps meanwhile.
     _tokenizers: Vec<Arc<Tokenizer>>,
 }
@@ -62,12 +65,23 @@ impl Index {
             file,
             root: options.data_root.clone(),
             inline: options.inline.clone(),
+            known: task.known.clone(),
             _tokenizers: tokenizers,
         })
     }
 
     pub(crate) async fn run(self, progress: Progress) -> Result<Report> {
         let inline = self.inline.clone();
+        if let Some(known) = self.known {
+            let (spec, root, place) = (self.spec.clone(), self.root.clone(), progress.clone());
+            let stamp = known.stamp.clone();
+            let is_unchanged =
+                move || data::is_unchanged(&spec, self.set, self.file, root.as_deref(), &stamp, &place);
+            if blocking(inline.as_ref(), is_unchanged).await? {
+                tracing::debug!(set = ?self.set, file = self.file, "the file is as it was when it was indexed");
+                return Ok(Report::Indexed(known));
+            }
+        }
         let index =
             move || data::index_observed(&self.spec, self.set, self.file, self.root.as_deref(), &progress);
         let indexed = blocking(inline.as_ref(), index).await?;
@@ -79,6 +93,8 @@ impl Index {
             crc32c: Some(indexed.content.crc32c),
             bytes: indexed.content.bytes,
             version: indexed.version,
+            stamp: indexed.stamp,
+            cuts: indexed.cuts.as_ref().map(pb::Cuts::from),
             ..pb::Indexed::default()
         }))
     }
@@ -133,7 +149,10 @@ pub(crate) async fn init(
                     return Ok((tensors, values, note));
                 }
             }
-            let measured = model.evaluate(&batch)?;
+            let measured = match WorstRecords::of(&spec) {
+                Some(mut worst) => worst.evaluate(model, &batch)?,
+                None => model.evaluate(&batch)?,
+            };
             let metrics = &spec.model.metrics;
             if let Some(metric) = metrics.iter().find(|metric| !measured.tallies.contains_key(*metric)) {
                 return Err(Error::Task {
@@ -185,9 +204,10 @@ pub(crate) async fn evaluate(
             job_of.notice(&data, &batch);
             Ok(batch)
         });
+        let worst = WorstRecords::of(&job_of.spec);
         let model = loaded.with(&weights)?;
         model.announce(Upcoming::Evaluation(version));
-        let evaluated = trainer::evaluate(model, batches)?;
+        let evaluated = trainer::evaluate(model, batches, worst)?;
         Ok((evaluated, bad))
     });
     let (evaluated, bad) = evaluated.await?;

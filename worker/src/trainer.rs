@@ -29,6 +29,7 @@ use proto::wire::WireType;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::progress::Progress;
+use crate::worst::WorstRecords;
 
 /// Returns the weights from which a step is computed.
 pub(crate) fn want(consistency: Consistency, step: Step) -> Want {
@@ -174,19 +175,25 @@ fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> 
 }
 
 /// Evaluates batches with the loaded weights. Sums are in their order. Batches without records
-/// count nothing.
+/// count nothing. `worst` takes the losses of the records, if the job lists the worst ones.
 pub(crate) fn evaluate(
     model: &mut dyn Model,
     batches: impl Iterator<Item = data::Result<Batch>>,
+    mut worst: Option<WorstRecords<'_>>,
 ) -> Result<pb::Evaluated> {
     let mut total = Evaluation::default();
     for batch in batches {
         let batch = batch?;
         if batch.samples > 0 {
-            total.merge(model.evaluate(&batch)?)?;
+            let found = match &mut worst {
+                Some(worst) => worst.evaluate(model, &batch)?,
+                None => model.evaluate(&batch)?,
+            };
+            total.merge(found)?;
         }
     }
-    Ok(convert::evaluated(total)?)
+    let worst = worst.map(WorstRecords::finish).unwrap_or_default();
+    Ok(pb::Evaluated { worst, ..convert::evaluated(total)? })
 }
 
 #[cfg(test)]

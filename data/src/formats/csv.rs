@@ -8,8 +8,8 @@ use std::sync::Arc;
 use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord, Trim};
 use proto::column::{ColumnSpec, ElementType};
 
-use super::cuts::{BLOCK_BYTES, Cuts};
 use crate::column::Column;
+use crate::cuts::{BLOCK_BYTES, Cuts};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};

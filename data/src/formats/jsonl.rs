@@ -22,8 +22,8 @@ use proto::column::{ColumnSpec, ElementType};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::cuts::{BLOCK_BYTES, Cuts};
 use crate::column::Column;
+use crate::cuts::{BLOCK_BYTES, Cuts};
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Content, Object};

@@ -6,7 +6,6 @@ mod arrow_columns;
 #[cfg(test)]
 mod arrow_tests;
 pub(crate) mod csv;
-mod cuts;
 pub(crate) mod idx;
 pub(crate) mod images;
 pub(crate) mod index;
@@ -72,8 +71,8 @@ pub(crate) fn open_collecting(
         Format::Safetensors => safetensors::open(object),
         Format::Npz => npz::open(object),
         Format::Jsonl => jsonl::open(object, pass),
-        Format::Tfrecord => tfrecord::open(object),
-        Format::Tar => tar::open(object),
+        Format::Tfrecord => tfrecord::open(object, pass.cuts),
+        Format::Tar => tar::open(object, pass.cuts),
         Format::Images => images::open(object.folder(pass.observer)?, first),
         Format::Index => index::open(object.path()),
     };

@@ -23,9 +23,9 @@ use bytes::Bytes;
 use proto::column::{ColumnSpec, ElementType};
 
 use super::array::Array;
-use super::cuts::Cuts;
 use super::npy;
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Object, Scan};
@@ -45,11 +45,11 @@ enum Kind {
     Bytes,
 }
 
-/// Opens a file.
+/// Opens a file. `known` says where its blocks are; then only the first record is read.
 ///
 /// # Errors
 /// The file is no tar archive, is cut off, or its first record has no members.
-pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+pub(crate) fn open(object: &Object, known: Option<&Cuts>) -> Result<Box<dyn Source>> {
     let mut cuts = Cuts::default();
     let mut key = None;
     let mut columns: Vec<(ColumnSpec, Kind)> = Vec::new();
@@ -59,6 +59,9 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
         if key.as_deref() != Some(of_member) {
             cuts.add(begin);
             key = Some(of_member.to_owned());
+        }
+        if cuts.records() != [1] && known.is_some() {
+            break;
         }
         if cuts.records() == [1] && !columns.iter().any(|(column, _)| column.name == extension) {
             columns.push(column(&extension, &members.data(data)?));
@@ -70,6 +73,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
             "no members KEY.EXTENSION, so that the columns are unknown; leave the file out, or write it as a WebDataset",
         );
     }
+    let cuts = known.cloned().unwrap_or(cuts);
     columns.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     let (columns, kinds) = columns.into_iter().unzip();
     let outline = Outline { columns, blocks: cuts.records().to_vec() };
@@ -118,6 +122,10 @@ struct Tar {
 impl Source for Tar {
     fn outline(&self) -> &Outline {
         &self.outline
+    }
+
+    fn cuts(&self) -> Option<&Cuts> {
+        Some(&self.cuts)
     }
 
     /// Decodes columns. A class that is no integer is broken.
@@ -459,7 +467,7 @@ pub(crate) mod tests {
     }
 
     fn source(bytes: &[u8]) -> Result<Box<dyn Source>> {
-        open(&Object::copy(Path::new("a.tar"), bytes.to_vec()))
+        open(&Object::copy(Path::new("a.tar"), bytes.to_vec()), None)
     }
 
     fn read(bytes: &[u8]) -> Result<Vec<Column>> {

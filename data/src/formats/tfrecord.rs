@@ -27,8 +27,8 @@ use bytes::Bytes;
 use prost::Message;
 use proto::column::{ColumnSpec, ElementType};
 
-use super::cuts::Cuts;
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::{Flaw, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::{Object, Scan};
@@ -94,14 +94,14 @@ impl List {
     }
 }
 
-/// Opens a file.
+/// Opens a file. `known` says where its blocks are; then only the first record is read.
 ///
 /// # Errors
 /// A record's length is damaged, the file is cut off, or the first record is no Example.
-pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
+pub(crate) fn open(object: &Object, known: Option<&Cuts>) -> Result<Box<dyn Source>> {
     let mut file = File(Scan::new(object));
-    let (mut cuts, mut at) = (Cuts::default(), 0);
-    while at < object.len() {
+    let (mut cuts, mut at) = (known.cloned().unwrap_or_default(), 0);
+    while known.is_none() && at < object.len() {
         cuts.add(at);
         at = file.frame(at)?.end + FOOTER_BYTES;
     }
@@ -132,6 +132,10 @@ struct Tfrecord {
 impl Source for Tfrecord {
     fn outline(&self) -> &Outline {
         &self.outline
+    }
+
+    fn cuts(&self) -> Option<&Cuts> {
+        Some(&self.cuts)
     }
 
     /// Decodes columns. A record is broken if its data is damaged, and a value if it has another
@@ -317,7 +321,7 @@ pub(crate) mod tests {
     }
 
     fn source(bytes: &[u8]) -> Result<Box<dyn Source>> {
-        open(&Object::copy(Path::new("a.tfrecord"), bytes.to_vec()))
+        open(&Object::copy(Path::new("a.tfrecord"), bytes.to_vec()), None)
     }
 
     fn read(bytes: &[u8]) -> Result<Vec<Column>> {

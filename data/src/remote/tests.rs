@@ -23,11 +23,13 @@ use super::with::ahead;
 use super::{PIECE_BYTES, Remote, State, use_store_settings};
 use crate::Dataset;
 use crate::column::Column;
+use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
 use crate::format::Source;
 use crate::formats::{self, idx, images, npy, npz, tar, tfrecord};
 use crate::object::{Content, Object};
+use crate::pass::Pass;
 
 /// Limits for servers that answer sooner or later.
 const SOON: Limits =
@@ -598,6 +600,35 @@ fn formats_with_random_access_fetch_what_they_need() {
         // Up to a piece at each end, those with the head and the footer.
         let most = wanted + 4 * PIECE_BYTES as usize;
         assert!(asked < most && asked < file.len(), "{}: {asked} bytes of {}", format.name(), file.len());
+    }
+}
+
+#[test]
+fn a_file_whose_blocks_are_known_is_not_read_to_be_opened() {
+    let large = bytes(300_000);
+    let list = || tfrecord::List::Bytes(tfrecord::BytesList { value: vec![large.clone().into()] });
+    let record = || tfrecord::record([("a".to_owned(), list())]);
+    let names: Vec<_> = (0..80).map(|record| format!("{record:03}.a")).collect();
+    let members: Vec<_> = names.iter().map(|name| (name.as_str(), large.as_slice())).collect();
+    let records_file: Vec<u8> = (0..80).flat_map(|_| record()).collect();
+    for (format, file) in [(Format::Tfrecord, records_file), (Format::Tar, tar::tests::files(&members))] {
+        let (server, name) = (Server::of(file.clone()), format.name());
+        let (spec, path) = (DataSpec::of(format, FilesSpec::default()), server.url("x"));
+        let open = |known: Option<&Cuts>| {
+            let object = Object::open(Path::new(&path), &()).unwrap();
+            let pass = Pass { cuts: known, ..Pass::plain() };
+            (formats::open_collecting(&spec, &object, "x", Path::new("x"), pass).unwrap(), object)
+        };
+        let (whole, _kept) = open(None);
+        let cuts = whole.cuts().unwrap().clone();
+        assert!(cuts.records().len() > 4, "{name}");
+        let before = server.requests().len();
+        let (source, _kept) = open(Some(&cuts));
+        assert_eq!(source.outline(), whole.outline(), "{name}");
+        let asked: usize =
+            server.requests()[before..].iter().filter_map(Request::range).map(|(from, to)| to - from).sum();
+        assert!(asked < file.len() / 2, "{name}: {asked} bytes of {}", file.len());
+        assert!(records(source.as_ref()) == records(whole.as_ref()), "{name}: other records");
     }
 }
 

@@ -11,6 +11,7 @@ use proto::metrics::{Confusion, Evaluation, Merger, Metric};
 use proto::pb;
 use proto::plan::Occasions;
 use proto::spec::ValidationSet;
+use proto::worst::{RecordLoss, Worst};
 
 use super::work::Shard;
 
@@ -63,6 +64,8 @@ pub(super) struct Evaluations {
     metrics: Option<Vec<Metric>>,
     /// The version that is measured next. `None`: the measurements of all have begun.
     next: Option<Version>,
+    /// Number of records with the largest losses that are listed of each set.
+    worst: usize,
     /// Versions that are being measured, oldest first.
     running: VecDeque<Running>,
     /// Records whose measurement was reported, over all versions.
@@ -74,6 +77,23 @@ struct Running {
     version: Version,
     /// One for each set.
     mergers: Vec<Merger>,
+    /// The worst records of each set.
+    worst: Vec<Worst>,
+}
+
+/// A worker's answer about a data shard.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answer {
+    evaluation: Evaluation,
+    /// Its worst records, the worst one first.
+    worst: Vec<RecordLoss>,
+}
+
+impl Answer {
+    /// Returns the numbers of the worst records, over all files.
+    pub(super) fn records(&self) -> impl Iterator<Item = u64> {
+        self.worst.iter().map(|found| found.record)
+    }
 }
 
 /// A version was measured on all validation sets.
@@ -102,6 +122,8 @@ pub(super) struct MeasuredSet {
     pub(super) metrics: BTreeMap<String, f64>,
     pub(super) confusion: Option<Confusion>,
     pub(super) samples: u64,
+    /// The records with the largest losses, the largest first.
+    pub(super) worst: Vec<RecordLoss>,
 }
 
 impl Evaluations {
@@ -117,7 +139,13 @@ impl Evaluations {
             Some(measured) => when.after(measured),
             None => when.from(Version(0)),
         };
-        Self { when, sets, metrics, next, running: VecDeque::new(), records_done: 0 }
+        Self { when, sets, metrics, next, worst: 0, running: VecDeque::new(), records_done: 0 }
+    }
+
+    /// Sets how many records with the largest losses are listed of each set.
+    pub(super) const fn listing(mut self, worst: usize) -> Self {
+        self.worst = worst;
+        self
     }
 
     /// Begins unfinished measurements again, because their leases have ended. `rewound`: a step;
@@ -161,7 +189,8 @@ impl Evaluations {
                 begun.extend(starts.enumerate().map(shard));
                 mergers.push(Merger::new(begun.len() - before));
             }
-            self.running.push_back(Running { version, mergers });
+            let worst = vec![Worst::new(self.worst); mergers.len()];
+            self.running.push_back(Running { version, mergers, worst });
             self.next = self.when.after(version);
         }
         begun
@@ -173,12 +202,7 @@ impl Evaluations {
     ///
     /// # Errors
     /// What is wrong.
-    pub(super) fn check(
-        &self,
-        shard: &Shard,
-        found: pb::Evaluated,
-        skipped: u64,
-    ) -> Result<Evaluation, String> {
+    pub(super) fn check(&self, shard: &Shard, found: pb::Evaluated, skipped: u64) -> Result<Answer, String> {
         let records = shard.end - shard.begin;
         if !(records.saturating_sub(skipped)..=records).contains(&found.samples) {
             let expected = match skipped {
@@ -187,6 +211,7 @@ impl Evaluations {
             };
             return Err(format!("Evaluated.samples: expected {expected}, found {}", found.samples));
         }
+        let worst = self.check_worst(&found)?;
         let wrong = |error: proto::Error| format!("Evaluated.tallies: {error}");
         let mut found = Evaluation::try_from(found).map_err(wrong)?;
         // Without a record a worker cannot say what tallies look like.
@@ -199,31 +224,54 @@ impl Evaluations {
         if let Some(running) = self.running.iter().find(|running| running.version == shard.version) {
             running.mergers[shard.set].check(&found).map_err(wrong)?;
         }
-        Ok(found)
+        Ok(Answer { evaluation: found, worst })
+    }
+
+    /// Returns the worst records of a worker's answer.
+    fn check_worst(&self, found: &pb::Evaluated) -> Result<Vec<RecordLoss>, String> {
+        let expected = (self.worst as u64).min(found.samples);
+        if found.worst.len() as u64 != expected {
+            return Err(format!(
+                "Evaluated.worst: expected {expected} records (evaluation.worst), found {}; start a worker of this version",
+                found.worst.len()
+            ));
+        }
+        let worst = found.worst.iter().cloned().map(RecordLoss::try_from).collect::<Result<Vec<_>, _>>();
+        let worst = worst.map_err(|error| format!("Evaluated.worst: {error}"))?;
+        match worst.is_sorted_by(|one, next| one.order(next).is_lt()) {
+            true => Ok(worst),
+            false => Err("Evaluated.worst: expected falling losses of distinct records".to_owned()),
+        }
     }
 
     /// Takes a worker's answer; the versions that are measured whole by it.
     ///
     /// # Errors
     /// Why the version cannot be measured: its outputs have too many distinct values.
-    pub(super) fn record(&mut self, shard: &Shard, found: Evaluation) -> Result<Vec<Measured>, String> {
+    pub(super) fn record(&mut self, shard: &Shard, found: Answer) -> Result<Vec<Measured>, String> {
+        let Answer { evaluation, worst } = found;
         let (version, mut measured) = (shard.version, Vec::new());
         let failed =
             |version: Version, error: proto::Error| format!("the evaluation of version {version}: {error}");
         if let Some(running) = self.running.iter_mut().find(|running| running.version == version) {
-            running.mergers[shard.set].add(shard.index, found).map_err(|error| failed(version, error))?;
+            let merger = &mut running.mergers[shard.set];
+            if merger.lacks(shard.index) {
+                running.worst[shard.set].extend(worst);
+            }
+            merger.add(shard.index, evaluation).map_err(|error| failed(version, error))?;
             self.records_done += shard.end - shard.begin;
         }
         let is_whole = |running: &mut Running| running.mergers.iter().all(Merger::is_complete);
-        while let Some(Running { version, mergers }) = self.running.pop_front_if(is_whole) {
+        while let Some(Running { version, mergers, worst }) = self.running.pop_front_if(is_whole) {
             let mut sets = Vec::with_capacity(mergers.len());
-            for (ValidationSet { name, .. }, merger) in self.sets.iter().zip(mergers) {
+            for ((ValidationSet { name, .. }, merger), worst) in self.sets.iter().zip(mergers).zip(worst) {
                 let whole = merger.finish().map_err(|error| failed(version, error))?;
                 sets.push(MeasuredSet {
                     name: name.clone(),
                     metrics: whole.values(),
                     confusion: whole.confusion().cloned(),
                     samples: whole.samples,
+                    worst: worst.into_records(),
                 });
             }
             measured.push(Measured { epoch: self.when.epoch_of(version), version, sets });
@@ -375,6 +423,37 @@ mod tests {
         assert!(refused(bare).contains("`accuracy`"));
         let empty = pb::Evaluated { tallies: [("accuracy".to_owned(), pb::Tally::default())].into(), ..good };
         assert!(refused(empty).contains("Tally.kind"));
+    }
+
+    #[test]
+    fn the_worst_records_of_all_shards_are_listed_in_whatever_order_they_arrive() {
+        let evaluations = || Evaluations::new(epochs(), of(1500), Some(vec![]), None).listing(3);
+        let found = |shard: &Shard, losses: &[(u64, f64)]| {
+            let answer = encoded(Evaluation { samples: shard.end - shard.begin, ..Evaluation::default() });
+            let worst =
+                losses.iter().map(|&(record, loss)| pb::RecordLoss { record, loss, ..Default::default() });
+            pb::Evaluated { worst: worst.collect(), ..answer }
+        };
+        let losses = [&[(4, 2.0), (7, 1.0), (3, 0.5)][..], &[(1400, 1.5), (1100, 1.0), (1101, 1.0)]];
+        for order in [[0, 1], [1, 0]] {
+            let mut evaluations = evaluations();
+            let shards = evaluations.begin(Step(2));
+            let [first, last] =
+                order.map(|at: usize| record(&mut evaluations, &shards[at], found(&shards[at], losses[at])));
+            let listed = last[0].sets[0].worst.iter().map(|found| (found.record, found.loss));
+            assert_eq!((first, listed.collect::<Vec<_>>()), (vec![], vec![(4, 2.0), (1400, 1.5), (7, 1.0)]));
+        }
+        let mut evaluations = evaluations();
+        let shard = evaluations.begin(Step(2))[0];
+        let refused =
+            |losses: &[(u64, f64)]| evaluations.check(&shard, found(&shard, losses), 0).unwrap_err();
+        assert!(refused(&[]).contains("expected 3 records (evaluation.worst), found 0"));
+        assert!(refused(&[(4, 1.0), (3, 2.0), (5, 0.5)]).contains("expected falling losses"));
+        assert!(refused(&[(4, 1.0), (4, 1.0), (5, 0.5)]).contains("distinct records"));
+        let mut long = found(&shard, losses[0]);
+        long.worst[1].outputs = vec![0.5; 33];
+        let refused = evaluations.check(&shard, long, 0).unwrap_err();
+        assert!(refused.contains("RecordLoss.outputs: expected at most 32 numbers"), "{refused}");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What the workers found in the job's files, and whether a job can be made of it. Pure.
 
+use prost::Message as _;
 use proto::checkpoint::trained_on::{DataFile, FileSet, TrainedOn};
 use proto::pb;
 use proto::plan::Plan;
 use proto::spec::{DataSet, FilesSpec, JobSpec, ValidationSet};
 
 use super::work::Work;
+use crate::indexes::Indexes;
 
 /// Validation records at most: each evaluation of an epoch has a task for every 1024 of them.
 const VALIDATION_RECORDS_MAX: u64 = 1 << 27;
@@ -20,6 +22,10 @@ pub(super) struct Index {
 #[derive(Debug)]
 struct File {
     path: String,
+    /// Key of what is found in it, for later jobs. `None`: nothing is kept.
+    key: Option<String>,
+    /// What an earlier task found, if the file is as it was.
+    known: Option<pb::Indexed>,
     found: Option<pb::Indexed>,
 }
 
@@ -73,7 +79,8 @@ impl Index {
         let files = |set| {
             let files = spec.data.files(set).into_iter();
             let names = files.flat_map(|files| (0..files.len()).map(move |file| files.name(file).to_owned()));
-            names.map(|path| File { path, found: None }).collect()
+            let keys = spec.index_keys(set).into_iter().map(Some).chain(std::iter::repeat(None));
+            names.zip(keys).map(|(path, key)| File { path, key, known: None, found: None }).collect()
         };
         Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
     }
@@ -87,10 +94,49 @@ impl Index {
         [of(&self.train, false), of(&self.validation, true)].concat()
     }
 
+    /// Takes over what earlier tasks found in these files.
+    pub(super) fn know(&mut self, indexes: &Indexes) {
+        for file in self.train.iter_mut().chain(&mut self.validation) {
+            file.known = file.key.as_ref().and_then(|key| indexes.get(key)).cloned();
+        }
+    }
+
+    /// Returns the key of what is found in a file.
+    pub(super) fn key(&self, validation: bool, file: usize) -> Option<&str> {
+        let files = if validation { &self.validation } else { &self.train };
+        files.get(file)?.key.as_deref()
+    }
+
+    /// Returns what workers that open the files need not read them for: at most so many bytes of
+    /// messages.
+    pub(super) fn known_files(
+        &self,
+        validation: bool,
+        indexes: &Indexes,
+        bytes_left: &mut usize,
+    ) -> Vec<pb::KnownFile> {
+        let files = if validation { &self.validation } else { &self.train };
+        let known = files.iter().zip(0..).filter_map(|(file, at)| {
+            let pb::Indexed { stamp, cuts, .. } = indexes.get(file.key.as_ref()?)?;
+            let known = pb::KnownFile { file: at, stamp: stamp.clone(), cuts: Some(cuts.clone()?) };
+            *bytes_left = bytes_left.checked_sub(known.encoded_len())?;
+            Some(known)
+        });
+        known.collect()
+    }
+
+    /// Returns what an earlier task found in a file.
+    pub(super) fn known(&self, validation: bool, file: usize) -> Option<&pb::Indexed> {
+        let files = if validation { &self.validation } else { &self.train };
+        files.get(file)?.known.as_ref()
+    }
+
     /// Takes a worker's answer.
     pub(super) fn record(&mut self, validation: bool, file: usize, found: pb::Indexed) {
         let files = if validation { &mut self.validation } else { &mut self.train };
-        files[file].found = Some(found);
+        files[file].known = None;
+        // The record of a job is written often, and this may be large. `Indexes` has it.
+        files[file].found = Some(pb::Indexed { cuts: None, ..found });
     }
 
     /// Returns what all files hold, those of validation apart; `None` while one is not indexed.

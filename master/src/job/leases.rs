@@ -7,6 +7,7 @@ use std::time::Duration;
 use proto::ids::{IncarnationId, LeaseId, Step};
 use proto::pb;
 use proto::pb::complete_request::Result as Report;
+use proto::spec::DataSet;
 use proto::status::{Failure, Kind};
 
 use super::end::{Salvage, failed};
@@ -238,7 +239,10 @@ impl Job {
         };
         match (&work, report) {
             (Work::Index { validation, file, .. }, Report::Indexed(found)) => {
-                if let Phase::Indexing { index, .. } = &mut self.phase {
+                if let Some(index) = self.phase.indexing() {
+                    // Without a state of the file nobody can say whether it still holds.
+                    let key = index.key(*validation, *file).filter(|_| !found.stamp.is_empty());
+                    self.indexed.extend(key.map(|key| (key.to_owned(), found.clone())));
                     index.record(*validation, *file, found);
                 }
                 self.task_done(worker, lease);
@@ -258,11 +262,17 @@ impl Job {
             }
             (Work::Evaluate(shard), Report::Evaluated(found)) => {
                 let skipped = self.skipped_in(shard);
+                let in_files: u64 = self.records_of(DataSet::Validation).iter().sum();
                 let Some(training) = self.phase.trains_mut() else { return Err(ended(lease)) };
                 let found = training
                     .evaluations
                     .check(shard, found, skipped)
                     .map_err(|message| Failure::new(Kind::Malformed, message))?;
+                if let Some(record) = found.records().find(|record| *record >= in_files) {
+                    let message =
+                        format!("Evaluated.worst: expected records below {in_files}, found {record}");
+                    return Err(Failure::new(Kind::Malformed, message));
+                }
                 let measured = training.evaluations.record(shard, found);
                 self.task_done(worker, lease);
                 match measured {
@@ -370,13 +380,18 @@ impl Job {
     // Grants as they travel.
 
     fn task_lease(&self, now: Now, grant: &TaskGrant<Work>) -> pb::Lease {
+        let mut work = grant.work.wire(self.era);
+        if let (Work::Index { validation, file, .. }, pb::lease::Work::Index(task)) = (&grant.work, &mut work)
+        {
+            task.known = self.phase.index().and_then(|index| index.known(*validation, *file)).cloned();
+        }
         pb::Lease {
             id: grant.lease.get(),
             job: self.id.get(),
             task: grant.task.get(),
             attempt: grant.attempt,
             expires_ms: millis(grant.deadline.saturating_sub(now.since_start)),
-            work: Some(grant.work.wire(self.era)),
+            work: Some(work),
             placement: self.placement(),
             skipped: self.skips.count(),
         }

@@ -126,6 +126,14 @@ impl Phase {
         }
     }
 
+    /// Returns what is known of the files while they are indexed.
+    pub(super) const fn indexing(&mut self) -> Option<&mut Index> {
+        match self {
+            Self::Indexing { index, .. } => Some(index),
+            _ => None,
+        }
+    }
+
     /// Returns the model, once all files are indexed.
     pub(super) const fn model(&self) -> Option<&Model> {
         match self {

@@ -75,6 +75,7 @@ impl Job {
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: self.numbers.confusions.get("").cloned(),
             confusions: self.numbers.named_confusions(),
+            worst: self.numbers.worst.clone(),
             delivery: Delivery::recorded(self.delivery).into(),
             skipped_train: self.skips.record(DataSet::Train),
             skipped_validation: self.skips.record(DataSet::Validation),
@@ -113,6 +114,7 @@ impl Job {
         job.times = super::status::Times::restored(now, record.submitted_unix_ms, record.training_ms);
         job.numbers.restore(record.leases_expired, record.workers_seen, record.final_metrics);
         job.numbers.samples_before = record.samples_before;
+        job.numbers.worst = record.worst;
         job.numbers.confusions = record.confusions;
         job.numbers.confusions.extend(record.confusion.map(|matrix| (String::new(), matrix)));
         job.skips.restore(record.skipped_train, record.skipped_validation);

@@ -198,14 +198,9 @@ impl Job {
 
     /// Returns the first skipped records of a data set.
     fn listed(&self, set: DataSet) -> impl Iterator<Item = pb::SkippedRecord> {
-        let in_files = self.records_of(set);
         let files = self.spec.data.files_of(set).and_then(|source| self.spec.data.files(source));
         let record = move |(&number, reason): (&u64, &String)| {
-            let (mut file, mut record) = (0, number);
-            while in_files.get(file).is_some_and(|&records| records <= record) {
-                record -= in_files[file];
-                file += 1;
-            }
+            let (file, record) = self.place_of(set, number);
             pb::SkippedRecord {
                 validation: set == DataSet::Validation,
                 file: files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default(),
@@ -230,8 +225,20 @@ impl Job {
         )
     }
 
+    /// Returns the index of the file with a record of a data set, and the record's number there.
+    /// `number` counts over all files, and is below their records.
+    pub(super) fn place_of(&self, set: DataSet, number: u64) -> (usize, u64) {
+        let in_files = self.records_of(set);
+        let (mut file, mut record) = (0, number);
+        while in_files.get(file).is_some_and(|&records| records <= record) {
+            record -= in_files[file];
+            file += 1;
+        }
+        (file, record)
+    }
+
     /// Returns the number of records in each file of a data set.
-    fn records_of(&self, set: DataSet) -> &[u64] {
+    pub(super) fn records_of(&self, set: DataSet) -> &[u64] {
         let facts = self.phase.facts();
         match (self.spec.data.files_of(set), facts) {
             (Some(DataSet::Train), Some(facts)) => &facts.train_records,

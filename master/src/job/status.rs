@@ -10,13 +10,18 @@ use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 use proto::predictions::folder_of;
 use proto::spec::{DataSet, Purpose};
+use proto::worst::RecordLoss;
 
 use super::evaluations::MeasuredSet;
 use super::phase::{Begin, Beginning, Ending, Phase, Stage};
 use super::predictions::Delivery;
 use super::{Effect, Job};
 use crate::clock::Now;
+use crate::indexes::Indexes;
 use crate::scheduler::Crew;
+
+/// Most bytes of what is known of files in a reply to a worker.
+const KNOWN_BYTES_MAX: usize = 1 << 20;
 
 /// When what happened.
 #[derive(Debug)]
@@ -83,6 +88,8 @@ pub(super) struct Numbers {
     compute_us: u64,
     /// Confusion matrices of the last evaluation, by set. The name of `data.validation` is empty.
     pub(super) confusions: BTreeMap<String, pb::ConfusionMatrix>,
+    /// Records with the largest losses in the last evaluation.
+    pub(super) worst: Vec<pb::WorstRecord>,
     ledger: Option<Ledger>,
 }
 
@@ -231,6 +238,26 @@ impl Job {
         }
     }
 
+    /// Returns the worst records of a validation set for users: where they are, and numbers that
+    /// count over the files of the set.
+    pub(super) fn worst_of(&self, set: &MeasuredSet) -> Vec<pb::WorstRecord> {
+        let data = &self.spec.data;
+        let files = data.files_of(DataSet::Validation).and_then(|source| data.files(source));
+        let first_file = data.first_validation_file(&set.name);
+        let before: u64 = self.records_of(DataSet::Validation).iter().take(first_file).sum();
+        let record = |found: &RecordLoss| {
+            let (file, row) = self.place_of(DataSet::Validation, found.record);
+            let found = RecordLoss { record: found.record.saturating_sub(before), ..found.clone() };
+            pb::WorstRecord {
+                set: set.name.clone(),
+                file: files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default(),
+                row,
+                found: Some(found.into()),
+            }
+        };
+        set.worst.iter().map(record).collect()
+    }
+
     /// Tells the state when it is another than before, and keeps the times of it.
     pub(super) fn tell_state(&mut self, now: Now) {
         let told = self.state();
@@ -328,6 +355,7 @@ impl Job {
             numerics_class: self.control.demand.class().cloned().map(Into::into),
             confusion: numbers.confusions.get("").cloned(),
             confusions: numbers.named_confusions(),
+            worst: numbers.worst.clone(),
             selection: self.selection_message(),
             purpose: pb::JobPurpose::from(self.spec.purpose).into(),
             records,
@@ -338,8 +366,13 @@ impl Job {
     }
 
     /// Returns what a worker needs to build its model and read its data.
-    pub(crate) fn reply(&self) -> pb::JobReply {
+    pub(crate) fn reply(&self, indexes: &Indexes) -> pb::JobReply {
         let facts = self.phase.facts();
+        let mut bytes_left = KNOWN_BYTES_MAX;
+        let index = facts.and_then(|_| self.phase.index());
+        let [train_known, validation_known] = [false, true].map(|validation| {
+            index.map(|index| index.known_files(validation, indexes, &mut bytes_left)).unwrap_or_default()
+        });
         let placed = self.phase.partitions().filter(|partitions| partitions.open);
         pb::JobReply {
             spec_json: self.spec.to_json(),
@@ -355,6 +388,8 @@ impl Job {
             skipped_train: self.skips.records(DataSet::Train),
             skipped_validation: self.skips.records(DataSet::Validation),
             parts: folder_of(self.times.submitted_unix_ms(), self.id),
+            train_known,
+            validation_known,
         }
     }
 }

@@ -318,14 +318,17 @@ fn a_job_goes_from_submission_to_success() {
     assert_eq!((world.state(), world.status().steps), (JobState::Indexing, 4));
 
     let lease = world.lease(0).expect("a model to initialize");
-    assert_eq!(world.job.reply().placement, None);
+    assert_eq!(world.job.reply(&Indexes::default()).placement, None);
     let open = world.describe(&lease);
     assert_eq!(
         (open[0].0.clone(), open[0].1.partitions, open[0].1.plan.unwrap().records),
         (address("p"), 1, 8)
     );
-    let placement = world.job.reply().placement.expect("open");
-    assert_eq!((placement.partitions[0].ps.as_str(), world.job.reply().label_max), ("p", Some(9)));
+    let placement = world.job.reply(&Indexes::default()).placement.expect("open");
+    assert_eq!(
+        (placement.partitions[0].ps.as_str(), world.job.reply(&Indexes::default()).label_max),
+        ("p", Some(9))
+    );
     world.complete(0, &lease, Report::Initialized(pb::Initialized::default()));
     assert_eq!(world.refused(0), Why::Surveying, "the ps are asked first");
     world.survey(&[0]);

@@ -79,7 +79,8 @@ impl Training {
             None => {
                 // A program that drives the model names metrics only when it measures.
                 let metrics = (!spec.is_driven()).then(|| spec.model.metrics.clone());
-                (from_here(), Evaluations::new(when, sets, metrics, measured))
+                let evaluations = Evaluations::new(when, sets, metrics, measured);
+                (from_here(), evaluations.listing(spec.evaluation.worst as usize))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),

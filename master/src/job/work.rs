@@ -78,7 +78,7 @@ impl Work {
         match *self {
             Self::Index { validation, file, .. } => {
                 let set = if validation { pb::DataSet::Validation } else { pb::DataSet::Train };
-                Wire::Index(pb::IndexTask { set: set.into(), file: file as u32 })
+                Wire::Index(pb::IndexTask { set: set.into(), file: file as u32, known: None })
             }
             Self::Init => Wire::Init(pb::InitTask { era }),
             Self::Evaluate(Shard { epoch, version, begin, end, .. }) => Wire::Evaluate(pb::EvaluateTask {

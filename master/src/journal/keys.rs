@@ -4,6 +4,7 @@
 //!   master                                             MasterRecord
 //!   job/00000000000000000007                           JobRecord
 //!   event/00000000000000000007/00000000000000000001    Event
+//!   index/64 HEX DIGITS                                IndexRecord
 //! ```
 
 use std::ops::Range;
@@ -18,6 +19,24 @@ pub(crate) const JOBS: &str = "job/";
 
 /// What keys of events begin with.
 const EVENTS: &str = "event/";
+
+/// What keys of indexes of files begin with.
+const INDEXES: &str = "index/";
+
+/// Returns the record of what was found in a file.
+pub(crate) fn index(file: &str) -> String {
+    format!("{INDEXES}{file}")
+}
+
+/// Returns the file whose index has this key.
+pub(crate) fn index_of(key: &str) -> Option<&str> {
+    key.strip_prefix(INDEXES)
+}
+
+/// Returns the keys of the indexes of all files.
+pub(crate) fn indexes() -> Range<String> {
+    within(INDEXES)
+}
 
 /// Returns a job's record.
 pub(crate) fn job(id: JobId) -> String {
@@ -99,5 +118,7 @@ mod tests {
         assert_eq!(of(events_below(JobId(12), 4)), [(12, 0), (12, 3)]);
         assert_eq!(of(events_after(JobId(12), 3)), [(12, 4), (12, u64::MAX)]);
         assert_eq!(of(all_events()).len(), 6);
+        assert!(indexes().contains(&index("ab12")) && !jobs().contains(&index("ab12")));
+        assert_eq!(index_of(&index("ab12")), Some("ab12"));
     }
 }

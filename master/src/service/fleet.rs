@@ -127,7 +127,7 @@ impl Fleet for FleetService {
         let id = JobId(request.into_inner().job);
         let reply = self.shared.act(|books, _| {
             sender.is_member(books)?;
-            books.job(id).map(crate::job::Job::reply)
+            books.reply_for(id)
         })?;
         if !(reply.skipped_train.is_empty() && reply.skipped_validation.is_empty()) {
             // A worker leaves these records out, which a restart must not forget.

@@ -6,6 +6,7 @@ mod ending;
 mod fake_ps;
 mod fleet;
 mod harness;
+mod indexes;
 mod jobs;
 mod places;
 mod sessions;

@@ -5,6 +5,7 @@
 mod golden;
 mod loss;
 mod options;
+pub mod per_record;
 mod pure;
 mod registry;
 #[cfg(feature = "torch")]

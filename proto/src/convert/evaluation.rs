@@ -1,4 +1,5 @@
-//! Measurements of records: what a worker counted, and the confusion matrix of a job.
+//! Measurements of records: what a worker counted, the confusion matrix of a job, and the worst
+//! records.
 
 use super::field;
 use crate::error::{Error, Result};
@@ -8,12 +9,13 @@ use crate::metrics::{
 };
 use crate::pb;
 use crate::pb::tally::Kind;
+use crate::worst::{Label, RecordLoss, VALUES_MAX};
 
 impl TryFrom<pb::Evaluated> for Evaluation {
     type Error = Error;
 
     fn try_from(found: pb::Evaluated) -> Result<Self> {
-        let pb::Evaluated { loss_sum, samples, metric_sums, tallies } = found;
+        let pb::Evaluated { loss_sum, samples, metric_sums, tallies, worst: _ } = found;
         let metric = |name: &str| {
             let unknown = |_| field("Evaluated", "tallies", "names of metrics", format!("`{name}`"));
             name.parse::<Metric>().map_err(unknown)
@@ -160,6 +162,48 @@ impl TryFrom<pb::ConfusionMatrix> for Confusion {
     }
 }
 
+impl From<RecordLoss> for pb::RecordLoss {
+    fn from(found: RecordLoss) -> Self {
+        let RecordLoss { record, loss, label, outputs, places } = found;
+        let (classes, values) = match label {
+            Label::Classes(classes) => (classes, Vec::new()),
+            Label::Values(values) => (Vec::new(), values),
+            Label::Long => (Vec::new(), Vec::new()),
+        };
+        Self { record, loss, classes, values, outputs, places }
+    }
+}
+
+impl TryFrom<pb::RecordLoss> for RecordLoss {
+    type Error = Error;
+
+    fn try_from(message: pb::RecordLoss) -> Result<Self> {
+        let pb::RecordLoss { record, loss, classes, values, outputs, places } = message;
+        let lengths = [
+            ("classes", classes.len()),
+            ("values", values.len()),
+            ("outputs", outputs.len()),
+            ("places", places.len()),
+        ];
+        if let Some((name, found)) = lengths.into_iter().find(|(_, length)| *length > VALUES_MAX) {
+            return Err(field("RecordLoss", name, &format!("at most {VALUES_MAX} numbers"), found));
+        }
+        if !classes.is_empty() && !values.is_empty() {
+            return Err(field("RecordLoss", "values", "none beside classes", values.len()));
+        }
+        if !places.is_empty() && places.len() != outputs.len() {
+            let expected = format!("{} numbers, as many as outputs", outputs.len());
+            return Err(field("RecordLoss", "places", &expected, places.len()));
+        }
+        let label = match (classes.is_empty(), values.is_empty()) {
+            (false, _) => Label::Classes(classes),
+            (true, false) => Label::Values(values),
+            (true, true) => Label::Long,
+        };
+        Ok(Self { record, loss, label, outputs, places })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -203,12 +247,30 @@ mod tests {
         }
 
         #[test]
+        fn records_with_their_losses_survive_the_wire(
+            (record, loss) in (any::<u64>(), -9.0f64..9.0),
+            label in prop_oneof![
+                proptest::collection::vec(any::<i64>(), 1..40).prop_map(Label::Classes),
+                proptest::collection::vec(-9.0f32..9.0, 1..40).prop_map(Label::Values),
+            ],
+            outputs in proptest::collection::vec(-9.0f32..9.0, 0..99),
+        ) {
+            let found = RecordLoss::new(record, loss, label, &outputs);
+            let bytes = pb::RecordLoss::from(found.clone()).encode_to_vec();
+            let read: RecordLoss = pb::RecordLoss::decode(&*bytes).unwrap().try_into().unwrap();
+            prop_assert_eq!(read, found);
+        }
+
+        #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(message) = pb::Evaluated::decode(&*bytes) {
                 let _ = Evaluation::try_from(message);
             }
             if let Ok(message) = pb::Tally::decode(&*bytes) {
                 let _ = Tally::try_from(message);
+            }
+            if let Ok(message) = pb::RecordLoss::decode(&*bytes) {
+                let _ = RecordLoss::try_from(message);
             }
         }
     }
@@ -232,10 +294,28 @@ mod tests {
         let mut found = Evaluation::default();
         found.tallies.insert(Metric::Auc, Tally::Scores(scores));
         found.tallies.insert(Metric::F1, Tally::Classes(std::mem::take(&mut classes)));
-        assert!(evaluated(found).unwrap().encoded_len() < 4 << 20);
+        let record = |record| {
+            let outputs: Vec<f32> = (0..1000).map(|class| class as f32).collect();
+            RecordLoss::new(u64::MAX - record, 0.5, Label::Classes(vec![-1]), &outputs).into()
+        };
+        let mut report = evaluated(found).unwrap();
+        report.worst = (0..u64::from(crate::spec::WORST_MAX)).map(record).collect();
+        assert!(report.encoded_len() < 4 << 20, "{}", report.encoded_len());
         let many = Scores::count((0..=REPORT_SCORES_MAX).map(|at| (at as f32, true))).unwrap();
         let error = pb::Tally::try_from(Tally::Scores(many)).unwrap_err().to_string();
         assert!(error.contains("262145 distinct outputs") && error.contains("remove \"auc\""), "{error}");
+    }
+
+    #[test]
+    fn malformed_records_with_losses_are_refused() {
+        let said = |message: pb::RecordLoss| RecordLoss::try_from(message).unwrap_err().to_string();
+        let whole = pb::RecordLoss { outputs: vec![0.5; 2], ..Default::default() };
+        let long = pb::RecordLoss { outputs: vec![0.5; 33], ..whole.clone() };
+        assert!(said(long).contains("RecordLoss.outputs: expected at most 32 numbers, found 33"));
+        let both = pb::RecordLoss { classes: vec![1], values: vec![0.5], ..whole.clone() };
+        assert!(said(both).contains("RecordLoss.values: expected none beside classes"));
+        let lacking = pb::RecordLoss { places: vec![7], ..whole };
+        assert!(said(lacking).contains("RecordLoss.places: expected 2 numbers, as many as outputs"));
     }
 
     #[test]

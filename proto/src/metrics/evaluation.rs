@@ -95,6 +95,11 @@ impl Merger {
         self.missing == 0
     }
 
+    /// Returns whether a data shard is not measured yet.
+    pub fn lacks(&self, shard: usize) -> bool {
+        self.shards.get(shard).is_some_and(Option::is_none)
+    }
+
     /// Checks that the measurements of a data shard belong to those of the others.
     ///
     /// # Errors

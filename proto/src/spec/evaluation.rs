@@ -17,11 +17,30 @@ pub struct EvaluationSpec {
     /// multiple is measured. Default: only at the ends of epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
+    /// Number of records with the largest losses in the last evaluation that the results list, of
+    /// each validation set. Default: 0, none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub worst: u32,
+}
+
+/// Most records that [`EvaluationSpec::worst`] may ask for, over all validation sets, because a
+/// job's status has them.
+pub const WORST_MAX: u32 = 1000;
+
+/// serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl EvaluationSpec {
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns the settings that count in a job that does not train.
+    pub(super) fn measuring(self) -> Self {
+        Self { worst: self.worst, ..Self::default() }
     }
 }
 
@@ -29,12 +48,31 @@ impl JobSpec {
     /// Returns the versions that a training with this plan measures. `None`: the job has no
     /// validation records.
     pub fn occasions(&self, plan: Plan) -> Option<Occasions> {
-        let EvaluationSpec { every_epochs, every_steps } = self.evaluation;
+        let EvaluationSpec { every_epochs, every_steps, .. } = self.evaluation;
         self.data.validates().then(|| Occasions::new(plan, every_epochs).and_every_steps(every_steps))
     }
 
     pub(super) fn validate_evaluation(&self, check: &mut impl FnMut(bool, String)) {
-        let EvaluationSpec { every_epochs, every_steps } = self.evaluation;
+        let EvaluationSpec { every_epochs, every_steps, worst } = self.evaluation;
+        let sets = self.data.validation_files().count().max(1);
+        let all = u64::from(worst).saturating_mul(sets as u64);
+        check(
+            all <= u64::from(WORST_MAX),
+            format!(
+                "evaluation.worst = {worst}: at most {WORST_MAX} records are listed, {} of each of {sets} validation sets",
+                u64::from(WORST_MAX) / sets as u64
+            ),
+        );
+        check(
+            worst == 0 || self.data.validates(),
+            "evaluation.worst: the job has no validation records; give e.g. `data.validation`, or remove it"
+                .to_owned(),
+        );
+        check(
+            worst == 0 || !self.is_driven(),
+            "evaluation.worst: a program that drives its model measures it and tells no losses of records; remove it"
+                .to_owned(),
+        );
         for (key, every) in [("every_epochs", every_epochs), ("every_steps", every_steps)] {
             let key = format!("evaluation.{key}");
             check(every != Some(0), format!("{key}: 0 is no distance; set 1 or more, or remove it"));
@@ -86,6 +124,30 @@ mod tests {
         assert_eq!(versions(r#""every_epochs": 3, "every_steps": 5"#), [5, 9, 10, 12]);
         let plain = spec(DATA).unwrap();
         assert_eq!(plain.occasions(plain.plan(6)), None);
+    }
+
+    #[test]
+    fn worst_records_that_cannot_be_listed_are_refused() {
+        let refused = |made: crate::error::Result<JobSpec>| made.unwrap_err().to_string();
+        assert_eq!(with_validation(r#""worst": 1000"#).unwrap().evaluation.worst, 1000);
+        let message = refused(with_validation(r#""worst": 1001"#));
+        assert!(message.contains("evaluation.worst = 1001: at most 1000 records are listed"), "{message}");
+        let own = r#"{ "features": ["v"], "labels": ["w"] }"#;
+        let sets = format!("}}, \"validation_sets\": {{ \"a\": {own}, \"b\": {own}, \"c\": {own} }} }}");
+        let message =
+            refused(spec(&format!("{}, \"evaluation\": {{ \"worst\": 334 }}", DATA.replace("} }", &sets))));
+        assert!(message.contains("are listed, 333 of each of 3 validation sets"), "{message}");
+        let message = refused(spec(&format!("{DATA}, \"evaluation\": {{ \"worst\": 2 }}")));
+        assert!(message.contains("evaluation.worst: the job has no validation records"), "{message}");
+        let driven =
+            r#""data": { "format": "index", "train": { "files": ["6"] }, "validation": { "files": ["6"] } }"#;
+        let driven = format!("{driven}, \"evaluation\": {{ \"worst\": 2 }}");
+        let json = format!(
+            r#"{{ "name": "x", "epochs": 4, "model": {{ "builtin": "python", "loss": "module" }}, "batch": {{ "micro": 2 }},
+                "optimizer": {{ "kind": "adam", "learning_rate": 0.1 }}, {driven} }}"#
+        );
+        let message = refused(JobSpec::from_json(&json));
+        assert!(message.contains("evaluation.worst: a program that drives its model"), "{message}");
     }
 
     #[test]

@@ -138,7 +138,10 @@ impl JobSpec {
         self.model.initial = Some(initial);
         self.predict = predict;
         self.checkpoint = None;
-        self.evaluation = EvaluationSpec::default();
+        self.evaluation = match purpose {
+            Purpose::Evaluate => self.evaluation.measuring(),
+            Purpose::Train | Purpose::Predict => EvaluationSpec::default(),
+        };
         self.early_stopping = None;
         self.consistency = ConsistencySpec::default();
         self.data.mixup = None;

@@ -54,6 +54,12 @@ impl DataSpec {
         Some(Cow::Owned(all))
     }
 
+    /// Returns the place of a validation set's first file among all validation files.
+    pub fn first_validation_file(&self, name: &str) -> usize {
+        let before = self.validation_files().take_while(|(of, _)| *of != name);
+        before.map(|(_, files)| files.len()).sum()
+    }
+
     /// Returns the records that each validation set cuts from its files, numbered over all
     /// validation files. The error names the section of a set whose files lack records.
     pub(super) fn validation_cuts(&self, in_files: &[u64]) -> Result<Vec<Range<u64>>, String> {
@@ -174,6 +180,7 @@ mod tests {
         let files = spec.files(DataSet::Validation).unwrap();
         let names: Vec<_> = (0..files.len()).map(|file| files.name(file)).collect();
         assert_eq!(names, ["a.csv", "b.csv", "d.csv", "e.csv", "c.csv"]);
+        assert_eq!(["", "dev", "test"].map(|set| spec.first_validation_file(set)), [0, 2, 4]);
         assert_eq!(spec.files(DataSet::Train).unwrap().len(), 1);
     }
 

@@ -78,6 +78,48 @@ fn a_job_that_evaluates_measures_version_0_once_and_ends() {
     assert!(world.told().is_empty() && status.artifacts.is_empty());
 }
 
+/// Returns the report of an evaluation that lists a record of each of these numbers.
+fn listing(lease: &pb::Lease, records: &[u64]) -> Report {
+    let Report::Evaluated(found) = report(lease) else { panic!("expected an evaluation") };
+    let loss = |(&record, at): (&u64, i32)| pb::RecordLoss {
+        record,
+        loss: 1.0 / f64::from(at),
+        classes: vec![4],
+        ..Default::default()
+    };
+    Report::Evaluated(pb::Evaluated { worst: records.iter().zip(1..).map(loss).collect(), ..found })
+}
+
+#[test]
+fn the_worst_records_have_their_places_and_stay_known_when_the_master_starts_again() {
+    let mut world = begun(parse("evaluation = { worst = 2 }"), 1, 10);
+    while world.status().worst.is_empty() {
+        let lease = world.lease(0).expect("work");
+        if !matches!(lease.work, Some(Wire::Evaluate(_))) {
+            world.complete(0, &lease, report(&lease));
+            continue;
+        }
+        for (records, said) in [
+            (&[][..], "expected 2 records (evaluation.worst), found 0"),
+            (&[7, 10][..], "below 10, found 10"),
+        ] {
+            let (worker, id) = (world.workers[0], LeaseId(lease.id));
+            let refused = world.job.complete(world.now, worker, id, listing(&lease, records));
+            assert!(refused.unwrap_err().message.contains(said), "{records:?}");
+        }
+        world.complete(0, &lease, listing(&lease, &[7, 3]));
+    }
+    let worst = world.status().worst;
+    let place = |worst: &pb::WorstRecord| {
+        let found = worst.found.clone().expect("a record");
+        (worst.file.clone(), worst.row, found.record, found.loss, found.classes)
+    };
+    let expected = [("x.gz".to_owned(), 7, 7, 1.0, vec![4]), ("x.gz".to_owned(), 3, 3, 0.5, vec![4])];
+    assert_eq!(worst.iter().map(place).collect::<Vec<_>>(), expected);
+    world.start_again();
+    assert_eq!(world.status().worst, worst);
+}
+
 #[test]
 fn an_evaluation_is_done_again_when_the_ps_lost_the_weights() {
     let mut world = begun(evaluating(), 1, 10);

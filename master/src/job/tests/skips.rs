@@ -51,7 +51,7 @@ fn a_skipped_record_is_written_down_and_in_every_later_lease() {
     let written = record.skipped_train.clone().expect("two records");
     assert_eq!((written.records, written.reasons.len()), (vec![3, 7], 2));
     assert_eq!(record.skipped_validation, None);
-    assert_eq!(world.job.reply().skipped_train, [3, 7]);
+    assert_eq!(world.job.reply(&Indexes::default()).skipped_train, [3, 7]);
     let of_status = world.status().skipped.expect("two records");
     assert_eq!((of_status.train, of_status.validation, of_status.records.len()), (2, 0, 2));
     assert_eq!((of_status.records[1].file.as_str(), of_status.records[1].record), ("x.gz", 7));
@@ -79,7 +79,7 @@ fn a_skipped_record_stays_skipped_over_a_restart_of_the_master() {
     world.survey(&[1]);
     let lease = world.lease(0).expect("work");
     assert_eq!((world.status().skipped, lease.skipped), (before, 2));
-    assert_eq!(world.job.reply().skipped_train, [3, 7]);
+    assert_eq!(world.job.reply(&Indexes::default()).skipped_train, [3, 7]);
     world.skip(0, &lease, pb::DataSet::Train, &[7, 1, 2]).expect("4 of 8");
     assert!(world.skip(0, &lease, pb::DataSet::Train, &[5]).is_err(), "5 of 8");
 }

@@ -187,14 +187,19 @@ impl Model for Network {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
-        let (_, outputs) = self.forward(batch)?;
-        let width = self.outputs();
-        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
-        target.evaluate(self.loss, &self.metrics, &outputs, width)
+        self.evaluate_and_predict(batch).map(|(evaluation, _)| evaluation)
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
         let (_, outputs) = self.forward(batch)?;
         Ok(Column::floats(PREDICTION, &[self.outputs()], batch.samples, &outputs))
+    }
+
+    fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
+        let (_, outputs) = self.forward(batch)?;
+        let width = self.outputs();
+        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
+        let evaluation = target.evaluate(self.loss, &self.metrics, &outputs, width)?;
+        Ok((evaluation, Column::floats(PREDICTION, &[width], batch.samples, &outputs)))
     }
 }

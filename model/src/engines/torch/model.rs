@@ -192,19 +192,14 @@ impl<N: Network> Model for TorchModel<N> {
         settings::enter(self.threads)?;
         let (inputs, _) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
         let outputs = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate))?.outputs;
-        let sizes: Vec<usize> = outputs.size().into_iter().map(|size| size as usize).collect();
-        let Some((&samples, shape)) = sizes.split_first().filter(|(first, _)| **first == batch.samples)
-        else {
-            return Err(Error::Engine {
-                what: "predict".to_owned(),
-                reason: format!(
-                    "outputs of shape {sizes:?} for {} records; the first dimension must count the records",
-                    batch.samples
-                ),
-            });
-        };
-        let values = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
-        Ok(Column::floats(PREDICTION, shape, samples, &values.map_err(failed("predict"))?))
+        predictions(&outputs, batch)
+    }
+
+    fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
+        settings::enter(self.threads)?;
+        let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
+        let mean = loss.f_double_value(&[]).map_err(failed("evaluation"))?;
+        Ok((loss::evaluate(&self.spec, mean, &outputs, batch)?, predictions(&outputs, batch)?))
     }
 
     fn constants(&self) -> Result<Vec<Constant>> {
@@ -214,6 +209,22 @@ impl<N: Network> Model for TorchModel<N> {
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         self.network.export()
     }
+}
+
+/// Returns the outputs for a batch as a column.
+fn predictions(outputs: &Tensor, batch: &Batch) -> Result<Column> {
+    let sizes: Vec<usize> = outputs.size().into_iter().map(|size| size as usize).collect();
+    let Some((&samples, shape)) = sizes.split_first().filter(|(first, _)| **first == batch.samples) else {
+        return Err(Error::Engine {
+            what: "predict".to_owned(),
+            reason: format!(
+                "outputs of shape {sizes:?} for {} records; the first dimension must count the records",
+                batch.samples
+            ),
+        });
+    };
+    let values = outputs.f_to_kind(Kind::Float).and_then(|outputs| read_f32(&outputs));
+    Ok(Column::floats(PREDICTION, shape, samples, &values.map_err(failed("predict"))?))
 }
 
 /// Returns the tensors that the optimizer trains, in order.

@@ -1,0 +1,94 @@
+//! `worst.jsonl`: the records with the largest losses in the last evaluation, one in each line.
+
+use proto::pb;
+use serde::Serialize;
+
+/// One line, in the order of its fields. Numbers that are NaN or infinite become `null`.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// Name of the validation set. Absent for the one without a name.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    set: &'a str,
+    /// Number of the record over all files of its set.
+    record: u64,
+    file: &'a str,
+    /// Number of the record in the file.
+    row: u64,
+    loss: f64,
+    /// Absent: it has too many numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<Label<'a>>,
+    /// Absent: there are none, or too many.
+    #[serde(skip_serializing_if = "<[f32]>::is_empty")]
+    outputs: &'a [f32],
+    /// Places of these outputs among all. Absent: they are all, in order.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    places: &'a [u32],
+}
+
+/// A label: its only number, or a list.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Label<'a> {
+    Class(i64),
+    Classes(&'a [i64]),
+    Value(f32),
+    Values(&'a [f32]),
+}
+
+impl<'a> Label<'a> {
+    const fn of(found: &'a pb::RecordLoss) -> Option<Self> {
+        match (found.classes.as_slice(), found.values.as_slice()) {
+            ([], []) => None,
+            ([class], _) => Some(Self::Class(*class)),
+            ([], [value]) => Some(Self::Value(*value)),
+            ([], values) => Some(Self::Values(values)),
+            (classes, _) => Some(Self::Classes(classes)),
+        }
+    }
+}
+
+/// Returns the content of the file.
+pub(super) fn lines(worst: &[pb::WorstRecord]) -> String {
+    let mut text = String::new();
+    for pb::WorstRecord { set, file, row, found } in worst {
+        let Some(found) = found else { continue };
+        let pb::RecordLoss { record, loss, outputs, places, .. } = found;
+        let label = Label::of(found);
+        let line = Line { set, record: *record, file, row: *row, loss: *loss, label, outputs, places };
+        text += &serde_json::to_string(&line).expect("plain fields");
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_record_is_a_line_with_what_is_known_of_it() {
+        let of = |set: &str, found: pb::RecordLoss| pb::WorstRecord {
+            set: set.to_owned(),
+            file: "v.csv".to_owned(),
+            row: 3,
+            found: Some(found),
+        };
+        let empty = pb::RecordLoss { record: 7, loss: f64::NAN, ..Default::default() };
+        let class = pb::RecordLoss { classes: vec![4], outputs: vec![0.1, f32::INFINITY], ..empty.clone() };
+        let many =
+            pb::RecordLoss { classes: vec![4, 5], outputs: vec![2.0], places: vec![999], ..empty.clone() };
+        let value = pb::RecordLoss { loss: 0.25, values: vec![0.1], ..empty.clone() };
+        let values = pb::RecordLoss { loss: 0.25, values: vec![0.5, -1.0], ..empty.clone() };
+        let found = [of("", class), of("dev", many), of("", value), of("", values), of("", empty)];
+        let start = r#""record":7,"file":"v.csv","row":3"#;
+        let expected = [
+            format!(r#"{{{start},"loss":null,"label":4,"outputs":[0.1,null]}}"#),
+            format!(r#"{{"set":"dev",{start},"loss":null,"label":[4,5],"outputs":[2.0],"places":[999]}}"#),
+            format!(r#"{{{start},"loss":0.25,"label":0.1}}"#),
+            format!(r#"{{{start},"loss":0.25,"label":[0.5,-1.0]}}"#),
+            format!(r#"{{{start},"loss":null}}"#),
+        ];
+        assert_eq!(lines(&found).lines().collect::<Vec<_>>(), expected);
+    }
+}
