@@ -10,6 +10,7 @@ use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec};
 use crate::formats::{self, tfrecord};
 use crate::object::Object;
 use crate::pixels;
+use crate::tokenizer::Tokenizer;
 
 /// Name that the bytes have in errors.
 const NAME: &str = "fuzzed";
@@ -18,7 +19,7 @@ const NAME: &str = "fuzzed";
 pub type Target = fn(&[u8]) -> bool;
 
 /// Decoders, by their names.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("arrow", |bytes| file(Format::Arrow, bytes)),
     ("csv", |bytes| file(Format::Csv, bytes)),
     ("csv_without_header", csv_without_header),
@@ -35,6 +36,7 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("tar", |bytes| file(Format::Tar, bytes)),
     ("tar_with_checksums", tar_with_checksums),
     ("tfrecord", |bytes| file(Format::Tfrecord, bytes)),
+    ("tokenizer", tokenizer),
     ("tokens", tokens),
     ("webp", image),
 ];
@@ -92,6 +94,12 @@ fn tar_with_checksums(bytes: &[u8]) -> bool {
     // The end of an archive.
     bytes.extend([0; 1024]);
     file(Format::Tar, &bytes)
+}
+
+/// Reads a tokenizer, and splits a text by it.
+fn tokenizer(bytes: &[u8]) -> bool {
+    let Ok(tokenizer) = Tokenizer::read(bytes) else { return false };
+    tokenizer.encode("Hello, world! naïve 東京 <s>", true).is_ok()
 }
 
 /// Unpacks gzip or Zstandard.

@@ -10,9 +10,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use proto::artifact::sha256_hex;
+use tokenizers::{PaddingStrategy, PostProcessor as _};
+
+use crate::guarded::guarded;
 
 /// Largest file in bytes. The tokenizers of today have up to 40 MB.
 const BYTES_MAX: usize = 256 << 20;
+
+/// Most tokens to which a file may fill up a text. The package takes 100 bytes for each of them. The
+/// transform `pad` fills up to more.
+const PADDED_MAX: usize = 1 << 20;
 
 /// Tokenizers that a process keeps although nothing uses them.
 const UNUSED_MAX: usize = 4;
@@ -85,7 +92,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer has no token for a part of the text.
     pub(crate) fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
-        let encoded = self.inner.encode_fast(text, special).map_err(|error| error.to_string())?;
+        let encoded = guarded(|| self.inner.encode_fast(text, special))?;
         Ok(encoded.get_ids().to_vec())
     }
 }
@@ -104,8 +111,9 @@ fn parse(content: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     }
     let advice = "save one in Python by `tokenizer.save(\"tokenizer.json\")` of the package `tokenizers`, or \
                   `tokenizer.backend_tokenizer.save(..)` of a fast one of `transformers`";
-    let inner = tokenizers::Tokenizer::from_bytes(content)
+    let inner = guarded(|| tokenizers::Tokenizer::from_bytes(content))
         .map_err(|error| format!("no tokenizer.json ({error}); {advice}"))?;
+    check_lengths(&inner)?;
     let json: serde_json::Value = serde_json::from_slice(content).map_err(|error| error.to_string())?;
     // Tokens that are drawn at random would differ between workers.
     for setting in ["dropout", "alpha"] {
@@ -117,4 +125,31 @@ fn parse(content: &[u8]) -> Result<tokenizers::Tokenizer, String> {
         }
     }
     Ok(inner)
+}
+
+/// Checks lengths that the package checks only where a program sets them, and not in files.
+fn check_lengths(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
+    if let Some(padding) = tokenizer.get_padding() {
+        let fixed = match padding.strategy {
+            PaddingStrategy::Fixed(length) => length,
+            PaddingStrategy::BatchLongest => 0,
+        };
+        let length = fixed.max(padding.pad_to_multiple_of.unwrap_or(0));
+        if length > PADDED_MAX {
+            return Err(format!(
+                "padding: it fills texts up to {length} tokens, at most {PADDED_MAX} are taken"
+            ));
+        }
+    }
+    if let Some(truncation) = tokenizer.get_truncation() {
+        let (length, stride) = (truncation.max_length, truncation.stride);
+        let added = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        if length.checked_sub(added).is_none_or(|room| stride > 0 && stride >= room) {
+            return Err(format!(
+                "truncation: max_length = {length} has no room for {added} special tokens and a stride of {stride}; \
+                 raise max_length, or set stride to 0"
+            ));
+        }
+    }
+    Ok(())
 }

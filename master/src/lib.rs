@@ -30,6 +30,8 @@ mod ended;
 mod error;
 mod etcd;
 mod events;
+#[doc(hidden)]
+pub mod fuzz;
 mod gate;
 mod incoming;
 mod indexes;

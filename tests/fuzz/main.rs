@@ -37,7 +37,7 @@ const INPUTS: u64 = 300;
 const PLAIN: Bound = Bound { fixed: 4 << 20, each: 512 };
 
 /// Memory of decoders that are not [`PLAIN`].
-const BOUNDS: [(&str, Bound); 9] = [
+const BOUNDS: [(&str, Bound); 12] = [
     // An array of pixels may be said to be large: 2^26 pixels with 4 channels, and a copy with 3. A
     // decoder of PNG or WebP may take half a gigabyte beside them.
     ("jpeg", Bound { fixed: 1 << 30, each: 64 }),
@@ -54,6 +54,10 @@ const BOUNDS: [(&str, Bound); 9] = [
     // A description of a job is checked with all its defaults and hints.
     ("job_file", Bound { fixed: 16 << 20, each: 2048 }),
     ("manifest_with_checksum", Bound { fixed: 16 << 20, each: 2048 }),
+    ("open", Bound { fixed: 16 << 20, each: 2048 }),
+    ("record", Bound { fixed: 16 << 20, each: 2048 }),
+    // A file may fill up each part of a text to 2^20 tokens of 100 bytes.
+    ("tokenizer", Bound { fixed: 4 << 30, each: 4096 }),
 ];
 
 /// Most bytes that a decoder holds at once.

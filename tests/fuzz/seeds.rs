@@ -9,9 +9,13 @@ use bytes::{BufMut as _, Bytes};
 use data::{Conversion, ShardSize};
 use flate2::write::{DeflateEncoder, GzEncoder};
 use flate2::{Compression, Crc};
+use net::security::TokenRole;
+use net::security::tokens::{entry, written};
 use prost::Message as _;
 use proto::pb;
-use proto::spec::{DataSpec, FilesSpec, Format};
+use proto::spec::{DataSpec, FilesSpec, Format, JobSpec};
+
+use crate::targets::messages;
 
 /// A table with columns of all kinds that JSON Lines have.
 const TABLE: &str = r#"{"id": 7, "new": true, "text": "Ann", "list": [1, 2.5, -3e2]}
@@ -30,8 +34,10 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
     let saved = root.join("tests/golden/upgrade/checkpoints/kept/v0000000900");
     let manifest = fs::read(saved.join("manifest.json")).expect("a manifest");
     let partition = headers(&saved);
-    let jobs = ["digits", "mnist", "tabular", "custom_model"]
+    let jobs = ["digits", "mnist", "tabular", "gpt", "imagenet", "custom_model"]
         .map(|name| fs::read(root.join("examples").join(name).join("job.toml")).expect("a job file"));
+    let tokenizers = ["bpe", "wordpiece"]
+        .map(|name| fs::read(root.join(format!("tests/golden/tokens/{name}.json"))).expect("a tokenizer"));
     let tar = made(Format::Tar);
     let tfrecord = made(Format::Tfrecord);
     let csv = vec![b"a,b,label\n1,2.5,0\n-4,5e1,1\n".to_vec(), b"1,\"2\"\r\n\r\n3,4".to_vec()];
@@ -47,10 +53,13 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         let begin = text.windows(14).position(|window| window == b"\"checkpoint\":{").map_or(0, |at| at + 13);
         text[begin..text.len().saturating_sub(2)].to_vec()
     };
-    let json = jobs.iter().filter_map(|text| {
+    let specs = jobs.iter().filter_map(|text| {
         let text = std::str::from_utf8(text).ok()?;
-        Some(proto::spec::parse(text, Path::new("job.toml"), &[]).ok()?.to_json().into_bytes())
+        proto::spec::parse(text, Path::new("job.toml"), &[]).ok()
     });
+    let specs: Vec<JobSpec> = specs.collect();
+    let token = |name, role, number| entry(name, role, &written([number; 32]), Some(3), None);
+    let tokens = token("ann", TokenRole::Submit, 7) + &token("workers", TokenRole::Worker, 8);
     BTreeMap::from([
         ("arrow", arrow),
         ("chunks", vec![chunks()]),
@@ -61,22 +70,30 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         ("example", tfrecord.iter().map(|file| first_record(file)).collect()),
         ("idx", vec![idx(&[3, 2, 2], 12), idx(&[4], 4)]),
         ("job_file", jobs.to_vec()),
-        ("job_json", json.collect()),
+        ("job_json", specs.iter().map(|spec| spec.to_json().into_bytes()).collect()),
         ("jpeg", images("jpg")),
         ("jsonl", vec![TABLE.into()]),
         ("manifest", vec![manifest.clone()]),
         ("manifest_with_checksum", vec![body(&manifest)]),
         ("npy", made(Format::Npy)),
         ("npz", vec![npz(folder, false), npz(folder, true)]),
+        ("numerics", vec![numerics().encode_to_vec()]),
+        ("open", specs.iter().map(open).collect()),
         ("packed", packed()),
         ("parquet", made(Format::Parquet)),
         ("partition", partition.clone()),
         ("partition_with_length", partition.iter().map(|header| header[8..].to_vec()).collect()),
         ("png", images("png")),
+        ("pull", vec![pull()]),
+        ("push", vec![push(pb::WireType::F32), push(pb::WireType::Bf16)]),
+        ("pushed", vec![pushed()]),
+        ("record", specs.iter().flat_map(records).collect()),
         ("safetensors", made(Format::Safetensors)),
         ("tar", tar.clone()),
         ("tar_with_checksums", tar),
         ("tfrecord", tfrecord),
+        ("token_list", vec![tokens.into_bytes()]),
+        ("tokenizer", tokenizers.to_vec()),
         ("tokens", (0..8).map(|cut| [&[cut * 35][..], &[1; 200]].concat()).collect()),
         ("webp", images("webp")),
     ])
@@ -190,6 +207,11 @@ fn chunks() -> Vec<u8> {
         pb::Chunks { chunks: vec![chunk(0, 16), chunk(1, 300)] },
         pb::Chunks { chunks: vec![pb::Chunk { region, ..chunk(2, 0) }] },
     ];
+    stream(messages)
+}
+
+/// Returns a stream of messages.
+fn stream(messages: impl IntoIterator<Item = impl prost::Message>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for message in messages {
         bytes.put_u8(0);
@@ -211,4 +233,78 @@ fn evaluated() -> Vec<u8> {
     };
     let worst = vec![record(7), record(3)];
     pb::Evaluated { loss_sum: 2.0, samples: 4, metric_sums, worst, ..Default::default() }.encode_to_vec()
+}
+
+/// Returns a numerics class.
+fn numerics() -> pb::Numerics {
+    proto::numerics::Numerics::computed("avx2", b"bits").into()
+}
+
+/// Returns how a master opens the only partition of a job.
+fn open(spec: &JobSpec) -> Vec<u8> {
+    let restore = Some(pb::Restore { url: "memory:///kept".to_owned(), version: 3 });
+    let request = pb::OpenRequest {
+        job: 1,
+        era: 1,
+        partition: 0,
+        partitions: 1,
+        tensors: messages::layout().tensors().iter().map(Into::into).collect(),
+        plan: Some(messages::plan().into()),
+        spec_json: spec.to_json(),
+        restore,
+        homes: vec!["http://127.0.0.1:7000".to_owned()],
+        placement: 1,
+    };
+    request.encode_to_vec()
+}
+
+/// Returns the question for a version.
+fn pull() -> Vec<u8> {
+    let want = Some(pb::pull_request::Want::AtLeast(7));
+    pb::PullRequest { job: 1, era: 1, want, wait_ms: 300, ..Default::default() }.encode_to_vec()
+}
+
+/// Returns the answer to a push.
+fn pushed() -> Vec<u8> {
+    pb::PushReply { outcome: pb::PushOutcome::Completed.into(), version: 70_000 }.encode_to_vec()
+}
+
+/// Returns the push of a sum of two gradients.
+fn push(wire: pb::WireType) -> Vec<u8> {
+    let node = pb::Node { step: 1, begin: 0, end: 2, of: 4, samples: 16 };
+    let target = Some(pb::push_header::Target::Node(node));
+    let header = pb::PushHeader { job: 1, era: 1, target, wire: wire.into(), ..Default::default() };
+    let each = if wire == pb::WireType::F32 { 4 } else { 2 };
+    let chunk = |id, bytes| pb::Chunk { id, values: Bytes::from(vec![7; bytes]), region: None };
+    let chunks = pb::Chunks { chunks: vec![chunk(0, 30 * each), chunk(1, 8)] };
+    let parts = [pb::push_request::Part::Header(header), pb::push_request::Part::Chunks(chunks)];
+    stream(parts.map(|part| pb::PushRequest { part: Some(part) }))
+}
+
+/// Returns records of a journal: of a job that has begun, of one that trains, and of one that has
+/// ended.
+fn records(spec: &JobSpec) -> Vec<Vec<u8>> {
+    let files = |lists: &BTreeMap<String, Vec<String>>| lists.values().map(Vec::len).max().unwrap_or(0);
+    let indexed = |records, files| {
+        let found = pb::Indexed { records, shape: vec![2], label_max: Some(1), ..Default::default() };
+        vec![pb::Indexed { label_min: Some(0), crc32c: Some(7), bytes: 99, ..found }; files]
+    };
+    let begun = pb::JobRecord { job: 1, spec_json: spec.to_json(), era: 1, ..Default::default() };
+    let validation = spec.data.validation.as_ref().map_or(0, |validation| files(&validation.lists));
+    let home = pb::PartitionAddress { ps: "a".to_owned(), url: "http://127.0.0.1:7000".to_owned() };
+    let tensors = messages::layout().tensors().iter().map(Into::into).collect();
+    let trains = pb::JobRecord {
+        train: indexed(20_000, files(&spec.data.train.lists)),
+        validation: indexed(20_000, validation),
+        placement: Some(pb::Placement { tensors, partitions: vec![home], number: 1 }),
+        fresh: vec![false],
+        begin: vec![0],
+        numerics: vec![pb::NumericsSince { version: 0, numerics: Some(numerics()) }],
+        numerics_class: Some(numerics()),
+        measured: Some(5),
+        ..begun.clone()
+    };
+    let status = pb::JobStatus { job: 1, name: "digits-1".to_owned(), ..Default::default() };
+    let ended = pb::JobRecord { ended: Some(status), ..begun.clone() };
+    [begun, trains, ended].map(|record| record.encode_to_vec()).to_vec()
 }

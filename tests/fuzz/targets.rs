@@ -4,13 +4,22 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use net::security::Tokens;
 use prost::Message as _;
 use proto::checkpoint::Error;
 use proto::checkpoint::data::Partition;
 use proto::checkpoint::manifest::Manifest;
+use proto::convert::{ChunkCheck, check_node, check_push_wire, required, tensors, wire_type};
+use proto::ids::PartitionId;
 use proto::metrics::Evaluation;
+use proto::numerics::Numerics;
+use proto::parameters::{Address, Pull, Pushed, Target as PushTarget};
 use proto::pb;
+use proto::placement::Layout;
+use proto::plan::Plan;
 use proto::spec::JobSpec;
+use proto::tensor::TensorSpec;
+use proto::wire::WireType;
 
 /// A decoder that takes any bytes, and must not panic. It returns whether it read them to the end
 /// without an error.
@@ -20,17 +29,28 @@ pub(crate) type Target = (&'static str, data::fuzz::Target);
 const LONG: u64 = 1 << 40;
 
 /// Decoders that are not of data files.
-const OTHERS: [Target; 8] = [
+const OTHERS: [Target; 15] = [
     ("chunks", |bytes| net::bulk::messages::<pb::Chunks>(Bytes::copy_from_slice(bytes)).is_ok()),
-    ("evaluated", |bytes| {
-        pb::Evaluated::decode(bytes).is_ok_and(|found| Evaluation::try_from(found).is_ok())
-    }),
+    ("evaluated", messages::evaluated),
     ("job_file", job_file),
     ("job_json", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| JobSpec::from_json(text).is_ok())),
     ("manifest", |bytes| Manifest::decode("fuzzed", bytes).is_ok()),
     ("manifest_with_checksum", manifest_with_checksum),
+    ("open", |bytes| pb::OpenRequest::decode(bytes).is_ok_and(|request| open(request).is_ok())),
     ("partition", partition),
     ("partition_with_length", partition_with_length),
+    ("pull", |bytes| decoded::<pb::PullRequest, Pull>(bytes)),
+    ("push", |bytes| {
+        let messages = net::bulk::messages::<pb::PushRequest>(Bytes::copy_from_slice(bytes));
+        messages.is_ok_and(|messages| push(messages).is_ok())
+    }),
+    ("pushed", |bytes| decoded::<pb::PushReply, Pushed>(bytes)),
+    ("record", master::fuzz::record),
+    ("register", |bytes| {
+        let request = pb::RegisterRequest::decode(bytes);
+        request.is_ok_and(|request| request.numerics.is_none_or(|found| Numerics::try_from(found).is_ok()))
+    }),
+    ("tokens_of_users", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| Tokens::parse(text).is_ok())),
 ];
 
 /// Returns all decoders.

@@ -479,13 +479,17 @@ pub fn mnist_sets(data: &Path) -> Vec<String> {
 
 /// Returns a Python with PyTorch, NumPy and safetensors: `EBB_PYTHON`, or `python3`.
 pub fn python_with_torch() -> Option<String> {
+    python_with(&["torch", "numpy", "safetensors"])
+}
+
+/// Returns a Python that can import these modules: `EBB_PYTHON`, or `python3`.
+pub fn python_with(modules: &[&str]) -> Option<String> {
     let python = std::env::var("EBB_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let has_torch = Command::new(&python).args(["-c", "import torch, numpy, safetensors"]).output();
-    if has_torch.is_ok_and(|output| output.status.success()) {
+    let modules = modules.join(", ");
+    let imports = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    if imports.is_ok_and(|output| output.status.success()) {
         return Some(python);
     }
-    let what =
-        format!("{python} has no torch, numpy and safetensors; set EBB_PYTHON to check against PyTorch");
-    skipped(Lacks::Package, &what);
+    skipped(Lacks::Package, &format!("{python} lacks one of {modules}; set EBB_PYTHON to one that has them"));
     None
 }

@@ -112,7 +112,7 @@ fn a_file_can_be_looked_at_before_a_job_reads_it() {
 /// Trains an example alone. Returns the metric that it reached, and the one that the first line of
 /// its job file states.
 #[cfg(feature = "torch")]
-fn reached(job: &Path, metric: &str) -> (f64, f64) {
+pub(crate) fn reached(job: &Path, metric: &str) -> (f64, f64) {
     let alone = tempfile::tempdir().unwrap();
     let (path, out) = (job.display().to_string(), alone.path().display().to_string());
     let stated = std::fs::read_to_string(job).unwrap();

@@ -2,7 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
+#[cfg(feature = "torch")]
+use std::process::Command;
 
+#[cfg(feature = "torch")]
+use super::columns::reached;
+#[cfg(feature = "torch")]
+use crate::harness::python_with;
 use crate::harness::{Cluster, fail, model, root, succeed, summary, text};
 
 const JOB: &str = r#"
@@ -125,4 +131,25 @@ fn transforms_that_do_not_fit_are_refused_before_training() {
         let said = fail(["run", &job, "--out", &out, "--set", set]);
         assert!(said.contains(expected), "{expected} missing in {said}");
     }
+}
+
+/// Learns from a folder of images that Python makes, with a network that Python scripts.
+#[cfg(feature = "torch")]
+#[test]
+fn a_resnet_learns_shapes_from_a_folder_of_images() {
+    let Some(python) = python_with(&["torch", "numpy", "PIL"]) else { return };
+    let (example, folder) = (root().join("examples/imagenet"), tempfile::tempdir().unwrap());
+    let script = |name: &str, args: &[&str]| {
+        let mut command = Command::new(&python);
+        command.arg(example.join(name)).args(args).env("PYTHONDONTWRITEBYTECODE", "1");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{name}: {}", text(&output));
+    };
+    script("make_data.py", &["--out", &folder.path().display().to_string()]);
+    let network = folder.path().join("resnet18.pt").display().to_string();
+    script("model.py", &["--depth", "18", "--classes", "20", "--out", &network]);
+    let job = folder.path().join("job-small.toml");
+    std::fs::copy(example.join("job-small.toml"), &job).unwrap();
+    let (accuracy, stated) = reached(&job, "accuracy");
+    assert!(accuracy >= stated, "accuracy {accuracy}, stated is {stated}");
 }

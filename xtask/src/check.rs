@@ -84,8 +84,9 @@ const WITH_TORCH: [&str; 5] = ["chaos", "custom_model", "matches_pytorch", "same
 
 /// Those that take longest, the longest first: they begin first. Nothing depends on a name that is
 /// missing here.
-const LONGEST: [&str; 13] = [
+const LONGEST: [&str; 14] = [
     "compose",
+    "images",
     "simulation",
     "doctest",
     "chaos",
@@ -181,7 +182,7 @@ pub(crate) fn environment(tests: bool, deploy: bool) -> Result<Environment> {
     let of_deploy = if tests || deploy { DEPLOY } else { &[] };
     let mut environment = vec![("PATH".to_owned(), needs::fetch(&[TESTS, of_deploy].concat())?)];
     environment.extend(needs::nvrtc()?.map(|folder| ("EBB_NVRTC".to_owned(), folder.into())));
-    // PyTorch scripts its layers, and judges what was trained on MNIST.
+    // PyTorch scripts layers and networks, and judges what was trained on MNIST.
     if requires_all() && tests {
         environment.extend(needs::torch()?.map(|python| ("EBB_PYTHON".to_owned(), python.into())));
     }

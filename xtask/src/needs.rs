@@ -85,9 +85,9 @@ const MOTO: Python = Python {
 };
 const VALIDATOR: Python =
     Python { packages: &["kubernetes-validate==1.30.0"], module: "kubernetes_validate", size: "5 MB" };
-/// The PyTorch that Ebbflow's libtorch is of.
+/// The PyTorch that Ebbflow's libtorch is of, and other packages that tests and examples import.
 pub(crate) const TORCH: Python = Python {
-    packages: &["torch==2.11.0", "numpy==2.4.6", "safetensors==0.8.0"],
+    packages: &["torch==2.11.0", "numpy==2.4.6", "safetensors==0.8.0", "pillow==13.0.0"],
     module: "torch",
     size: "2.5 GB",
 };

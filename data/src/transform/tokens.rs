@@ -135,6 +135,37 @@ mod tests {
         let message = error(&text());
         assert!(message.contains("model.dropout = 0.5 draws tokens at random"), "{message}");
 
+        let wordpiece = std::fs::read_to_string(format!("{FOLDER}/wordpiece.json")).unwrap();
+        let changed = |key: &str, value: serde_json::Value| {
+            let mut file: serde_json::Value = serde_json::from_str(&wordpiece).unwrap();
+            file[key] = value;
+            std::fs::write(&path, file.to_string()).unwrap();
+            error(&text())
+        };
+        let cut = |max_length: usize, stride: usize| {
+            serde_json::json!({
+                "direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": stride
+            })
+        };
+        // The file adds two special tokens.
+        for (max_length, stride) in [(1, 0), (3, 1), (8, 7)] {
+            let message = changed("truncation", cut(max_length, stride));
+            let expected = format!(
+                "truncation: max_length = {max_length} has no room for 2 special tokens and a stride of {stride}; \
+                 raise max_length, or set stride to 0"
+            );
+            assert!(message.contains(&expected), "{message}");
+        }
+        let padding = serde_json::json!({
+            "strategy": { "Fixed": 1u64 << 40 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "[PAD]"
+        });
+        let message = changed("padding", padding);
+        assert!(
+            message.contains("padding: it fills texts up to 1099511627776 tokens, at most 1048576"),
+            "{message}"
+        );
+
         std::fs::write(&path, bpe).unwrap();
         let other = "0".repeat(64);
         let hashed = list.replace("}]", &format!(r#", "sha256": "{other}"}}]"#));
