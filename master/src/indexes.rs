@@ -1,5 +1,5 @@
 //! What workers found in the files of jobs, kept for later jobs and for the next start of the
-//! master (ADR 34). Pure.
+//! master (ADR 35). Pure.
 //!
 //! **Always true:** an entry is a claim about a file in one state, which `Indexed.stamp` names. A
 //! worker compares the file with it before the entry counts.

@@ -62,7 +62,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker-0.log");
         let read = |path: &Path| fs::read_to_string(path).unwrap();
-        let mut log = Log::create(&path, 10).unwrap();
+        let mut log = Log::create(&path, 12).unwrap();
         for line in ["one", "two", "three", "four"] {
             log.line(line).unwrap();
         }
@@ -71,7 +71,7 @@ mod tests {
         log.line("after").unwrap();
         assert_eq!(read(&path), "after\n");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
-        drop(Log::create(&path, 10).unwrap());
+        drop(Log::create(&path, 12).unwrap());
         assert_eq!(read(&path), "");
         assert!(!before(&path).exists(), "a log of an earlier run");
     }

@@ -217,7 +217,7 @@ impl Run<'_> {
 
     /// Runs the processes. Returns them in the order in which they left.
     async fn processes(&self, slots: Vec<Slot>, script: &Script) -> Result<Vec<Gone>> {
-        let run = |slot: Slot| slot.run(script, async || self.stage().await, &self.halt);
+        let run = move |slot: Slot| slot.run(script, async move || self.stage().await, &self.halt);
         let mut running: FuturesUnordered<_> = slots.into_iter().map(run).collect();
         let (mut all, mut failure) = (Vec::new(), None);
         while let Some(gone) = running.next().await {
