@@ -176,7 +176,7 @@ impl Untold {
 /// What a worker that asks for work gets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    Lease(pb::Lease),
+    Lease(Box<pb::Lease>),
     /// There is none that it may have now. There may be one after this time, also if nothing
     /// happens.
     Wait(Option<Duration>),
@@ -586,7 +586,7 @@ impl Books {
             let Some(job) = jobs.get_mut(job) else { continue };
             if let Ok(lease) = job.lease(now, ids, *asker) {
                 self.metrics.leases_granted += 1;
-                return Ok(Answer::Lease(lease));
+                return Ok(Answer::Lease(Box::new(lease)));
             }
         }
         let mut again: Option<Duration> = None;
@@ -596,7 +596,7 @@ impl Books {
                 Ok(lease) => {
                     self.metrics.leases_granted += 1;
                     self.metrics.leases_copied += 1;
-                    return Ok(Answer::Lease(lease));
+                    return Ok(Answer::Lease(Box::new(lease)));
                 }
                 Err(from) => again = again.into_iter().chain(from).min(),
             }
@@ -655,7 +655,7 @@ impl Books {
         let (worker, more) = (IncarnationId(request.incarnation), request.more);
         let accepted = self.complete(now, request)?;
         let next = match more.then(|| self.lease(now, worker)).transpose()? {
-            Some(Answer::Lease(lease)) => Some(lease),
+            Some(Answer::Lease(lease)) => Some(*lease),
             Some(Answer::Wait(_)) | None => None,
         };
         Ok((accepted, next))

@@ -195,7 +195,7 @@ impl Fetcher {
                 let spec = job::specification(&reply)?;
                 let (options, master) = (&self.options, &self.master);
                 let tokenizers = tokenizers::load(id, &spec, &reply, options, master, progress).await?;
-                Ok(Task::Other(OtherTask::Index(Index::new(spec, &task, options, tokenizers)?)))
+                Ok(Task::Other(OtherTask::Index(Box::new(Index::new(spec, &task, options, tokenizers)?))))
             }
             Wire::Init(task) => {
                 let job = self.open(id, Needs { placement: None, ..needs }, progress).await?;

@@ -49,7 +49,7 @@ pub(crate) enum Task {
 
 /// A task other than training.
 pub(crate) enum OtherTask {
-    Index(Index),
+    Index(Box<Index>),
     Init(Arc<Job>, pb::InitTask),
     Evaluate(Arc<Job>, pb::EvaluateTask),
     Export(Arc<Job>, pb::ExportTask),

@@ -315,7 +315,7 @@ impl FleetService {
             let again = match answer {
                 Answer::Lease(lease) => {
                     tell_granted(incarnation, &lease);
-                    return Ok(Response::new(pb::LeaseReply { lease: Some(lease) }));
+                    return Ok(Response::new(pb::LeaseReply { lease: Some(*lease) }));
                 }
                 Answer::Wait(again) => Instant::now() + again.unwrap_or(WAIT_MAX),
             };
