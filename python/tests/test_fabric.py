@@ -98,12 +98,12 @@ def test_s0_02_two_edits_train_a_model_with_the_defaults(
     model = network()
     before = accuracy(model(datasets()[1].tensors[0]), datasets()[1].tensors[1])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    FabricModel(model, datasets, nn.functional.cross_entropy, optimizer).train(5, 10)
+    FabricModel(model, datasets, nn.functional.cross_entropy, optimizer).train(5, 20)
     x, y = datasets()[1].tensors
     assert accuracy(model(x), y) > max(0.8, before)
     # The logger of the driver that is there without another one.
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 * (10 + 1)
+    assert len(lines) == 5 * (5 + 1)
     assert lines[0].startswith("train epoch=0 iteration=1 workers=1 loss=")
     assert lines[-1].startswith("test epoch=4 loss=")
 

@@ -73,7 +73,8 @@ def main():
         metrics=[accuracy],
         driver_logger_callback=Logger(),
     )
-    edt_model.train(args.epochs, args.batch_size, args.engines)
+    # The images are in memory, so processes that load records would only cost time.
+    edt_model.train(args.epochs, args.batch_size, args.engines, num_dataloader_threads=0)
 
 
 if __name__ == "__main__":
