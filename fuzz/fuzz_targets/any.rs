@@ -5,6 +5,8 @@
 //! here.
 #![no_main]
 
+#[path = "../../tests/fuzz/messages.rs"]
+mod messages;
 #[path = "../../tests/fuzz/targets.rs"]
 mod targets;
 

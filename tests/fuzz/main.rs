@@ -16,6 +16,7 @@
 #![expect(clippy::disallowed_methods, reason = "settings come from the command line through the environment")]
 
 mod memory;
+mod messages;
 mod mutate;
 mod seeds;
 mod targets;

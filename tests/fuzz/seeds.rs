@@ -15,7 +15,7 @@ use prost::Message as _;
 use proto::pb;
 use proto::spec::{DataSpec, FilesSpec, Format, JobSpec};
 
-use crate::targets::messages;
+use crate::messages;
 
 /// A table with columns of all kinds that JSON Lines have.
 const TABLE: &str = r#"{"id": 7, "new": true, "text": "Ann", "list": [1, 2.5, -3e2]}

@@ -4,22 +4,14 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use net::security::Tokens;
-use prost::Message as _;
+use net::security::tokens::Tokens;
 use proto::checkpoint::Error;
 use proto::checkpoint::data::Partition;
 use proto::checkpoint::manifest::Manifest;
-use proto::convert::{ChunkCheck, check_node, check_push_wire, required, tensors, wire_type};
-use proto::ids::PartitionId;
-use proto::metrics::Evaluation;
-use proto::numerics::Numerics;
-use proto::parameters::{Address, Pull, Pushed, Target as PushTarget};
 use proto::pb;
-use proto::placement::Layout;
-use proto::plan::Plan;
 use proto::spec::JobSpec;
-use proto::tensor::TensorSpec;
-use proto::wire::WireType;
+
+use crate::messages;
 
 /// A decoder that takes any bytes, and must not panic. It returns whether it read them to the end
 /// without an error.
@@ -36,21 +28,15 @@ const OTHERS: [Target; 15] = [
     ("job_json", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| JobSpec::from_json(text).is_ok())),
     ("manifest", |bytes| Manifest::decode("fuzzed", bytes).is_ok()),
     ("manifest_with_checksum", manifest_with_checksum),
-    ("open", |bytes| pb::OpenRequest::decode(bytes).is_ok_and(|request| open(request).is_ok())),
+    ("numerics", messages::numerics),
+    ("open", messages::open),
     ("partition", partition),
     ("partition_with_length", partition_with_length),
-    ("pull", |bytes| decoded::<pb::PullRequest, Pull>(bytes)),
-    ("push", |bytes| {
-        let messages = net::bulk::messages::<pb::PushRequest>(Bytes::copy_from_slice(bytes));
-        messages.is_ok_and(|messages| push(messages).is_ok())
-    }),
-    ("pushed", |bytes| decoded::<pb::PushReply, Pushed>(bytes)),
+    ("pull", messages::pull),
+    ("push", messages::push),
+    ("pushed", messages::pushed),
     ("record", master::fuzz::record),
-    ("register", |bytes| {
-        let request = pb::RegisterRequest::decode(bytes);
-        request.is_ok_and(|request| request.numerics.is_none_or(|found| Numerics::try_from(found).is_ok()))
-    }),
-    ("tokens_of_users", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| Tokens::parse(text).is_ok())),
+    ("token_list", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| Tokens::parse(text).is_ok())),
 ];
 
 /// Returns all decoders.

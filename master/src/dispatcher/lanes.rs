@@ -97,7 +97,7 @@ mod tests {
         let [one, two, gone] = [1, 2, 3].map(IncarnationId);
         let crew = [one, two];
         let mut lanes = Lanes::new(4);
-        let step = [8..16];
+        let step = vec![8..12, 12..16];
         assert_eq!(lanes.choose(&PLAN, &step, 2, one, &crew), 8, "the first part of nobody");
         lanes.given(&PLAN, two, &(0..2));
         assert_eq!(lanes.choose(&PLAN, &step, 2, one, &crew), 10, "the first lane that nobody had");

@@ -341,7 +341,7 @@ fn a_job_goes_from_submission_to_success() {
     // The lease that `work` found and left was lost on its way; it comes back.
     world.pass(3 * SECOND);
     let lease = world.lease(0).expect("an export");
-    assert_eq!((lease.work, lease.attempt), (exported(Some(4)), 2));
+    assert_eq!((lease.work.clone(), lease.attempt), (exported(Some(4)), 2));
     let artifacts = vec![proto::artifact::describe("model.safetensors", b"weights")];
     world.complete(0, &lease, Report::Exported(pb::Exported { artifacts: artifacts.clone() }));
     assert_eq!(world.effects(), [Effect::Finish(vec![address("p")])]);

@@ -110,7 +110,7 @@ fn what_makes_no_sense_is_not_skipped() {
     let kind = |world: &mut World, lease: &pb::Lease, set, records: &[u64]| {
         world.skip(0, lease, set, records).unwrap_err().kind
     };
-    let foreign = pb::Lease { id: 999, ..lease };
+    let foreign = pb::Lease { id: 999, ..lease.clone() };
     assert_eq!(kind(&mut world, &foreign, pb::DataSet::Train, &[1]), Kind::Fenced);
     assert_eq!(kind(&mut world, &lease, pb::DataSet::Train, &[10]), Kind::Malformed, "there are 10");
     assert_eq!(kind(&mut world, &lease, pb::DataSet::Train, &[]), Kind::Malformed);
