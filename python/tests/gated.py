@@ -7,6 +7,7 @@ steps, after which the loop waits with a batch in its hands. At its gate the pro
 the gate``. A test never depends on speed that way. The last line of stdout is a JSON object.
 """
 
+import functools
 import json
 import runpy
 import sys
@@ -26,6 +27,7 @@ def main() -> None:
         print("at the gate", flush=True)
         sys.stdin.readline()
 
+    @functools.wraps(join)
     def joined(*values: Any, **options: Any) -> ebbflow.Session:
         sessions.append(join(*values, **options))
         if gate == "join":

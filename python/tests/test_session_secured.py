@@ -99,7 +99,7 @@ def test_a_process_without_good_keys_is_refused_with_what_it_lacks(place: Place)
     assert "needs a token" in said(place.script(None, *keys[:3]))
     assert "may not `Fleet/Register`" in said(place.script("anna"))
     assert "worker or ps or script" in said(place.script("anna"))
-    assert "may not `Jobs/Submit`" in said(place.script("worker"))
+    assert "may not `Jobs/" in said(place.script("worker"))
     missing = f"token_file={place.certs / 'no.token'}"
     assert "no.token" in said(place.script(None, *keys[:3], missing))
 
