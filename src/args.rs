@@ -57,8 +57,8 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a job with a master, ps and workers in this process. The workers of a Python script are
-    /// processes of their own
+    /// Train a job with a master, ps and workers in this process. The workers of a Python script
+    /// are processes of their own
     Run(Run),
     /// Measure a trained model on the validation records of its job. Without --master this process
     /// does it

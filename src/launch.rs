@@ -1,7 +1,7 @@
 //! Processes of a user's script: starting them, what they say, and what follows when one ends.
 //!
 //! ```text
-//!   pure:   restarts (what follows an end)   lines (output as lines)   variables (which may be set)
+//!   pure:   restarts (what follows an end)  lines (output as lines)  variables (which may be set)
 //!   edge:   log (a bounded file)   process (a process group)   slot (one process after the other)
 //! ```
 

@@ -3,8 +3,8 @@
 //!
 //! One worker trains on a folder of JPEG files with random crops. `ebb data bench` says how many
 //! records the pipeline alone reaches. The network then takes the time that corresponds to 0.8 of
-//! that rate (`tests/harness/paced.rs`; it sleeps, so that it takes no processor from decoding). The
-//! figure is `data_wait` of `summary.json`.
+//! that rate (`tests/harness/paced.rs`; it sleeps, so that it takes no processor from decoding).
+//! The figure is `data_wait` of `summary.json`.
 //!
 //! Expected: 0. Decoding runs ahead of the computation, so a worker waits for its first batch only.
 //!
@@ -37,7 +37,8 @@ const MICRO: u64 = 64;
 /// Copies of each image.
 const COPIES: usize = 64;
 
-/// Images of about 110 KB would need a generator; these are the largest golden files of the decoder.
+/// Images of about 110 KB would need a generator; these are the largest golden files of the
+/// decoder.
 const IMAGES: [&str; 4] = ["420.jpg", "422.jpg", "444.jpg", "progressive.jpg"];
 
 /// Part of the pipeline's rate that the model takes.

@@ -7,15 +7,17 @@
 //! is killed in the middle and another one is added. The S3 server is moto, behind a proxy that
 //! answers 503 and drops answers now and then.
 //!
-//! | figure                               | bound              | because                             |
-//! | ------------------------------------ | ------------------ | ----------------------------------- |
-//! | anonymous + shared memory of a worker| 0.8 GiB            | the rest is for pages of files      |
-//! | bytes read of the data set's bytes   | 1.2, and one window and one block for each lane that changes its worker | each lane is read once |
-//! | model                                | the same bits      | whatever the fleet and the source   |
+//! | figure | bound | because |
+//! | --- | --- | --- |
+//! | anonymous + shared memory of a worker | 0.8 GiB | the rest is for pages of files |
+//! | bytes read of the data set's bytes | 1.2, and the note below | each lane is read once |
+//! | model | the same bits | whatever the fleet and the source |
 //!
-//! `cargo bench --no-default-features --features cloud --bench large_data -- [RUN..]` needs Docker, root, 10 GiB of disk below
-//! `target`, 12 GiB of memory for moto and half an hour. Names of runs choose some of them. Without
-//! `--bench` a few MiB are read by ordinary processes once.
+//! A lane that changes its worker costs one more window and one more block.
+//!
+//! `cargo bench --no-default-features --features cloud --bench large_data -- [RUN..]` needs Docker,
+//! root, 10 GiB of disk below `target`, 12 GiB of memory for moto and half an hour. Names of runs
+//! choose some of them. Without `--bench` a few MiB are read by ordinary processes once.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real processes in real time")]
 
 mod container;

@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::finite::{NotFinite, not_finite};
-use crate::index::Known;
+use crate::index::KnownIndex;
 use crate::observer::Observer;
 use crate::pass::Pass;
 use crate::schema::{Schema, Unfit};
@@ -56,8 +56,8 @@ impl Dataset {
     }
 
     /// Opens the files of a data set like [`open`](Self::open), and reports the progress of the
-    /// reading to `observer`. `known` says what an index found in the file with this number, so that
-    /// the file need not be read for it.
+    /// reading to `observer`. `known` says what an index found in the file with this number, so
+    /// that the file need not be read for it.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
@@ -66,7 +66,7 @@ impl Dataset {
         set: DataSet,
         root: Option<&Path>,
         observer: &dyn Observer,
-        known: impl Fn(usize) -> Option<&'a Known>,
+        known: impl Fn(usize) -> Option<&'a KnownIndex>,
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;

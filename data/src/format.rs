@@ -63,8 +63,8 @@ pub(crate) trait Source: Send + Sync {
         object.hash(content, observer)
     }
 
-    /// Returns where the blocks are, if only the whole file says so and whoever opens it may be told
-    /// instead. Default: the file says it in one place, or the format needs more.
+    /// Returns where the blocks are, if only the whole file says so and whoever opens it may be
+    /// told instead. Default: the file says it in one place, or the format needs more.
     fn cuts(&self) -> Option<&Cuts> {
         None
     }

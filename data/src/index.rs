@@ -38,7 +38,7 @@ pub struct Indexed {
 
 /// What an earlier index found in files, for those who open them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownIndex {
     /// State of the files then. It counts only if they are the same now.
     pub stamp: String,
     /// Where the blocks of the file are.

@@ -90,7 +90,7 @@ pub use cuts::Cuts;
 pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};
 pub use finite::NotFinite;
-pub use index::{Indexed, Known, index, index_observed, is_unchanged};
+pub use index::{Indexed, KnownIndex, index, index_observed, is_unchanged};
 pub use inspect::{ImageSizes, Inspected, inspect};
 pub use measure::{Measured, measure};
 pub use memory::memory_limit;

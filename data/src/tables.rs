@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 
 use crate::error::{Error, Result};
-use crate::index::Known;
+use crate::index::KnownIndex;
 use crate::object::Stamp;
 use crate::pass::Pass;
 use crate::table::{Named, Table};
@@ -27,7 +27,7 @@ pub(crate) fn open(
     files: &FilesSpec,
     file: usize,
     root: Option<&Path>,
-    known: Option<&Known>,
+    known: Option<&KnownIndex>,
     pass: Pass<'_>,
 ) -> Result<Arc<Table>> {
     if file >= files.len() {
@@ -42,7 +42,7 @@ pub(crate) fn open(
         first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
         files: named.iter().map(|file| (file.list.clone(), file.stamp.clone())).collect(),
     };
-    let holds = |known: &&Known| !known.stamp.is_empty() && known.stamp == Named::stamp(&named);
+    let holds = |known: &&KnownIndex| !known.stamp.is_empty() && known.stamp == Named::stamp(&named);
     let cuts = known.filter(holds).map(|known| &known.cuts);
     get(key, || Table::of(spec, &named, root, Pass { cuts, ..pass }))
 }

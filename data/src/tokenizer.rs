@@ -17,8 +17,8 @@ use crate::guarded::guarded;
 /// Largest file in bytes. The tokenizers of today have up to 40 MB.
 const BYTES_MAX: usize = 256 << 20;
 
-/// Most tokens to which a file may fill up a text. The package takes 100 bytes for each of them. The
-/// transform `pad` fills up to more.
+/// Most tokens to which a file may fill up a text. The package takes 100 bytes for each of them.
+/// The transform `pad` fills up to more.
 const PADDED_MAX: usize = 1 << 20;
 
 /// Tokenizers that a process keeps although nothing uses them.

@@ -11,6 +11,7 @@ import functools
 import json
 import runpy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ebbflow
@@ -30,19 +31,28 @@ def main() -> None:
     @functools.wraps(join)
     def joined(*values: Any, **options: Any) -> ebbflow.Session:
         sessions.append(join(*values, **options))
+        # A session of JAX has no backward pass, and a `step` of its own.
+        kind: Any = type(sessions[-1])
+        if "step" in vars(kind) and kind is not ebbflow.Session:
+            kind.step = gated(kind.step)
         if gate == "join":
             wait()
         return sessions[-1]
 
-    def pushed(session: ebbflow.Session, loss: float) -> float:
-        nonlocal steps
-        if gate == str(steps):
-            wait()
-        steps += 1
-        return push(session, loss)
+    def gated(hand_over: Callable[..., float]) -> Callable[..., float]:
+        """Return a method that hands over gradients, behind the gate."""
+
+        def handed_over(*values: Any) -> float:
+            nonlocal steps
+            if gate == str(steps):
+                wait()
+            steps += 1
+            return hand_over(*values)
+
+        return handed_over
 
     ebbflow.join = sessions_module.join = joined
-    ebbflow.Session.push = pushed  # type: ignore[assignment, method-assign]
+    ebbflow.Session.push = gated(push)  # type: ignore[method-assign]
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
     (job,) = sessions

@@ -22,9 +22,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// With this code.
+    /// It gave this code.
     Code(i32),
-    /// By this signal.
+    /// This signal ended it.
     Signal(i32),
 }
 

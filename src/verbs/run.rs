@@ -1,5 +1,5 @@
-//! `ebb run`: a job from its file to its results, with everything it needs in this process. A job of
-//! a Python script is in `script.rs`.
+//! `ebb run`: a job from its file to its results, with everything it needs in this process. A job
+//! of a Python script is in `script.rs`.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! `ebb run SCRIPT.py` with real processes: what becomes of scripts that never join, and how
-//! processes end. The interpreter is `sh`, so these tests need no Python. `python/tests` has scripts
-//! that train.
+//! processes end. The interpreter is `sh`, so these tests need no Python. `python/tests` has
+//! scripts that train.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
@@ -119,7 +119,9 @@ fn what_cannot_be_kept_is_refused_by_name() {
     };
     assert!(refused(&["--set", "epochs=1"]).contains("error: --set: not for a Python script"));
     assert!(refused(&["--env", "LD_PRELOAD=x"]).contains("LD_PRELOAD cannot be set for a script"));
-    let said = refused(&["--python", "no-such-python"]);
+    let mut other = ebb(["run", "--python", "no-such-python", "--out"]);
+    let script = place.dir.path().join("train.py");
+    let said = text(&other.arg(place.out()).arg(script).output().unwrap());
     assert!(said.contains("cannot start `no-such-python`") && said.contains("because: "), "{said}");
     let job = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits/job.toml");
     let said = text(&ebb(["run"]).arg(job).args(["--env", "A=1"]).output().unwrap());

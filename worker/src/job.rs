@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use data::{BadRecord, Batch, Cuts, Dataset, Known};
+use data::{BadRecord, Batch, Cuts, Dataset, KnownIndex};
 use model::{Context, Device, Registry};
 use proto::artifact::{INITIAL, is_tokenizer};
 use proto::convert;
@@ -337,7 +337,7 @@ async fn open_data(
     // What is malformed is read from the file.
     let read = |known: &pb::KnownFile| {
         let cuts = Cuts::read(known.cuts.as_ref()?)?;
-        Some((known.file as usize, Known { stamp: known.stamp.clone(), cuts }))
+        Some((known.file as usize, KnownIndex { stamp: known.stamp.clone(), cuts }))
     };
     let known: BTreeMap<_, _> = known.iter().filter_map(read).collect();
     let open =

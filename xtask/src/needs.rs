@@ -109,9 +109,11 @@ pub(crate) const PYTHON: Python = Python {
         "mypy==2.4.1",
         "ruff==0.17.6",
         "matplotlib==3.11.2",
+        "jax==0.10.2",
+        "optax==0.2.8",
     ],
     module: "maturin",
-    size: "150 MB",
+    size: "250 MB",
 };
 
 const fn of_debian(program: &'static str, package: &'static str) -> Need {

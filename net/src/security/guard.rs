@@ -131,8 +131,8 @@ impl Caller {
         Err(Failure::new(Kind::Denied, message))
     }
 
-    /// Checks that the caller may have a job or a worker of this kind. `is_driven`: a program drives
-    /// it with a loop of its own.
+    /// Checks that the caller may have a job or a worker of this kind. `is_driven`: a program
+    /// drives it with a loop of its own.
     ///
     /// # Errors
     /// The token is for programs alone, and this is none.

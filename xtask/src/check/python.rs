@@ -3,7 +3,8 @@
 //! PyTorch is the copy that other tests have.
 //!
 //! Cargo builds the wheel's library for itself, because it links no libtorch. Its feature
-//! `like-workspace` gives it the third-party crates that the programs without libtorch are built of.
+//! `like-workspace` gives it the third-party crates that the programs without libtorch are built
+//! of.
 
 use crate::{
     install::run,
