@@ -119,6 +119,22 @@ def test_jobs_of_one_script_have_folders_and_names_of_their_own(tmp_path: Path) 
     assert json.loads((out / "two-2/summary.json").read_text())["job"] == "two-2"
 
 
+def test_a_job_that_elects_who_calls_callbacks_is_no_job_of_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "called.py"
+    script.write_text(
+        SCRIPT.replace(
+            'name="mine")', 'name="mine", callbacks=[ebbflow.trackers.Csv(sys.argv[1])])', 1
+        )
+        .replace("dies = len(sys.argv) > 1", "dies = False")
+        .replace("import torch, ebbflow", "import torch, ebbflow, ebbflow.trackers")
+    )
+    table = tmp_path / "metrics.csv"
+    said = launch(script, tmp_path / "out", str(table), workers=2)
+    assert said.returncode == 0, said.stderr
+    assert [json.loads(line)["job"] for line in said.stdout.splitlines()] == ["mine-1"]
+    assert "train/loss" in table.read_text()
+
+
 def test_a_script_of_the_wheel_runs_with_the_interpreter_of_the_wheel(tmp_path: Path) -> None:
     script = tmp_path / "where.py"
     script.write_text("import sys, ebbflow; print(sys.executable)")

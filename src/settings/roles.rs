@@ -450,7 +450,7 @@ impl Role for Worker {
                 Kind::Bytes,
                 "BYTES",
                 LIMITS,
-                "Memory for decoded data of all jobs. Without it a quarter of the machine's memory",
+                "Memory for decoded data of all jobs. Without it a quarter of what the process may use",
             ),
             option(
                 "pushes_in_flight_max",

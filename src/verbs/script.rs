@@ -32,6 +32,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Time between two looks for a new job.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// End of the name of a job that only elects which process calls callbacks (ADR 34).
+const ELECTION: &str = ".callbacks";
+
 /// Variables with the number of threads of libraries below PyTorch and NumPy. More threads than one
 /// in each process would compete for the processors.
 const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
@@ -255,10 +258,18 @@ impl Run<'_> {
         self.app.screen.line(&what);
     }
 
+    /// Returns the jobs that the script trains, oldest first.
+    async fn trained(&self) -> client::Result<Vec<JobStatus>> {
+        let mut jobs = self.client.list().await?;
+        // The master has put a number behind the name.
+        jobs.retain(|job| job.name.rsplit_once('-').is_none_or(|(name, _)| !name.ends_with(ELECTION)));
+        Ok(jobs)
+    }
+
     /// Asks the master where the jobs are. Its answer is newer than any call of a process that has
     /// ended.
     async fn stage(&self) -> Result<Stage> {
-        let jobs = self.client.list().await?;
+        let jobs = self.trained().await?;
         Ok(match jobs.iter().any(|job| !job.state().is_end()) {
             true => Stage::Training,
             false if jobs.is_empty() => Stage::Unjoined,
@@ -298,7 +309,7 @@ impl Run<'_> {
         loop {
             // Before the look, which then sees everything that they did.
             let all_left = self.all_left.is_cancelled();
-            if let Some(job) = self.client.list().await?.into_iter().nth(index) {
+            if let Some(job) = self.trained().await?.into_iter().nth(index) {
                 return Ok(Some(job.name));
             }
             if all_left {
