@@ -23,6 +23,7 @@ pub(crate) struct Worker {
     memory: Memory,
     /// Bytes that the container has read from the disk.
     read: Option<u64>,
+    is_killed: bool,
 }
 
 impl Worker {
@@ -41,13 +42,22 @@ impl Worker {
         command.args(environment.iter().map(|(name, value)| format!("--env={name}={value}")));
         command.args(["--tmpfs=/tmp", IMAGE, "/ebb", "worker", "--device", "cpu", "--master", master]);
         let id = output(&mut command).trim().to_owned();
-        Self { id, memory: Memory::default(), read: None }
+        Self { id, memory: Memory::default(), read: None, is_killed: false }
     }
 
     /// Notes how much memory the container uses now, and how much it has read.
+    ///
+    /// # Panics
+    /// If the container has ended by itself, which mostly means that it took too much memory.
     pub(crate) fn look(&mut self) {
-        if let Some(now) = self.memory_now() {
-            self.memory.most = self.memory.most.max(now);
+        match self.memory_now() {
+            Some(now) => self.memory.most = self.memory.most.max(now),
+            None => assert!(
+                self.is_killed || self.memory.most == 0,
+                "a worker has ended; its most memory was {} bytes:\n{}",
+                self.memory.most,
+                self.log()
+            ),
         }
         if let Some(read) = self.read_now() {
             self.read = Some(read);
@@ -65,7 +75,8 @@ impl Worker {
     }
 
     /// Kills the worker without warning.
-    pub(crate) fn kill(&self) {
+    pub(crate) fn kill(&mut self) {
+        self.is_killed = true;
         output(Command::new("docker").args(["kill", &self.id]));
     }
 

@@ -194,7 +194,8 @@ pub(crate) fn job(data: &Data, order: &str, on_s3: bool) -> String {
         }
         Kind::Images => format!(
             "[data]\nformat = \"images\"\ntrain = {{ files = [\"{}\"] }}\ninputs = [\"image\"]\nlabel = \"class\"\n\
-             [data.transforms]\nimage = [{{ op = \"decode\" }}, {{ op = \"normalize\", mean = 0.5, std = 0.3 }}]\n",
+             [data.transforms]\nimage = [{{ op = \"decode\" }}, {{ op = \"center_crop\", size = {PIXELS} }}, \
+             {{ op = \"normalize\", mean = 0.5, std = 0.3 }}]\n",
             data.folder.display()
         ),
     };
@@ -204,7 +205,7 @@ pub(crate) fn job(data: &Data, order: &str, on_s3: bool) -> String {
         }
         false => section,
     };
-    let label = if data.kind == Kind::Tar { "label = \"cls\"\n" } else { "" };
+    let label = if data.kind == Kind::Tar { "label = \"labels.cls\"\n" } else { "" };
     let normalize = if data.kind == Kind::Images { "" } else { "normalize = { scale = 255 }\n" };
     let window = if order == "window" { "window = 128\ninterleave = 8\n" } else { "" };
     let section = section.replacen(

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ebbflow::random::Keyed;
 use libc::{c_int, c_uint, c_void, clockid_t, size_t, ssize_t, timespec};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Wall clock at the beginning of every simulation: 2026-01-01.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
@@ -19,8 +20,9 @@ const EPOCH: Duration = Duration::from_secs(1_767_225_600);
 /// Steady clock at the beginning of every simulation. It is large enough to subtract from.
 const START: Duration = Duration::from_secs(1_000_000);
 
-/// Longest real time of one simulation. It ends a task that never yields.
-const STUCK_SECS: c_uint = 300;
+/// Most time of the processor for one simulation. It ends a task that never yields, and no
+/// simulation that waits for a processor.
+const STUCK_SECS: u64 = 300;
 
 thread_local! {
     static RANDOM: RefCell<Option<Keyed>> = const { RefCell::new(None) };
@@ -34,8 +36,8 @@ pub(crate) fn enter(seed: u64) {
     assert!(TIME.get().is_none(), "one simulation a process");
     RANDOM.set(Some(Keyed::new(seed, "ambient", 0)));
     TIME.set(Some((START, EPOCH)));
-    // SAFETY: no memory is involved; the signal that it sends at the end ends the process.
-    unsafe { libc::alarm(STUCK_SECS) };
+    let limit = Rlimit { current: Some(STUCK_SECS), maximum: Some(STUCK_SECS) };
+    setrlimit(Resource::Cpu, limit).expect("a process may limit itself");
 }
 
 /// Advances both clocks.

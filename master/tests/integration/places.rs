@@ -111,7 +111,8 @@ fn driven(name: &str, records: &str) -> JobSpec {
     let spec = format!(
         r#"{{"name": "{name}", "epochs": 1, "model": {{"builtin": "python", "loss": "module"}},
              "data": {{"format": "index", "train": {{"files": ["{records}"]}}}}, "batch": {{"micro": 4}},
-             "optimizer": {{"kind": "sgd", "learning_rate": 0.1}}}}"#
+             "optimizer": {{"kind": "sgd", "learning_rate": 0.1}},
+             "limits": {{"lease": "1h"}}}}"#
     );
     JobSpec::from_json(&spec).expect("a good job")
 }
