@@ -131,7 +131,8 @@ def test_a_job_that_elects_who_calls_callbacks_is_no_job_of_the_run(tmp_path: Pa
     table = tmp_path / "metrics.csv"
     said = launch(script, tmp_path / "out", str(table), workers=2)
     assert said.returncode == 0, said.stderr
-    assert [json.loads(line)["job"] for line in said.stdout.splitlines()] == ["mine-1"]
+    (job,) = [json.loads(line)["job"] for line in said.stdout.splitlines()]
+    assert job.partition("-")[0] == "mine", "the election has the other number"
     assert "train/loss" in table.read_text()
 
 
