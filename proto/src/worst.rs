@@ -46,8 +46,8 @@ impl RecordLoss {
     /// Creates an entry with as much of the label and the outputs as may travel. `outputs` are all
     /// of the record, row-major.
     ///
-    /// Of too many outputs beside one class, the largest ones are kept, the first of equals first.
-    /// Beside another label none are.
+    /// If there are too many outputs, one class keeps the largest ones, the first of equals first.
+    /// Any other label keeps none.
     pub fn new(record: u64, loss: f64, label: Label, outputs: &[f32]) -> Self {
         let is_class = matches!(&label, Label::Classes(classes) if classes.len() == 1);
         let label = match label {
